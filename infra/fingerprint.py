@@ -1,0 +1,93 @@
+"""Digests of code and of files, for cache keys.
+
+A stage's result depends on the code that computes it: the module of the stage and all that it imports from its own
+package. The closure is found by reading, not by importing, so it costs no torch. Comments, formatting and docstrings
+do not count. Imports by a computed name (importlib) and files other than .py are not seen: name those in the spec.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def code_fingerprint(module: str, package_root: Path) -> str:
+    """sha256 over `module` and what it imports, directly or not, from the package in the folder `package_root`.
+
+    `code_fingerprint("ppo_core.losses", Path("…/ppo_core"))`. Raises ValueError if the package has no such module.
+    """
+    if _source(module, package_root) is None:
+        raise ValueError(
+            f"module {module!r} is not in the package {package_root}: name one as {package_root.name}.<name>"
+        )
+    trees: dict[str, ast.Module] = {}
+    waiting = [module]
+    while waiting:
+        for name in _with_parents(waiting.pop()):  # importing a.b.c runs a and a.b first
+            source = _source(name, package_root)
+            if name in trees or source is None:
+                continue
+            trees[name] = ast.parse(source.read_bytes(), filename=str(source))
+            waiting += _imported(trees[name], name, is_package=source.name == "__init__.py")
+    sha256 = hashlib.sha256()
+    for name, tree in sorted(trees.items()):
+        sha256.update(f"{name}\n{ast.dump(_without_docstrings(tree))}\n".encode())
+    return sha256.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of the file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _source(module: str, package_root: Path) -> Path | None:
+    first, *rest = module.split(".")
+    if first != package_root.name:
+        return None
+    folder = package_root.joinpath(*rest)
+    candidates = [folder / "__init__.py", folder.with_name(folder.name + ".py")] if rest else [folder / "__init__.py"]
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def _with_parents(module: str) -> list[str]:
+    parts = module.split(".")
+    return [".".join(parts[: count + 1]) for count in range(len(parts))]
+
+
+def _imported(tree: ast.Module, module: str, *, is_package: bool) -> list[str]:
+    """Every name that could be a module; of `from a import b` both a and a.b, since b may be a module or a name."""
+    names: list[str] = []
+    for node in _running(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            origin = node.module or ""
+            if node.level:
+                above = module.split(".")[: None if is_package and node.level == 1 else -(node.level - is_package)]
+                origin = ".".join([*above, *filter(None, [node.module])])
+            names += [origin, *(f"{origin}.{alias.name}" for alias in node.names)]
+    return names
+
+
+def _running(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that can run: all but the bodies of `if TYPE_CHECKING:`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+            for otherwise in child.orelse:
+                yield otherwise
+                yield from _running(otherwise)
+        else:
+            yield child
+            yield from _running(child)
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            match node.body:
+                case [ast.Expr(value=ast.Constant(value=str())), *rest]:
+                    node.body = rest
+    return tree

@@ -1,0 +1,147 @@
+"""MLflow's model registry: a version points to the artifact where it lies, so its weights are stored once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from infra.mlflow_client import open_client, without_password
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+DIGEST_TAG = "ppoflow.digest"
+SOURCE_TAG = "ppoflow.source"
+MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[\w\-]+)|/(?P<version>\d+))")
+
+
+class RegistryError(RuntimeError):
+    """MLflow's registry refused, or did not answer."""
+
+
+@dataclass(frozen=True)
+class Registered:
+    name: str
+    version: str
+    source: str
+
+
+def register(
+    uri: str,
+    *,
+    name: str,
+    source: str,
+    tags: Mapping[str, str],
+    aliases: Sequence[str] = (),
+    description: str | None = None,
+    run_id: str | None = None,
+) -> Registered:
+    """Register the folder at `source` (its own uri) as a version of `name`; one with this source and digest is taken.
+
+    `tags` hold the lineage and must name `ppoflow.digest`. An MLflow server takes no file:// source from outside the
+    run's own artifacts: then, if `run_id` is given, the folder is uploaded to that run, and the version points to the
+    copy.
+    """
+    if not tags.get(DIGEST_TAG):
+        raise ValueError(f"the tags {sorted(tags)} do not name {DIGEST_TAG!r}: by it a version is found again")
+    _check_aliases(aliases)
+    with _told_clearly(uri, f"register {source} as {name!r}"):
+        client = open_client(uri)
+        _ensure_model(client, name)
+        version = _existing(client, name, source, tags[DIGEST_TAG])
+        if version is None:
+            version = _create(client, name, source, {**tags, SOURCE_TAG: source}, description, run_id)
+        for alias in aliases:
+            client.set_registered_model_alias(name, alias, version.version)
+        return Registered(name, str(version.version), str(version.source))
+
+
+def resolve(uri: str, model: str) -> str:
+    """The source uri of `models:/NAME@ALIAS` or `models:/NAME/3`."""
+    parts = MODEL_URI.fullmatch(model)
+    if parts is None:
+        raise ValueError(f"{model!r} names no registered model: write models:/NAME@ALIAS or models:/NAME/VERSION")
+    with _told_clearly(uri, f"find {model}"):
+        client = open_client(uri)
+        if parts["alias"] is not None:
+            version = client.get_model_version_by_alias(parts["name"], parts["alias"])
+        else:
+            version = client.get_model_version(parts["name"], parts["version"])
+        return str(version.source)
+
+
+@contextmanager
+def _told_clearly(uri: str, intent: str) -> Iterator[None]:
+    """Callers get one kind of error and need not know MLflow's."""
+    try:
+        yield
+    except Exception as error:
+        from mlflow.exceptions import MlflowException
+        from requests import RequestException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        if isinstance(error, MlflowException | RequestException | SQLAlchemyError | OSError):
+            raise RegistryError(f"MLflow at {without_password(uri)} could not {intent}: {error}") from error
+        raise
+
+
+def _check_aliases(aliases: Sequence[str]) -> None:
+    for alias in aliases:
+        if not re.fullmatch(r"[\w\-]+", alias) or alias == "latest" or re.fullmatch(r"[vV]\d+", alias):
+            raise ValueError(
+                f"the alias {alias!r} is not allowed: use letters, digits, dash and underscore, "
+                "but neither `latest` nor v1, v2 …, which MLflow keeps for itself"
+            )
+
+
+def _ensure_model(client: MlflowClient, name: str) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _existing(client: MlflowClient, name: str, source: str, digest: str) -> ModelVersion | None:
+    token: str | None = None
+    while True:
+        page = client.search_model_versions(f"name = '{name}'", max_results=200, page_token=token)
+        for version in page:
+            if version.tags.get(DIGEST_TAG) == digest and version.tags.get(SOURCE_TAG) == source:
+                return version
+        token = page.token
+        if not token:
+            return None
+
+
+def _create(
+    client: MlflowClient,
+    name: str,
+    source: str,
+    tags: Mapping[str, str],
+    description: str | None,
+    run_id: str | None,
+) -> ModelVersion:
+    from mlflow.exceptions import MlflowException
+
+    def version_at(place: str) -> ModelVersion:
+        return client.create_model_version(name, place, run_id=run_id, tags=dict(tags), description=description)
+
+    try:
+        return version_at(source)
+    except MlflowException as error:
+        scheme, _, path, _, _ = urlsplit(source)
+        local = Path(unquote(path)) if scheme == "file" else None
+        if error.error_code != "INVALID_PARAMETER_VALUE" or run_id is None or local is None:
+            raise
+        folder = f"models/{tags[DIGEST_TAG][:12]}"
+        client.log_artifacts(run_id, str(local), folder)
+        return version_at(f"{client.get_run(run_id).info.artifact_uri}/{folder}")

@@ -1,0 +1,120 @@
+"""From a user's rows to checked, tokenized prompts and SFT examples."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ppo_core.plugins import load_function
+from ppo_core.records import InputError, PromptRow, canonical_json
+from ppo_core.tokenization import encode_completion, encode_prompt
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What fits: `context_length` (None: no limit), `max_prompt_tokens`, `max_response_tokens`."""
+
+    context_length: int | None
+    max_prompt_tokens: int
+    max_response_tokens: int
+
+
+def read_rows(source: str, folder: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file or of a `file.py:function`, relative to `folder`. Raises InputError naming the line."""
+    rows = list(load_function(source, folder)()) if ":" in source else _read_jsonl(folder / source)
+    if not rows:
+        raise InputError(f"{source} holds no rows: give at least one prompt")
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, Mapping):
+            raise InputError(f"{source}: row {number} is {type(row).__name__}, not an object with a `prompt`")
+        _check_prompt(source, number, row.get("prompt"))
+    return rows
+
+
+def prompt_rows(
+    rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, source: str, answer_column: str, limits: Limits
+) -> list[PromptRow]:
+    """Tokenize and check prompts; prompt_id is a hash of prompt, answer and metadata, with a count for repeats."""
+    seen: dict[str, int] = {}
+    prompts = []
+    for number, row in enumerate(rows, 1):
+        ids = encode_prompt(tokenizer, row["prompt"])
+        _check_length(f"{source}: row {number}", ids, limits)
+        answer = row.get(answer_column)
+        metadata = {key: value for key, value in row.items() if key not in ("prompt", answer_column)}
+        content = canonical_json([row["prompt"], answer, metadata])
+        base = hashlib.sha256(content.encode()).hexdigest()[:16]
+        seen[base] = seen.get(base, 0) + 1
+        prompt_id = base if seen[base] == 1 else f"{base}-{seen[base]}"
+        prompts.append(PromptRow(prompt_id, row["prompt"], ids, None if answer is None else str(answer), metadata))
+    return prompts
+
+
+def supervised_rows(
+    rows: Iterable[Mapping[str, Any]], tokenizer: Any, *, source: str, context_length: int | None
+) -> list[dict[str, list[int]]]:
+    """Tokenized SFT examples: `prompt_token_ids` and `completion_token_ids` (ending in EOS)."""
+    examples = []
+    for number, row in enumerate(rows, 1):
+        completion = row.get("completion")
+        if isinstance(completion, list) and completion:
+            completion = completion[-1].get("content")
+        if not isinstance(completion, str):
+            raise InputError(
+                f"{source}: row {number} has no `completion` text: SFT needs the columns prompt and completion"
+            )
+        prompt, answer = encode_prompt(tokenizer, row["prompt"]), encode_completion(tokenizer, completion)
+        length = len(prompt) + len(answer)
+        if context_length is not None and length > context_length:
+            raise InputError(
+                f"{source}: row {number} has {length} tokens, beyond the model's context {context_length}: shorten it"
+            )
+        examples.append({"prompt_token_ids": prompt, "completion_token_ids": answer})
+    return examples
+
+
+def _read_jsonl(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        raise InputError(
+            f"there is no file {path}: give a JSONL file or path/to/file.py:function, relative to the spec"
+        )
+    rows = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    rows.append(json.loads(line))
+                except json.JSONDecodeError as error:
+                    raise InputError(f"{path}:{number} is not JSON: {error}") from None
+    return rows
+
+
+def _check_prompt(source: str, number: int, prompt: Any) -> None:
+    if isinstance(prompt, str) and prompt:
+        return
+    messages = isinstance(prompt, list) and prompt and all(isinstance(m, Mapping) and "role" in m for m in prompt)
+    if not messages:
+        raise InputError(
+            f"{source}: row {number} has prompt={prompt!r}: it must be a text or a list of messages with roles"
+        )
+
+
+def _check_length(where: str, ids: list[int], limits: Limits) -> None:
+    if not ids:
+        raise InputError(f"{where} has a prompt of no tokens: give it some text")
+    if len(ids) > limits.max_prompt_tokens:
+        raise InputError(
+            f"{where} has a prompt of {len(ids)} tokens, but dataset.max_prompt_tokens={limits.max_prompt_tokens}: "
+            "raise the limit or drop the row"
+        )
+    room = None if limits.context_length is None else limits.context_length - len(ids)
+    if room is not None and limits.max_response_tokens > room:
+        remedy = f"lower it to {room}" if room > 0 else "drop the row"
+        raise InputError(
+            f"rollout.max_response_tokens={limits.max_response_tokens} does not fit the model's context "
+            f"{limits.context_length} after the prompt of {len(ids)} tokens in {where}: {remedy}"
+        )

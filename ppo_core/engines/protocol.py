@@ -1,0 +1,94 @@
+"""The engine's side of the seam: JSON documents on standard input and output, one per line.
+
+    job    {"id", "name", "inputs": {name: {"path", "digest"}}, "output", "spec"}
+    reply  {"event": "progress", ...}*  then  {"event": "result", ...} or {"event": "error", ...}
+
+Tensors never cross, files do. Standard output belongs to the protocol: `serve` keeps it for itself and points the
+process's own standard output at the log, so that prints of user code and libraries cannot break a reply.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from ppo_core.records import InputError
+
+
+@dataclass(frozen=True)
+class JobInput:
+    """A local folder or file with the digest of what it holds."""
+
+    path: Path
+    digest: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request: read `inputs`, write the folder `output`, obey `spec`, call `progress(done, total, note)` often."""
+
+    name: str
+    inputs: Mapping[str, JobInput]
+    output: Path
+    spec: Mapping[str, Any]
+    progress: Callable[[int, int, str], None]
+
+
+Handler = Callable[[Job], dict[str, Any]]
+
+
+class EngineDefect(RuntimeError):
+    """The engine's state can no longer be trusted: it reports this and ends, so that a fresh one takes over."""
+
+
+def take_over_stdout() -> TextIO:
+    """Keep the protocol's stream private and send every later print to the log. Call before heavy imports."""
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return replies
+
+
+def serve(handlers: Mapping[str, Handler], replies: TextIO, jobs: TextIO = sys.stdin) -> NoReturn:
+    """Answer jobs until standard input ends, then end the process; an EngineDefect is reported and ends it too."""
+    for line in jobs:
+        document = json.loads(line)
+        job_id = document["id"]
+
+        def send(event: str, job_id: int = job_id, **fields: Any) -> None:
+            replies.write(json.dumps({"event": event, "id": job_id, **fields}) + "\n")
+            replies.flush()
+
+        started = time.perf_counter()
+        try:
+            result = handlers[document["name"]](_job(document, send))
+            send("result", seconds=time.perf_counter() - started, result=result)
+        except Exception as error:
+            traceback.print_exc()
+            retryable = not isinstance(error, InputError)
+            name = type(error).__name__
+            message = str(error) if isinstance(error, InputError) else f"{name}: {error}"
+            send("error", error={"type": name, "message": message, "retryable": retryable})
+            if isinstance(error, EngineDefect):
+                os._exit(1)
+    # Tearing down CUDA, gloo and vLLM takes seconds and may hang; everything that matters is in files already.
+    os._exit(0)
+
+
+def _job(document: Mapping[str, Any], send: Callable[..., None]) -> Job:
+    def progress(done: int, total: int, note: str) -> None:
+        send("progress", done=done, total=total, note=note)
+
+    return Job(
+        name=document["name"],
+        inputs={name: JobInput(Path(i["path"]), i["digest"]) for name, i in document["inputs"].items()},
+        output=Path(document["output"] or os.devnull),
+        spec=document["spec"],
+        progress=progress,
+    )

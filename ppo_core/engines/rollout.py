@@ -1,0 +1,201 @@
+"""The rollout engine: vLLM, kept warm; new weights are swapped in place. Job: generate_rollouts.
+
+Token ids in, token ids out, with the logprobs of the distribution that was really sampled. Every request has its own
+seed, so tokens do not depend on batch order, batch size or which process answers.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from ppo_core.engines.protocol import Job, serve, take_over_stdout
+from ppo_core.records import GenerateJob, InputError, PromptRow, RolloutRow
+from ppo_core.sampling import Draw, draw_prompts, draws
+from ppo_core.spec import ModelSpec
+from ppo_core.tables import read_prompts, write_rollouts
+
+GIB = 1 << 30
+
+
+class RolloutEngine:
+    """Holds one vLLM engine and the digest of the policy in it."""
+
+    def __init__(self) -> None:
+        self._llm: Any = None
+        self._shape: tuple[Any, ...] | None = None
+        self._digest: str | None = None
+        self._tokenizer: Any = None
+        self._stop_ids: list[int] = []
+
+    def generate_rollouts(self, job: Job) -> dict[str, Any]:
+        """Write `rollouts.parquet`: one row per (prompt, sample)."""
+        spec = GenerateJob.model_validate(job.spec)
+        prompts = read_prompts(job.inputs["dataset"].path / f"{spec.split}.parquet")
+        if spec.split == "eval" and spec.num_prompts > len(prompts):
+            raise InputError(
+                f"evaluation.num_prompts={spec.num_prompts}, but dataset.evaluation has {len(prompts)} rows: lower it"
+            )
+        checkpoint = job.inputs["checkpoint"]
+        self._hold(checkpoint.path / "policy", checkpoint.digest, spec, _context(prompts, spec))
+        rows = draw_prompts(len(prompts), spec.position, spec.num_prompts, seed=spec.seed, shuffle=spec.shuffle)
+        ids = [prompt.prompt_id for prompt in prompts]
+        wanted = draws(rows, ids, spec.samples_per_prompt, seed=spec.seed, stream=spec.stream)
+        rollouts = self._generate(prompts, wanted, spec, job)
+        write_rollouts(job.output / "rollouts.parquet", rollouts)
+        return _summary(rollouts)
+
+    def sample(self, job: Job) -> dict[str, Any]:
+        """Answers to one prompt given as text; writes nothing."""
+        from ppo_core.tokenization import encode_prompt, load_tokenizer
+
+        policy, wish = job.inputs["policy"], job.spec
+        ids = encode_prompt(load_tokenizer(policy.path), wish["prompt"])
+        spec = GenerateJob(
+            seed=wish["seed"],
+            stream="sample",
+            split="eval",
+            position=0,
+            num_prompts=1,
+            shuffle=False,
+            samples_per_prompt=wish["count"],
+            max_response_tokens=wish["max_tokens"],
+            temperature=wish["temperature"],
+            model=ModelSpec(path=str(policy.path)),
+            kv_cache_gib=1.0,
+            tensor_parallel_size=1,
+        )
+        prompt = PromptRow("sample", wish["prompt"], ids, None, {})
+        self._hold(policy.path, policy.digest, spec, len(ids) + spec.max_response_tokens)
+        rows = self._generate(
+            [prompt], draws([0], ["sample"], wish["count"], seed=spec.seed, stream="sample"), spec, job
+        )
+        return {"responses": [row.response for row in rows]}
+
+    def _generate(self, prompts: list[PromptRow], wanted: list[Draw], spec: GenerateJob, job: Job) -> list[RolloutRow]:
+        from vllm import SamplingParams
+
+        salt = str(self._digest)
+        requests = [{"prompt_token_ids": prompts[draw.row].prompt_token_ids, "cache_salt": salt} for draw in wanted]
+        parameters = [
+            SamplingParams(
+                temperature=spec.temperature,
+                seed=draw.seed,
+                max_tokens=spec.max_response_tokens,
+                logprobs=0,
+                flat_logprobs=True,
+                stop_token_ids=self._stop_ids,
+                detokenize=False,
+            )
+            for draw in wanted
+        ]
+        outputs = self._run(requests, parameters, job)
+        return [self._row(prompts[draw.row], draw, output) for draw, output in zip(wanted, outputs, strict=True)]
+
+    def _run(self, requests: list[Any], parameters: list[Any], job: Job) -> list[Any]:
+        """All requests through continuous batching, in their order, with progress as they finish."""
+        engine = self._llm.llm_engine
+        for number, (request, parameter) in enumerate(zip(requests, parameters, strict=True)):
+            engine.add_request(str(number), request, parameter)
+        done: dict[int, Any] = {}
+        reported = time.perf_counter()
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished:
+                    done[int(output.request_id)] = output
+            if time.perf_counter() - reported > 0.5:
+                job.progress(len(done), len(requests), "responses")
+                reported = time.perf_counter()
+        return [done[number] for number in range(len(requests))]
+
+    def _row(self, prompt: PromptRow, draw: Draw, output: Any) -> RolloutRow:
+        from ppo_core.tokenization import decode_response
+
+        completion = output.outputs[0]
+        tokens = list(completion.token_ids)
+        return RolloutRow(
+            prompt_id=prompt.prompt_id,
+            sample_index=draw.sample_index,
+            prompt_token_ids=prompt.prompt_token_ids,
+            response_token_ids=tokens,
+            response=decode_response(self._tokenizer, tokens),
+            sampler_logprobs=sampled_logprobs(completion.logprobs, len(tokens)),
+            finish_reason=completion.finish_reason,
+        )
+
+    def _hold(self, policy: Path, digest: str, spec: GenerateJob, context: int) -> None:
+        """Have the policy of `digest` in vLLM: by a swap where the engine can stay, else by a new engine."""
+        from ppo_core.tokenization import load_tokenizer, stop_token_ids
+
+        shape = ((policy / "config.json").read_text(), spec.model.dtype, spec.kv_cache_gib, spec.tensor_parallel_size)
+        if self._llm is None or self._shape is None or self._shape[1:] != shape or self._shape[0] < context:
+            self._llm, self._digest = None, None
+            self._llm = start_vllm(policy, spec, context)
+            self._shape, self._digest = (context, *shape), digest
+        elif self._digest != digest:
+            self._digest = None
+            self._llm.collective_rpc("swap_weights", args=(str(policy),))
+            self._llm.reset_prefix_cache()
+            self._digest = digest
+        self._tokenizer = load_tokenizer(policy)
+        self._stop_ids = stop_token_ids(self._tokenizer, policy)
+
+
+def start_vllm(policy: Path, spec: GenerateJob, context: int) -> Any:
+    """A vLLM engine around the policy; `context` tokens are the longest prompt plus response."""
+    import torch
+    from vllm import LLM
+
+    on_gpu = torch.cuda.is_available()
+    return LLM(
+        model=str(policy),
+        dtype=spec.model.dtype,
+        max_model_len=context,
+        skip_tokenizer_init=True,
+        enforce_eager=not on_gpu,
+        distributed_executor_backend="mp" if spec.tensor_parallel_size > 1 else "uni",
+        tensor_parallel_size=spec.tensor_parallel_size,
+        kv_cache_memory_bytes=int(spec.kv_cache_gib * GIB),
+        logprobs_mode="processed_logprobs",
+        worker_extension_cls="ppo_core.engines.vllm_worker.WeightSwap",
+        generation_config="vllm",
+        disable_log_stats=True,
+        seed=0,
+    )
+
+
+def sampled_logprobs(logprobs: Any, count: int) -> list[float]:
+    """The sampled token's logprob at each position, from vLLM's flat form."""
+    if count == 0:
+        return []
+    return [float(logprobs.logprobs[start]) for start in logprobs.start_indices]
+
+
+def _context(prompts: list[PromptRow], spec: GenerateJob) -> int:
+    return max(len(row.prompt_token_ids) for row in prompts) + spec.max_response_tokens
+
+
+def _summary(rollouts: list[RolloutRow]) -> dict[str, Any]:
+    lengths = [len(row.response_token_ids) for row in rollouts]
+    return {
+        "num_responses": len(rollouts),
+        "num_response_tokens": sum(lengths),
+        "metrics": {
+            "rollout/response_length": sum(lengths) / len(lengths),
+            "rollout/finished": sum(row.finished for row in rollouts) / len(rollouts),
+        },
+    }
+
+
+def main() -> None:
+    """Serve rollout jobs on standard input and output."""
+    replies = take_over_stdout()
+    import vllm  # noqa: F401 (15 s: better now, while the flow does other things, than in the first job)
+
+    engine = RolloutEngine()
+    serve({"generate_rollouts": engine.generate_rollouts, "sample": engine.sample}, replies)
+
+
+if __name__ == "__main__":
+    main()

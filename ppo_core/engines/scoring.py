@@ -1,0 +1,190 @@
+"""The scoring engine: runs user code (reward functions, row generators), away from models and orchestration.
+
+Jobs: prepare_dataset, score_rollouts, score_evaluation, describe_sources, try_reward. Jobs that run user code get
+`folder`, where the spec's relative paths start, as the input `sources`.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ppo_core.dataset import Limits, prompt_rows, read_rows, supervised_rows
+from ppo_core.engines.protocol import Job, serve, take_over_stdout
+from ppo_core.plugins import load_function, source_digest
+from ppo_core.records import EvaluateJob, InputError, PrepareDatasetJob, PromptRow, RolloutRow, ScoreJob, ScoreRow
+from ppo_core.reward_functions import RewardFunctions, score_rows
+from ppo_core.spec import RewardSpec
+from ppo_core.tables import read_prompts, read_rollouts, write_prompts, write_rollouts, write_scores
+
+TRIAL_ROWS = 5
+
+
+def describe_sources(job: Job) -> dict[str, Any]:
+    """Digest of every piece of user code the spec names: what makes a cached stage stale when the code changes."""
+    folder = job.inputs["sources"].path
+    return {name: source_digest(load_function(name, folder)) for name in job.spec["functions"]}
+
+
+def prepare_dataset(job: Job) -> dict[str, Any]:
+    """Write `train.parquet`, `eval.parquet` and `sft.parquet`, after every check that needs no model weights."""
+    from ppo_core.tokenization import context_length, load_tokenizer, model_config
+
+    spec = PrepareDatasetJob.model_validate(job.spec)
+    folder = job.inputs["sources"].path
+    tokenizer = load_tokenizer(job.inputs["tokenizer"].path)
+    model = str(job.inputs["model"].path) if "model" in job.inputs else None
+    context = context_length(model_config(model, spec.model.config, len(tokenizer)))
+    limits = Limits(context, spec.dataset.max_prompt_tokens, spec.max_response_tokens)
+    counts = {}
+    functions = _functions(spec.reward, folder)
+    column = spec.dataset.answer_column
+    for split, source in (("train", spec.dataset.train), ("eval", spec.dataset.evaluation)):
+        if source is None:
+            continue
+        rows = read_rows(source, folder)
+        prompts = prompt_rows(rows, tokenizer, source=source, answer_column=column, limits=limits)
+        functions.check_columns(prompts, column)
+        _check_enough(split, source, len(prompts), spec)
+        write_prompts(job.output / f"{split}.parquet", prompts)
+        counts[split] = len(prompts)
+        if split == "train":
+            _trial(
+                functions, prompts[:TRIAL_ROWS], [row.reference_answer or "" for row in prompts[:TRIAL_ROWS]], column
+            )
+    if spec.sft_data is not None:
+        rows = read_rows(spec.sft_data, folder)
+        examples = supervised_rows(rows, tokenizer, source=spec.sft_data, context_length=context)
+        pq.write_table(pa.Table.from_pylist(examples), job.output / "sft.parquet")
+        counts["sft"] = len(examples)
+    return {"counts": counts, "context_length": context}
+
+
+def score_rollouts(job: Job) -> dict[str, Any]:
+    """Write `scores.parquet`, row for row those of the rollouts."""
+    spec = ScoreJob.model_validate(job.spec)
+    rollouts = read_rollouts(job.inputs["rollouts"].path / "rollouts.parquet")
+    scores = _scored(job, spec.reward, spec.answer_column, spec.split, rollouts)
+    write_scores(job.output / "scores.parquet", scores)
+    return {"metrics": score_metrics(scores, "score")}
+
+
+def score_evaluation(job: Job) -> dict[str, Any]:
+    """Write `responses.parquet` (sampled rows), `metrics.json` and scores of sampled and greedy responses."""
+    spec = EvaluateJob.model_validate(job.spec)
+    metrics: dict[str, float] = {}
+    for name, prefix in (("sampled", "evaluation"), ("greedy", "evaluation/greedy")):
+        rollouts = read_rollouts(job.inputs[name].path / "rollouts.parquet")
+        scores = _scored(job, spec.reward, spec.answer_column, "eval", rollouts)
+        write_scores(job.output / f"{name}_scores.parquet", scores)
+        write_rollouts(job.output / ("responses.parquet" if name == "sampled" else "greedy.parquet"), rollouts)
+        given = [row.score for row in scores if row.score is not None]
+        metrics[_join(prefix, "score")] = statistics.fmean(given) if given else 0.0
+        passed = sum(score >= spec.evaluation.pass_score for score in given)
+        metrics[_join(prefix, "accuracy")] = passed / len(given) if given else 0.0
+        lengths = [len(row.response_token_ids) for row in rollouts]
+        metrics[_join(prefix, "response_length")] = statistics.fmean(lengths)
+        if name == "sampled":
+            samples = _samples(job, rollouts, scores)
+    (job.output / "metrics.json").write_text(json.dumps(metrics, indent=2, sort_keys=True) + "\n")
+    (job.output / "samples.json").write_text(json.dumps(samples, indent=2) + "\n")
+    return {"metrics": metrics, "samples": samples}
+
+
+def try_reward(job: Job) -> dict[str, Any]:
+    """Scores of a few rows with trial completions, without a model: what `ppoflow reward` shows."""
+    folder, column = job.inputs["sources"].path, job.spec["answer_column"]
+    functions = _functions(RewardSpec.model_validate(job.spec["reward"]), folder)
+    rows = read_rows(job.spec["train"], folder)[:TRIAL_ROWS]
+    prompts = [_untokenized(number, row, column) for number, row in enumerate(rows)]
+    functions.check_columns(prompts, column)
+    texts = job.spec["completions"] or _example_completions(job.spec, folder, prompts)
+    completions = [texts[index % len(texts)] for index in range(len(prompts))]
+    parts = _trial(functions, prompts, completions, column)
+    table = [
+        {"prompt": row.prompt, "completion": text, "components": part, "score": functions.total(part)}
+        for row, text, part in zip(prompts, completions, parts, strict=True)
+    ]
+    return {"rows": table}
+
+
+def score_metrics(scores: list[ScoreRow], prefix: str) -> dict[str, float]:
+    """Mean, spread and count of what could be scored, and the mean of each component."""
+    given = [row.score for row in scores if row.score is not None]
+    metrics = {
+        f"{prefix}/mean": statistics.fmean(given) if given else 0.0,
+        f"{prefix}/std": statistics.pstdev(given) if given else 0.0,
+        f"{prefix}/unscored": float(len(scores) - len(given)),
+    }
+    for name in scores[0].components:
+        values = [row.components[name] for row in scores]
+        known = [value for value in values if value is not None]
+        metrics[f"{prefix}/{name}"] = statistics.fmean(known) if known else 0.0
+    return metrics
+
+
+def _scored(job: Job, reward: RewardSpec, column: str, split: str, rollouts: list[RolloutRow]) -> list[ScoreRow]:
+    prompts = {row.prompt_id: row for row in read_prompts(job.inputs["dataset"].path / f"{split}.parquet")}
+    functions = _functions(reward, job.inputs["sources"].path)
+    return score_rows(functions, [prompts[row.prompt_id] for row in rollouts], rollouts, column)
+
+
+def _trial(functions: RewardFunctions, rows: list[PromptRow], completions: list[str], column: str) -> list[Any]:
+    return functions.score(rows, completions, column)
+
+
+def _samples(job: Job, rollouts: list[RolloutRow], scores: list[ScoreRow], count: int = 8) -> list[dict[str, Any]]:
+    """The first rows as people look at them."""
+    prompts = {row.prompt_id: row for row in read_prompts(job.inputs["dataset"].path / "eval.parquet")}
+    return [
+        {"prompt": prompts[row.prompt_id].prompt, "response": row.response, "score": score.score}
+        for row, score in list(zip(rollouts, scores, strict=True))[:count]
+    ]
+
+
+def _example_completions(spec: Any, folder: Path, prompts: list[PromptRow]) -> list[str]:
+    """Completions to try a reward on: those of the SFT data in turn, else the reference answers; every second empty."""
+    if spec["sft_data"] is not None:
+        rows = read_rows(spec["sft_data"], folder)
+        known = {str(row["prompt"]): row["completion"] for row in rows if isinstance(row.get("completion"), str)}
+        texts = [known.get(str(row.prompt), rows[0].get("completion", "")) for row in prompts]
+    else:
+        texts = [row.reference_answer or "" for row in prompts]
+    return [text if index % 2 == 0 else "" for index, text in enumerate(texts)]
+
+
+def _untokenized(number: int, row: Any, column: str) -> PromptRow:
+    metadata = {key: value for key, value in row.items() if key not in ("prompt", column)}
+    answer = row.get(column)
+    return PromptRow(str(number), row["prompt"], [], None if answer is None else str(answer), metadata)
+
+
+def _check_enough(split: str, source: str, count: int, spec: PrepareDatasetJob) -> None:
+    if split == "eval" and count < spec.num_eval_prompts:
+        raise InputError(
+            f"evaluation.num_prompts={spec.num_eval_prompts} is more than the {count} rows of {source}: lower it"
+        )
+
+
+def _functions(reward: RewardSpec, folder: Path) -> RewardFunctions:
+    return RewardFunctions(reward.weights, reward.options, folder)
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}_{name}" if "/" in prefix else f"{prefix}/{name}"
+
+
+def main() -> None:
+    """Serve scoring jobs on standard input and output."""
+    replies = take_over_stdout()
+    jobs = (describe_sources, prepare_dataset, score_rollouts, score_evaluation, try_reward)
+    serve({job.__name__: job for job in jobs}, replies)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""The training engine: DeepSpeed ranks holding policy, critic and reference.
+
+Jobs: start_policy, compute_advantages, update_policy. `python -m ppo_core.engines.training --num-ranks N` serves them
+on rank 0 and starts the other ranks itself; they get every job by broadcast and do their share. RANK, LOCAL_RANK,
+WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be set.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ppo_core.engines.protocol import serve, take_over_stdout
+
+
+def main(
+    num_ranks: Annotated[int, typer.Option(min=1)] = 1,
+    rank: Annotated[int, typer.Option(min=0)] = 0,
+    threads: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Serve training jobs on standard input and output (rank 0), or follow rank 0."""
+    replies = take_over_stdout()
+    # DeepSpeed prints while it is imported, so only now that the protocol's stream is safe.
+    from ppo_core.training.ranks import Ranks, start_other_ranks
+
+    children = start_other_ranks(num_ranks) if rank == 0 else []
+    from ppo_core.training.service import TrainingEngine, follow, leading, use_threads
+
+    use_threads(threads)
+    engine = TrainingEngine(Ranks(rank, num_ranks, children))
+    if rank > 0:
+        follow(engine)
+    serve({name: leading(engine, name) for name in engine.handlers}, replies)
+
+
+if __name__ == "__main__":
+    typer.run(main)

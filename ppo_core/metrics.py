@@ -1,0 +1,179 @@
+"""Measurements of an update that add up: over microbatches, ranks and iterations alike.
+
+A metric carries what it needs to be reduced exactly, a mean its total and count, so that no reader ever averages
+averages or guesses from a name how to reduce. Add parts with `+`, or with `sum(parts, Mean())`; read the number from
+`.value`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ppo_core.losses import check_clips, clipped_values, policy_log_ratio
+from ppo_core.masking import check_mask, masked_var, zero_masked
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean that knows its weight: the total over `count` slots. Without arguments the neutral element of `+`.
+
+    >>> (Mean(total=3.0, count=1) + Mean(total=1.0, count=3)).value
+    1.0
+    """
+
+    total: float = 0.0
+    count: float = 0.0
+
+    def __add__(self, other: Mean) -> Mean:
+        return Mean(self.total + other.total, self.count + other.count)
+
+    @property
+    def value(self) -> float:
+        """total / count; 0.0 where nothing was counted (the count tells the two apart)."""
+        return self.total / self.count if self.count else 0.0
+
+    @classmethod
+    @torch.no_grad()
+    def over(cls, x: Tensor, mask: Tensor) -> Mean:
+        """Mean of `x` over the True slots of `mask`, both of one shape (else ValueError), summed in float64.
+
+        >>> Mean.over(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([[True, True, False]]))
+        Mean(total=3.0, count=2.0)
+        """
+        check_mask("mask", mask, x=x)
+        total, count = torch.stack([zero_masked(x.double(), mask).sum(), mask.sum().double()]).tolist()
+        return cls(total, count)
+
+
+@dataclass(frozen=True)
+class Maximum:
+    """A maximum that can be continued. Without arguments the neutral element of `+`; nan, once seen, stays.
+
+    >>> (Maximum(2.0) + Maximum(3.0) + Maximum()).value
+    3.0
+    """
+
+    largest: float = -math.inf
+
+    def __add__(self, other: Maximum) -> Maximum:
+        if math.isnan(self.largest) or math.isnan(other.largest):
+            return Maximum(math.nan)
+        return Maximum(max(self.largest, other.largest))
+
+    @property
+    def value(self) -> float:
+        """The largest number seen; 0.0 where none was."""
+        return 0.0 if self.largest == -math.inf else self.largest
+
+    @classmethod
+    @torch.no_grad()
+    def over(cls, x: Tensor, mask: Tensor) -> Maximum:
+        """Maximum of `x` over the True slots of `mask`, both of one shape (else ValueError).
+
+        >>> Maximum.over(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([[True, True, False]]))
+        Maximum(largest=2.0)
+        """
+        check_mask("mask", mask, x=x)
+        return cls(x[mask].max().item()) if mask.any() else cls()
+
+
+class RatioStatistics(NamedTuple):
+    """policy / old policy per token: its mean (1 in expectation while the samples are the old policy's) and maximum."""
+
+    mean: Mean
+    maximum: Maximum
+
+
+@torch.no_grad()
+def clip_fraction(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> Mean:
+    """Fraction of tokens whose clip binds, that is, which PPO's loss gives no gradient.
+
+    These are ratio > 1 + clip_high with a positive advantage, and ratio < 1 - clip_low with a negative one.
+    Shapes: all tensors [B, R], response_mask bool. Raises ValueError for shapes, masks or clips as `policy_loss` does.
+    Source: Schulman et al. 2017 (arXiv:1707.06347), figure 1.
+
+    >>> clip_fraction(torch.tensor([[0.0, 0.0]]), torch.tensor([[-1.0, -1.0]]), torch.tensor([[1.0, -1.0]]),
+    ...               torch.tensor([[True, True]]), clip_low=0.2, clip_high=0.2).value
+    0.5
+    """
+    check_mask("response_mask", response_mask, advantages=advantages)
+    check_clips(clip_low, clip_high)
+    ratio = policy_log_ratio(logprobs, old_logprobs, response_mask).exp()
+    above, below = ratio > 1 + clip_high, ratio < 1 - clip_low
+    return Mean.over((above & (advantages > 0)) | (below & (advantages < 0)), response_mask)
+
+
+@torch.no_grad()
+def value_clip_fraction(
+    values: Tensor, old_values: Tensor, returns: Tensor, response_mask: Tensor, *, clip: float
+) -> Mean:
+    """Fraction of tokens whose value clip binds: the clipped error is the larger one, and the critic gets no gradient.
+
+    Shapes: all tensors [B, R], response_mask bool. Raises ValueError for shapes, masks or a clip as `value_loss` does.
+
+    >>> value_clip_fraction(torch.tensor([[3.0, 3.0]]), torch.tensor([[2.0, 2.0]]), torch.tensor([[4.0, 2.0]]),
+    ...                     torch.tensor([[True, True]]), clip=0.5).value
+    0.5
+    """
+    check_mask("response_mask", response_mask, values=values, old_values=old_values, returns=returns)
+    clipped = clipped_values(values, old_values, response_mask, clip=clip)
+    return Mean.over((clipped - returns).abs() > (values - returns).abs(), response_mask)
+
+
+@torch.no_grad()
+def approximate_kl(logprobs: Tensor, old_logprobs: Tensor, response_mask: Tensor) -> Mean:
+    """KL(old policy, policy) in nats per token: the k3 estimate ratio - 1 - log ratio, never negative.
+
+    Shapes: all [B, R], response_mask bool. The log-ratio is cut to ±20, as in the loss, so the result is finite.
+    Raises ValueError for a mask that is not bool and shapes that differ.
+    Source: J. Schulman, "Approximating KL divergence" (2020), http://joschu.net/blog/kl-approx.html.
+
+    >>> round(approximate_kl(torch.tensor([[-1.0]]), torch.tensor([[-2.0]]), torch.tensor([[True]])).value, 4)
+    0.7183
+    """
+    log_ratio = policy_log_ratio(logprobs, old_logprobs, response_mask)
+    return Mean.over(torch.expm1(log_ratio) - log_ratio, response_mask)
+
+
+@torch.no_grad()
+def ratio_statistics(logprobs: Tensor, old_logprobs: Tensor, response_mask: Tensor) -> RatioStatistics:
+    """Mean and maximum of policy / old policy over the tokens that count.
+
+    Shapes: all [B, R], response_mask bool. The log-ratio is cut to ±20, as in the loss.
+    Raises ValueError for a mask that is not bool and shapes that differ.
+
+    >>> ratio_statistics(torch.tensor([[-1.0]]), torch.tensor([[-1.0]]), torch.tensor([[True]]))
+    RatioStatistics(mean=Mean(total=1.0, count=1.0), maximum=Maximum(largest=1.0))
+    """
+    ratio = policy_log_ratio(logprobs, old_logprobs, response_mask).exp()
+    return RatioStatistics(Mean.over(ratio, response_mask), Maximum.over(ratio, response_mask))
+
+
+@torch.no_grad()
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
+    """How much of the returns' variance the critic explains: 1 - var(returns - values) / var(returns).
+
+    1 is a perfect critic (up to a constant), 0 one that says nothing, negative one that misleads. Where the returns do
+    not vary (all equal, one slot, none) there is nothing to explain, and the result is 0.0 rather than nan. It does not
+    add up over parts: give it a whole batch. Shapes: all alike, [B, R], mask bool. Raises ValueError where they differ.
+
+    >>> explained_variance(torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 4.0]]), torch.tensor([[True, True]]))
+    0.75
+    """
+    check_mask("mask", mask, values=values, returns=returns)
+    targets = returns.double()
+    variance = masked_var(targets, mask).item()
+    return 1 - masked_var(targets - values.double(), mask).item() / variance if variance else 0.0

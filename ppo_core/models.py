@@ -1,0 +1,110 @@
+"""Policy, critic and reference: made, loaded and saved as ordinary Hugging Face folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ppo_core.records import InputError
+from ppo_core.tokenization import model_config
+
+VALUE_HEAD = "value_head.safetensors"
+
+
+class Critic(nn.Module):
+    """The policy's architecture without its output embedding, with a scalar head that starts at zero."""
+
+    def __init__(self, backbone: Any) -> None:
+        super().__init__()
+        self.backbone = backbone
+        hidden = backbone.config.get_text_config().hidden_size
+        self.value_head = nn.Linear(hidden, 1, bias=False, dtype=backbone.dtype)
+        nn.init.zeros_(self.value_head.weight)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Values `[B, T]` of the states after each token of `input_ids` `[B, T]`."""
+        hidden = self.backbone(input_ids=input_ids, use_cache=False).last_hidden_state
+        return self.value_head(hidden)[..., 0]
+
+
+def create_policy(config: dict[str, Any], *, vocab_size: int, seed: int, dtype: str) -> Any:
+    """A new causal LM with the library's own initialisation, the same for the same seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(model_config(None, config, vocab_size))
+    return _prepared(model.to(torch_dtype(dtype)))
+
+
+def load_policy(path: str | Path, *, dtype: str) -> Any:
+    """A causal LM from a Hugging Face folder. Raises InputError saying why it cannot be one."""
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(str(path), dtype=torch_dtype(dtype))
+    except Exception as error:
+        raise InputError(f"{path} is no causal LM that transformers loads ({type(error).__name__}: {error})") from error
+    return _prepared(model)
+
+
+def critic_from_policy(path: Path, *, dtype: str) -> Critic:
+    """A critic whose trunk is a copy of the policy's."""
+    return Critic(_prepared(load_policy(path, dtype=dtype).base_model))
+
+
+def load_critic(folder: Path, *, dtype: str) -> Critic:
+    """A critic as `save_critic` wrote it."""
+    backbone = transformers.AutoModel.from_pretrained(str(folder), dtype=torch_dtype(dtype))
+    critic = Critic(_prepared(backbone))
+    critic.value_head.load_state_dict(load_file(folder / VALUE_HEAD))
+    return critic
+
+
+def save_policy(model: Any, weights: dict[str, Tensor], tokenizer: Any, folder: Path) -> None:
+    """Write a folder that transformers and vLLM load as it is; `weights` are the full parameters by name."""
+    _save_pretrained(model, weights, folder)
+    tokenizer.save_pretrained(folder)
+
+
+def save_critic(critic: Critic, weights: dict[str, Tensor], folder: Path) -> None:
+    """Write the trunk as a Hugging Face folder (AutoModel loads it) and the head beside it."""
+    trunk = {k.removeprefix("backbone."): v for k, v in weights.items() if k.startswith("backbone.")}
+    _save_pretrained(critic.backbone, trunk, folder)
+    head = {k.removeprefix("value_head."): v.contiguous() for k, v in weights.items() if k.startswith("value_head.")}
+    save_file(head, folder / VALUE_HEAD)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """`float32` or `bfloat16`."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def architecture(folder: Path) -> str:
+    """The model class named in a Hugging Face folder's config.json."""
+    config = json.loads((folder / "config.json").read_text())
+    return str((config.get("architectures") or [config["model_type"]])[0])
+
+
+def _save_pretrained(model: Any, weights: dict[str, Tensor], folder: Path) -> None:
+    buffers = {name: b for name, b in model.state_dict().items() if name not in weights}
+    tied = {name: weights[owner] for name, owner in _tied_names(model, weights).items()}
+    state = {**{k: v for k, v in buffers.items() if k not in tied}, **weights, **tied}
+    model.save_pretrained(folder, state_dict=state)
+
+
+def _tied_names(model: Any, weights: dict[str, Tensor]) -> dict[str, str]:
+    """Parameters that are another one under a second name, as `lm_head.weight` of tied embeddings."""
+    owners = {id(parameter): name for name, parameter in model.named_parameters()}
+    everywhere = model.named_parameters(remove_duplicate=False)
+    return {name: owners[id(p)] for name, p in everywhere if name not in weights and owners[id(p)] in weights}
+
+
+def _prepared(model: Any) -> Any:
+    """Without dropout: the ratio of two passes over the same tokens must be one when nothing was learned between."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model.eval()

@@ -1,0 +1,202 @@
+"""What crosses the seam to the engines: the rows of the tables, and the spec of each job. Torch-free.
+
+A job's spec is exactly what the stage's cache key covers besides its inputs and the code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from ppo_core.spec import (
+    AdvantageSpec,
+    DatasetSpec,
+    EvaluationSpec,
+    ModelSpec,
+    RewardSpec,
+    RolloutSpec,
+    Section,
+    SupervisedSpec,
+    TrainingSpec,
+    UpdateSpec,
+)
+
+
+class InputError(ValueError):
+    """The user's input cannot be used; trying again would not help."""
+
+
+class TokenSequence(NamedTuple):
+    """One prompt with one response, as token ids; batches of them are ragged lists.
+
+    >>> TokenSequence(prompt_ids=[5, 6], response_ids=[7, 8, 2])
+    TokenSequence(prompt_ids=[5, 6], response_ids=[7, 8, 2])
+
+    In a batch of this and ``([5], [9])`` everything per token is ``[B=2, R=3]`` with the response mask
+    ``[[True, True, True], [True, False, False]]``.
+    """
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+
+
+Messages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """One prompt of a dataset.
+
+    >>> PromptRow("3f1c", "7+5=", [10, 20, 8], "2", {"level": 1}).reference_answer
+    '2'
+
+    `prompt` is text or a list of chat messages; `metadata` holds every other column of the user's row.
+    """
+
+    prompt_id: str
+    prompt: str | Messages
+    prompt_token_ids: list[int]
+    reference_answer: str | None
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RolloutRow:
+    """One sampled response.
+
+    >>> RolloutRow("3f1c", 0, [10, 20], [8, 2], "2", [-0.5, -0.1], "stop").finished
+    True
+
+    `response_token_ids` includes the EOS when `finish_reason` is "stop"; `sampler_logprobs` has one entry per response
+    token, of the distribution that was really sampled; `response` is the text without special tokens at its end.
+    """
+
+    prompt_id: str
+    sample_index: int
+    prompt_token_ids: list[int]
+    response_token_ids: list[int]
+    response: str
+    sampler_logprobs: list[float]
+    finish_reason: str
+
+    @property
+    def finished(self) -> bool:
+        """Whether the policy ended the response by itself (EOS), not the length limit."""
+        return self.finish_reason == "stop"
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """The score of one response: the weighted sum of its components, or None where it could not be scored.
+
+    >>> ScoreRow("3f1c", 0, 1.1, {"correct": 1.0, "format": 0.1}, False, None).score
+    1.1
+    """
+
+    prompt_id: str
+    sample_index: int
+    score: float | None
+    components: dict[str, float | None]
+    truncated: bool
+    error: str | None
+
+
+class StartPolicyJob(Section):
+    """Make checkpoint 0. Inputs: dataset, tokenizer; model, where the spec names a folder."""
+
+    seed: int
+    model: ModelSpec
+    sft: SupervisedSpec | None
+    training: TrainingSpec
+
+
+class GenerateJob(Section):
+    """Sample responses. Inputs: checkpoint, dataset.
+
+    `stream` is the iteration, or a name such as `evaluation`: part of every request's seed. `position` is the data
+    cursor: prompts drawn so far. `temperature` 0 is greedy.
+    """
+
+    seed: int
+    stream: int | str
+    split: Literal["train", "eval"]
+    position: int = Field(ge=0)
+    num_prompts: int
+    shuffle: bool
+    samples_per_prompt: int
+    max_response_tokens: int
+    temperature: float
+    model: ModelSpec
+    kv_cache_gib: float
+    tensor_parallel_size: int
+
+
+class PrepareDatasetJob(Section):
+    """Read, check and tokenize. Inputs: sources, tokenizer; model, where the spec names a folder."""
+
+    dataset: DatasetSpec
+    model: ModelSpec
+    sft_data: str | None
+    max_response_tokens: int
+    num_eval_prompts: int
+    reward: RewardSpec
+
+
+class ScoreJob(Section):
+    """Score rollouts. Inputs: sources, rollouts, dataset."""
+
+    reward: RewardSpec
+    answer_column: str
+    split: Literal["train", "eval"]
+
+
+class EvaluateJob(Section):
+    """Score held-out rollouts. Inputs: sources, sampled, greedy, dataset."""
+
+    reward: RewardSpec
+    answer_column: str
+    evaluation: EvaluationSpec
+
+
+class ComputeAdvantagesJob(Section):
+    """Rollouts and scores to experience. Inputs: checkpoint, reference, rollouts, scores."""
+
+    model: ModelSpec
+    rollout: RolloutSpec
+    advantages: AdvantageSpec
+    training: TrainingSpec
+    update: UpdateSpec
+    kl_coef: float
+
+
+class UpdatePolicyJob(Section):
+    """One PPO update. Inputs: checkpoint, experience. `iteration` counts from 0, for the schedules and the order."""
+
+    seed: int
+    iteration: int
+    model: ModelSpec
+    update: UpdateSpec
+    training: TrainingSpec
+    temperature: float
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces: the same text for the same value, everywhere."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def content_digest(value: Any) -> str:
+    """sha256 (hex) of the canonical JSON."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A seed below 2**63 by hashing: neighbouring parts give unrelated seeds, the same parts the same seed.
+
+    Hashing, not adding: vLLM numbers the samples of one request seed, seed + 1, ..., so added seeds would repeat.
+    """
+    return int.from_bytes(hashlib.sha256(canonical_json(list(parts)).encode()).digest()[:8], "big") >> 1

@@ -1,0 +1,50 @@
+"""Which prompts an iteration samples, and with which seeds: pure functions of the run's seed and the position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ppo_core.batches import permutation
+from ppo_core.records import derive_seed
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One response to sample: the dataset's row, which sample of its prompt, and the seed of the request."""
+
+    row: int
+    sample_index: int
+    seed: int
+
+
+def draw_prompts(num_rows: int, position: int, count: int, *, seed: int, shuffle: bool) -> list[int]:
+    """Row numbers at `position`, `position + 1`, ... of an endless stream of epochs, each in its own seeded order.
+
+    The data cursor is this one number, whatever the number of ranks or engines:
+
+    >>> draw_prompts(3, 2, 3, seed=0, shuffle=False)
+    [2, 0, 1]
+    """
+    rows: list[int] = []
+    while len(rows) < count:
+        epoch, start = divmod(position + len(rows), num_rows)
+        order = permutation(num_rows, seed, "epoch", epoch) if shuffle else list(range(num_rows))
+        rows += order[start : start + count - len(rows)]
+    return rows
+
+
+def draws(
+    rows: list[int], prompt_ids: list[str], samples_per_prompt: int, *, seed: int, stream: int | str
+) -> list[Draw]:
+    """One draw per (prompt, sample). `stream` is the iteration, or a name where no iteration is meant.
+
+    The place in the list is part of the seed only for a prompt that comes twice in one iteration.
+    """
+    seen: dict[int, int] = {}
+    result = []
+    for row in rows:
+        first = seen.get(row, 0)
+        for sample in range(first, first + samples_per_prompt):
+            result.append(Draw(row, sample, derive_seed(seed, stream, prompt_ids[row], sample)))
+        seen[row] = first + samples_per_prompt
+    return result

@@ -1,0 +1,134 @@
+"""What a training run is: `RunSpec`, torch-free. Its sections are in `spec_sections`, reading in `spec_loading`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from ppo_core.spec_loading import SpecError, differing_keys, load_run_spec
+from ppo_core.spec_sections import (
+    AdaptiveKl,
+    AdvantageSpec,
+    DatasetSpec,
+    EnginesSpec,
+    EvaluationSpec,
+    FixedKl,
+    ModelSpec,
+    RegistrySpec,
+    RewardSpec,
+    RolloutSpec,
+    Section,
+    SupervisedSpec,
+    TrainingSpec,
+    UpdateSpec,
+)
+
+__all__ = [
+    "AdaptiveKl",
+    "AdvantageSpec",
+    "DatasetSpec",
+    "EnginesSpec",
+    "EvaluationSpec",
+    "FixedKl",
+    "ModelSpec",
+    "RegistrySpec",
+    "RewardSpec",
+    "RolloutSpec",
+    "RunSpec",
+    "Section",
+    "SpecError",
+    "SupervisedSpec",
+    "TrainingSpec",
+    "UpdateSpec",
+    "differing_keys",
+]
+
+
+class RunSpec(Section):
+    """One training run. `RunSpec.from_yaml(path)` reads it, with errors that name value, limit and remedy."""
+
+    name: str = Field(
+        "ppo", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="MLflow experiment, default run name"
+    )
+    seed: int = Field(0, ge=0, lt=2**63)
+    iterations: PositiveInt = 30
+    dataset: DatasetSpec
+    model: ModelSpec
+    sft: SupervisedSpec | None = None
+    rollout: RolloutSpec = RolloutSpec()
+    reward: RewardSpec
+    advantages: AdvantageSpec = AdvantageSpec()
+    update: UpdateSpec = UpdateSpec()
+    training: TrainingSpec = TrainingSpec()
+    evaluation: EvaluationSpec = EvaluationSpec()
+    engines: EnginesSpec = EnginesSpec()
+    registry: RegistrySpec = RegistrySpec()
+    folder: str = Field(".", description="Where relative paths start; a spec file's own folder. No part of the run")
+
+    @model_validator(mode="after")
+    def _batches_divide(self) -> Self:
+        responses, minibatches = self.rollout.num_responses, self.update.num_minibatches
+        if responses % minibatches:
+            raise ValueError(
+                f"update.num_minibatches={minibatches} does not divide the {responses} responses of an iteration "
+                f"(rollout.prompts_per_iteration x samples_per_prompt): choose one of {divisors(responses)}"
+            )
+        ranks, size = self.training.num_ranks, self.training.microbatch_size
+        for what, batch in self._trained_batches().items():
+            if batch % ranks:
+                raise ValueError(f"training.num_ranks={ranks} does not divide the {batch} sequences of {what}")
+            share = batch // ranks
+            if share % min(size, share):
+                raise ValueError(
+                    f"training.microbatch_size={size} does not divide the {share} sequences of {what} per rank: "
+                    f"choose one of {divisors(share)}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> Self:
+        last = self.update.decay_iterations or self.iterations
+        if self.update.warmup_iterations > last:
+            raise ValueError(
+                f"update.warmup_iterations={self.update.warmup_iterations} is more than the {last} iterations of the "
+                f"schedule: lower it to at most {last}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _masters_exist(self) -> Self:
+        if self.model.dtype == "bfloat16" and self.training.zero_stage == 0:
+            raise ValueError(
+                "model.dtype=bfloat16 with training.zero_stage=0 keeps no fp32 master weights: set zero_stage to 1"
+            )
+        return self
+
+    def _trained_batches(self) -> dict[str, int]:
+        batches = {"a minibatch": self.rollout.num_responses // self.update.num_minibatches}
+        if self.sft is not None:
+            batches["an SFT batch"] = self.sft.batch_size
+        return batches
+
+    @property
+    def model_name(self) -> str:
+        """Name in the MLflow model registry."""
+        return self.registry.model or self.name
+
+    @classmethod
+    def from_yaml(cls, path: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> RunSpec:
+        """Read a spec file; `overrides` are `section.key=value` texts, applied before anything is checked.
+
+        Raises: SpecError (a ValueError), one line per problem.
+        """
+        return load_run_spec(cls, Path(path), overrides)
+
+    def document(self) -> dict[str, Any]:
+        """The run's identity as JSON: everything but `folder`."""
+        return self.model_dump(mode="json", exclude={"folder"})
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending: divisors(12) == [1, 2, 3, 4, 6, 12]."""
+    return [d for d in range(1, number + 1) if number % d == 0]

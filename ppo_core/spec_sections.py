@@ -1,0 +1,213 @@
+"""The sections of a run's spec: frozen, torch-free, each bound checked before any work starts.
+
+A class's defaults are the vetted recipe. Each stage reads only its own sections, and only those enter its cache key.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+NonNegative = Annotated[float, Field(ge=0.0)]
+
+
+class Section(BaseModel):
+    """A frozen part of the spec that refuses keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class DatasetSpec(Section):
+    """Prompts: JSON lines, or a Python function that yields rows."""
+
+    train: str = Field(description="JSONL file, or path/to/file.py:function, relative to the spec; column `prompt`")
+    evaluation: str | None = Field(None, description="Held-out prompts in the same form; none: `evaluation` is off")
+    answer_column: str = Field("answer", description="Column with the reference answer; missing is allowed")
+    max_prompt_tokens: PositiveInt = Field(512, description="Longer prompts are an error, never cut")
+    shuffle: bool = Field(True, description="Draw prompts in a new seeded order every epoch")
+
+
+class ModelSpec(Section):
+    """Where the policy starts: a Hugging Face folder, or a configuration for a model made on the spot."""
+
+    path: str | None = Field(None, description="Hugging Face folder or hub name of a causal LM")
+    config: dict[str, Any] | None = Field(None, description="Hugging Face configuration of a new model")
+    tokenizer: str | None = Field(None, description="Folder of the tokenizer; default: the model's own")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Of weights in forward and backward passes")
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.path is None) == (self.config is None):
+            raise ValueError("give exactly one of path (a Hugging Face folder) and config (a model made on the spot)")
+        if self.config is not None and "model_type" not in self.config:
+            raise ValueError("config has no model_type: name the architecture, for example model_type: llama")
+        if self.config is not None and self.tokenizer is None:
+            raise ValueError("a model made from config brings no tokenizer: name its folder in model.tokenizer")
+        return self
+
+
+class SupervisedSpec(Section):
+    """The supervised start (SFT): cross-entropy on the completions."""
+
+    data: str = Field(description="JSONL or path/to/file.py:function with the columns `prompt` and `completion`")
+    num_steps: PositiveInt = Field(750, description="Optimizer steps")
+    batch_size: PositiveInt = Field(32, description="Examples per optimizer step")
+    learning_rate: PositiveFloat = 1.5e-3
+    warmup_steps: int = Field(30, ge=0)
+    final_lr_fraction: Fraction = Field(0.1, description="Cosine decay ends at this fraction of learning_rate")
+    weight_decay: NonNegative = 0.01
+    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
+    max_grad_norm: PositiveFloat = 1.0
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> Self:
+        if self.warmup_steps > self.num_steps:
+            raise ValueError(f"warmup_steps={self.warmup_steps} is more than num_steps={self.num_steps}: lower it")
+        return self
+
+
+class RolloutSpec(Section):
+    """What the policy samples in one iteration."""
+
+    prompts_per_iteration: PositiveInt = 256
+    samples_per_prompt: PositiveInt = 1
+    max_response_tokens: PositiveInt = 48
+    temperature: Annotated[float, Field(ge=0.01, le=10.0)] = Field(1.0, description="Also divides the trainer's logits")
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="Must stay 1 while logprobs are trained on")
+    top_k: int = Field(-1, ge=-1, description="Must stay -1 (off) while logprobs are trained on")
+
+    @property
+    def num_responses(self) -> int:
+        """Responses of one iteration, B."""
+        return self.prompts_per_iteration * self.samples_per_prompt
+
+    @model_validator(mode="after")
+    def _full_distribution(self) -> Self:
+        if self.top_p != 1.0 or self.top_k not in (-1, 0):
+            raise ValueError(
+                f"top_p={self.top_p}, top_k={self.top_k} cut the sampling distribution, but PPO trains on the full "
+                "softmax: the ratios would be wrong. Set top_p: 1 and top_k: -1"
+            )
+        return self
+
+
+class RewardSpec(Section):
+    """Who scores a response: Python functions in the form of TRL's GRPO rewards."""
+
+    function: str | dict[str, float] = Field(
+        description="package.module:function or path/to/file.py:function; or a mapping of such names to weights"
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="Extra keyword arguments of every function")
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Each function's import path with its weight."""
+        return {self.function: 1.0} if isinstance(self.function, str) else dict(self.function)
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if not self.weights:
+            raise ValueError("function is empty: name at least one, for example rewards.py:correct")
+        for name in self.weights:
+            if name.count(":") != 1 or not all(name.split(":")):
+                raise ValueError(
+                    f"{name!r} names no function: write package.module:function or path/to/file.py:function"
+                )
+        columns = [name.rpartition(":")[2] for name in self.weights]
+        if len(set(columns)) < len(columns):
+            raise ValueError(
+                f"two functions share a name ({', '.join(columns)}), and so a column of the scores: rename one"
+            )
+        return self
+
+
+class FixedKl(Section):
+    """A KL coefficient that stays."""
+
+    kind: Literal["fixed"] = "fixed"
+    coef: NonNegative = 0.01
+    estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
+
+
+class AdaptiveKl(Section):
+    """A KL coefficient steered to a target (Ziegler et al. 2019, section 2.2)."""
+
+    kind: Literal["adaptive"] = "adaptive"
+    coef: PositiveFloat = Field(0.05, description="In the first iteration")
+    target: PositiveFloat = Field(6.0, description="KL per response (summed over its tokens)")
+    horizon: PositiveInt = Field(10_000, description="In responses")
+    estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
+
+
+class AdvantageSpec(Section):
+    """From scores to advantages: reward shaping and GAE."""
+
+    kl: Annotated[FixedKl | AdaptiveKl, Field(discriminator="kind")] = FixedKl()
+    score_clip: PositiveFloat | None = Field(None, description="Scores are clipped to [-score_clip, score_clip]")
+    missing_eos_penalty: NonNegative = Field(0.0, description="Subtracted from the score of an unfinished response")
+    truncated: Literal["terminal", "bootstrap", "mask"] = Field(
+        "terminal", description="A response cut by length: ends there, goes on with the critic's value, or is left out"
+    )
+    gamma: Fraction = 1.0
+    gae_lambda: Fraction = 0.95
+    whiten: bool = True
+
+
+class UpdateSpec(Section):
+    """The PPO update of policy and critic."""
+
+    num_ppo_epochs: PositiveInt = 2
+    num_minibatches: PositiveInt = Field(4, description="Optimizer steps per PPO epoch")
+    learning_rate: PositiveFloat = 1e-4
+    critic_learning_rate: PositiveFloat = 3e-4
+    warmup_iterations: int = Field(5, ge=0)
+    decay_iterations: PositiveInt | None = Field(None, description="Linear decay ends here; default: `iterations`")
+    final_lr_fraction: Fraction = 0.1
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    eps: PositiveFloat = 1e-5
+    weight_decay: NonNegative = 0.0
+    clip_low: Fraction = 0.2
+    clip_high: PositiveFloat = 0.2
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
+    value_clip: PositiveFloat | None = None
+    entropy_coef: NonNegative = 0.0
+    max_grad_norm: PositiveFloat = 1.0
+    max_kl: PositiveFloat | None = Field(None, description="Stop the PPO epochs when the KL per token passes this")
+
+
+class TrainingSpec(Section):
+    """How the training engine runs."""
+
+    num_ranks: PositiveInt = Field(1, description="DeepSpeed ranks: GPUs, or processes on CPU")
+    zero_stage: int = Field(0, ge=0, le=3)
+    microbatch_size: PositiveInt = Field(64, description="Sequences per backward pass and rank; changes memory only")
+    activation_checkpointing: bool = Field(False, description="Recompute activations in the backward pass")
+
+
+class EvaluationSpec(Section):
+    """Held-out prompts, sampled and greedy."""
+
+    every: PositiveInt = Field(5, description="Iterations between evaluations; the first and the last always are")
+    num_prompts: PositiveInt = 256
+    pass_score: float = Field(1.0, description="A response whose score reaches this counts as accurate")
+
+
+class EnginesSpec(Section):
+    """Where engines run and how long they may be silent."""
+
+    backend: Literal["local"] = "local"
+    timeout_s: PositiveFloat = Field(1800.0, description="An engine without any sign of progress for so long is hung")
+    reward_timeout_s: PositiveFloat = Field(300.0, description="The same for the reward functions")
+    retries: int = Field(2, ge=0, le=10, description="How often a stage is tried again after its engine died or hung")
+    kv_cache_gib: PositiveFloat = Field(1.0, description="vLLM's key-value cache, GiB per rank")
+    tensor_parallel_size: PositiveInt = Field(1, description="GPUs of the rollout engine")
+
+
+class RegistrySpec(Section):
+    """The MLflow model that a run's best policy becomes a version of."""
+
+    model: str | None = Field(None, min_length=1, max_length=200, description="Default: the spec's name")
+    metric: str = Field("evaluation/score", description="Best policy = the iteration with the highest of this metric")
+    alias: str | None = Field("candidate", description="Alias that moves to the new version")

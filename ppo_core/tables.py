@@ -1,0 +1,127 @@
+"""Parquet tables of the rows in `records`: what people look at, read and written in one place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ppo_core.records import InputError, PromptRow, RolloutRow, ScoreRow
+
+TOKENS = pa.list_(pa.int32())
+PROMPTS = pa.schema(
+    [
+        ("prompt_id", pa.string()),
+        ("prompt", pa.string()),
+        ("messages", pa.string()),
+        ("prompt_token_ids", TOKENS),
+        ("reference_answer", pa.string()),
+        ("metadata", pa.string()),
+    ]
+)
+ROLLOUTS = pa.schema(
+    [
+        ("prompt_id", pa.string()),
+        ("sample_index", pa.int32()),
+        ("prompt_token_ids", TOKENS),
+        ("response_token_ids", TOKENS),
+        ("response", pa.string()),
+        ("sampler_logprobs", pa.list_(pa.float32())),
+        ("finish_reason", pa.string()),
+    ]
+)
+
+
+def write_prompts(path: Path, rows: Sequence[PromptRow]) -> None:
+    """Text prompts go to `prompt`, chats as JSON to `messages`; the other of the two is null."""
+    documents = [
+        {
+            "prompt_id": row.prompt_id,
+            "prompt": row.prompt if isinstance(row.prompt, str) else None,
+            "messages": None if isinstance(row.prompt, str) else json.dumps(row.prompt),
+            "prompt_token_ids": row.prompt_token_ids,
+            "reference_answer": row.reference_answer,
+            "metadata": json.dumps(row.metadata, sort_keys=True),
+        }
+        for row in rows
+    ]
+    pq.write_table(pa.Table.from_pylist(documents, schema=PROMPTS), path)
+
+
+def read_prompts(path: Path) -> list[PromptRow]:
+    """The rows of a dataset's `train.parquet` or `eval.parquet`, in file order."""
+    return [
+        PromptRow(
+            prompt_id=row["prompt_id"],
+            prompt=row["prompt"] if row["messages"] is None else json.loads(row["messages"]),
+            prompt_token_ids=row["prompt_token_ids"],
+            reference_answer=row["reference_answer"],
+            metadata=json.loads(row["metadata"]),
+        )
+        for row in pq.read_table(path).to_pylist()
+    ]
+
+
+def write_rollouts(path: Path, rows: Sequence[RolloutRow]) -> None:
+    """One row per response, in the order of (prompt, sample)."""
+    pq.write_table(pa.Table.from_pylist([vars(row) for row in rows], schema=ROLLOUTS), path)
+
+
+def read_rollouts(path: Path) -> list[RolloutRow]:
+    """The rows of `rollouts.parquet`, in file order."""
+    return [RolloutRow(**row) for row in pq.read_table(path).to_pylist()]
+
+
+def write_scores(path: Path, rows: Sequence[ScoreRow]) -> None:
+    """Columns: prompt_id, sample_index, score, reward/<component> each, truncated, error."""
+    names = list(rows[0].components) if rows else []
+    schema = pa.schema(
+        [
+            ("prompt_id", pa.string()),
+            ("sample_index", pa.int32()),
+            ("score", pa.float64()),
+            *((f"reward/{name}", pa.float64()) for name in names),
+            ("truncated", pa.bool_()),
+            ("error", pa.string()),
+        ]
+    )
+    documents = [
+        {
+            "prompt_id": row.prompt_id,
+            "sample_index": row.sample_index,
+            "score": row.score,
+            **{f"reward/{name}": row.components[name] for name in names},
+            "truncated": row.truncated,
+            "error": row.error,
+        }
+        for row in rows
+    ]
+    pq.write_table(pa.Table.from_pylist(documents, schema=schema), path)
+
+
+def read_scores(path: Path) -> list[ScoreRow]:
+    """The rows of `scores.parquet`, in file order."""
+    return [
+        ScoreRow(
+            prompt_id=row["prompt_id"],
+            sample_index=row["sample_index"],
+            score=row["score"],
+            components={k.removeprefix("reward/"): v for k, v in row.items() if k.startswith("reward/")},
+            truncated=row["truncated"],
+            error=row["error"],
+        )
+        for row in pq.read_table(path).to_pylist()
+    ]
+
+
+def check_aligned(rollouts: Sequence[RolloutRow], scores: Sequence[ScoreRow]) -> None:
+    """Raise InputError unless row i of both speaks of the same response."""
+    left = [(row.prompt_id, row.sample_index) for row in rollouts]
+    right = [(row.prompt_id, row.sample_index) for row in scores]
+    if left != right:
+        raise InputError(
+            f"scores ({len(right)} rows) are not those of these rollouts ({len(left)} rows): score them again"
+        )

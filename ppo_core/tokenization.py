@@ -1,0 +1,79 @@
+"""Tokenizers and context lengths of any Hugging Face causal LM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from ppo_core.records import InputError, Messages
+
+
+def load_tokenizer(path: str | Path) -> Any:
+    """The fast or slow tokenizer at `path`. Raises InputError when there is none, or none with an EOS token."""
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(path))
+    except Exception as error:
+        raise InputError(
+            f"{path} holds no tokenizer that can be loaded ({type(error).__name__}: {error}): "
+            "put tokenizer.json and tokenizer_config.json there, or name their folder in model.tokenizer"
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise InputError(
+            f"the tokenizer of {path} has no EOS token: a response could never end; set eos_token in its config"
+        )
+    return tokenizer
+
+
+def encode_prompt(tokenizer: Any, prompt: str | Messages) -> list[int]:
+    """Token ids of a prompt: text as it is (with the tokenizer's own BOS), messages through the chat template."""
+    if isinstance(prompt, str):
+        return list(tokenizer(prompt).input_ids)
+    if not tokenizer.chat_template:
+        raise InputError(
+            "prompts are lists of messages, but the tokenizer has no chat template: give prompts as text, or a "
+            "tokenizer with chat_template"
+        )
+    return list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False))
+
+
+def encode_completion(tokenizer: Any, completion: str) -> list[int]:
+    """Token ids of a completion, closed by EOS: what the policy shall learn to write."""
+    return [*tokenizer(completion, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+
+
+def decode_response(tokenizer: Any, token_ids: list[int]) -> str:
+    """Text of a response without the EOS (and without special tokens such as padding)."""
+    return str(tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def stop_token_ids(tokenizer: Any, model_folder: Path) -> list[int]:
+    """EOS of the tokenizer, and those that the model's generation config adds (chat models often end a turn so)."""
+    ids = {int(tokenizer.eos_token_id)}
+    if (model_folder / "generation_config.json").is_file():
+        eos = transformers.GenerationConfig.from_pretrained(model_folder).eos_token_id
+        ids.update([eos] if isinstance(eos, int) else eos or [])
+    return sorted(ids)
+
+
+def model_config(path: str | None, config: dict[str, Any] | None, vocab_size: int | None = None) -> Any:
+    """The Hugging Face configuration named by a spec's `model` section."""
+    try:
+        if path is not None:
+            return transformers.AutoConfig.from_pretrained(path)
+        settings = dict(config or {})
+        if vocab_size is not None:
+            settings.setdefault("vocab_size", vocab_size)
+        return transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    except Exception as error:
+        raise InputError(
+            f"model {path or config}: no usable configuration ({type(error).__name__}: {error})"
+        ) from error
+
+
+def context_length(config: Any) -> int | None:
+    """Longest prompt plus response that the model can read, None where the configuration sets no limit."""
+    text_config = config.get_text_config()
+    limit = text_config.to_dict().get("max_position_embeddings", text_config.to_dict().get("n_positions"))
+    return int(limit) if limit else None

@@ -1,0 +1,133 @@
+"""A checkpoint as files: everything that moves, by parameter name, loadable into any ZeRO stage and rank count.
+
+policy/     Hugging Face folder with the tokenizer
+    critic/     trunk as Hugging Face folder, value_head.safetensors
+optimizer/  <part>-00000.safetensors: exp_avg/<name>, exp_avg_sq/<name>, and master/<name> where weights are not fp32
+state.json  format, identity, step counts
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, float32
+
+from ppo_core.models import critic_from_policy, save_critic, save_policy
+from ppo_core.records import InputError
+from ppo_core.training.deepspeed_engine import MOMENTS, Trainable
+from ppo_core.training.ranks import Ranks
+
+FORMAT = 1
+SHARD_BYTES = 2 << 30
+
+
+def write_checkpoint(
+    folder: Path, policy: Trainable, critic: Trainable, tokenizer: Any, ranks: Ranks, *, identity: str
+) -> None:
+    """Write `folder`: all ranks gather, rank 0 writes. `identity` names the content by its derivation."""
+    policy_weights = full_weights(policy, ranks)
+    critic_weights = full_weights(critic, ranks)
+    if ranks.is_first:
+        save_policy(policy.module, policy_weights, tokenizer, folder / "policy")
+        save_critic(critic.module, critic_weights, folder / "critic")  # type: ignore[arg-type]
+        (folder / "optimizer").mkdir()
+    for part, trainable in (("policy", policy), ("critic", critic)):
+        _write_shards(folder / "optimizer", part, _optimizer_tensors(trainable), ranks)
+    if ranks.is_first:
+        _write_state(folder, identity, policy.num_steps, critic.num_steps)
+    ranks.barrier()
+
+
+def write_start(
+    folder: Path, policy: Any, weights: dict[str, Tensor], tokenizer: Any, *, identity: str, dtype: str
+) -> None:
+    """Write checkpoint 0: the policy, a critic that copies its trunk, no optimizer steps. On rank 0 only."""
+    save_policy(policy, weights, tokenizer, folder / "policy")
+    critic = critic_from_policy(folder / "policy", dtype=dtype)
+    save_critic(critic, {name: p.detach() for name, p in critic.named_parameters()}, folder / "critic")
+    _write_state(folder, identity, 0, 0)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """`state.json`, checked. Raises InputError for a missing one or a newer format."""
+    path = folder / "state.json"
+    if not path.is_file():
+        raise InputError(f"{folder} is no checkpoint: state.json is missing")
+    state: dict[str, Any] = json.loads(path.read_text())
+    if state["format"] > FORMAT:
+        raise InputError(
+            f"{folder} has checkpoint format {state['format']}, this version of ppoflow reads up to {FORMAT}: "
+            "use the version that wrote it, or a newer one"
+        )
+    return state
+
+
+def full_weights(trainable: Trainable, ranks: Ranks) -> dict[str, Tensor]:
+    """Full weights in the module's dtype, gathered by all ranks, kept on rank 0 only."""
+    weights = {}
+    for name, parameter in trainable.parameters():
+        full = trainable.weight(parameter)
+        if ranks.is_first:
+            weights[name] = full.to(trainable.dtype).contiguous()
+    return weights
+
+
+def load_optimizer(folder: Path, part: str, trainable: Trainable, num_steps: int) -> None:
+    """Put moments (and masters) of `folder/optimizer` into a fresh engine that holds the checkpoint's weights."""
+    if num_steps == 0:
+        return
+    parameters = dict(trainable.parameters())
+    missing = {f"{kind}/{name}" for name in parameters for kind in MOMENTS}
+    for shard in sorted((folder / "optimizer").glob(f"{part}-*.safetensors")):
+        with safe_open(shard, framework="pt") as tensors:
+            for key in tensors.keys():  # noqa: SIM118 (a safetensors handle is no mapping)
+                kind, _, name = key.partition("/")
+                if name not in parameters:
+                    raise InputError(f"{shard} holds {key}, which this {part} does not have: another architecture?")
+                missing.discard(key)
+                if kind == "master":
+                    trainable.set_weight(parameters[name], tensors.get_tensor(key))
+                else:
+                    trainable.set_moment(parameters[name], kind, tensors.get_tensor(key))
+    if missing:
+        raise InputError(f"{folder}/optimizer lacks {sorted(missing)[0]} and {len(missing) - 1} more: it is incomplete")
+    trainable.num_steps = num_steps
+
+
+def _write_state(folder: Path, identity: str, num_policy_steps: int, num_critic_steps: int) -> None:
+    state = {
+        "format": FORMAT,
+        "identity": identity,
+        "num_policy_steps": num_policy_steps,
+        "num_critic_steps": num_critic_steps,
+    }
+    (folder / "state.json").write_text(json.dumps(state, indent=2, sort_keys=True) + "\n")
+
+
+def _optimizer_tensors(trainable: Trainable) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in trainable.parameters():
+        if trainable.dtype is not float32:
+            yield f"master/{name}", trainable.weight(parameter)
+        for key in MOMENTS:
+            yield f"{key}/{name}", trainable.moment(parameter, key)
+
+
+def _write_shards(folder: Path, part: str, tensors: Iterator[tuple[str, Tensor]], ranks: Ranks) -> None:
+    """Bounded files, so that rank 0 never holds a whole optimizer."""
+    shard: dict[str, Tensor] = {}
+    count, size = 0, 0
+    for key, tensor in tensors:
+        if not ranks.is_first:
+            continue
+        if shard and size + tensor.nbytes > SHARD_BYTES:
+            save_file(shard, folder / f"{part}-{count:05d}.safetensors")
+            shard, count, size = {}, count + 1, 0
+        shard[key] = tensor
+        size += tensor.nbytes
+    if shard:
+        save_file(shard, folder / f"{part}-{count:05d}.safetensors")

@@ -1,0 +1,156 @@
+"""One DeepSpeed engine around one module: the same code for every ZeRO stage, on CPU (gloo) and on GPU (nccl)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+if not torch.cuda.is_available():
+    # Without this DeepSpeed compiles a shared-memory op with g++ at the first start, 35 s for nothing on one machine.
+    import deepspeed.ops
+
+    deepspeed.ops.__dict__["__compatible_ops__"] = {}
+
+import deepspeed
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_optimizer_state,
+)
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """AdamW as torch has it; the learning rate is set before every step."""
+
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    max_grad_norm: float
+
+
+class Trainable:
+    """A module with its optimizer under DeepSpeed. Gradients accumulate over `backward` calls until `step`."""
+
+    def __init__(self, module: nn.Module, settings: OptimizerSettings, *, zero_stage: int, dtype: str) -> None:
+        self.zero_stage = zero_stage
+        self.dtype = next(module.parameters()).dtype
+        self.module = module
+        self.engine: Any = deepspeed.initialize(model=module, config=_config(settings, zero_stage, dtype))[0]
+        self.engine.eval()
+        if zero_stage == 0:
+            self.engine.enable_backward_allreduce = False  # step() below reduces first, to see the true gradient norm
+        self._start_optimizer_state()
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of `loss`: this rank's share of the global loss, times the number of ranks."""
+        self.engine.backward(loss)
+
+    def step(self, learning_rate: float) -> float:
+        """Clip by the global norm and update. Returns the gradient norm before clipping."""
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        norm = 0.0
+        if self.zero_stage == 0:
+            self.engine.buffered_allreduce_fallback()
+            norm = float(
+                torch.nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])
+            )
+        self.engine.step()
+        return norm if self.zero_stage == 0 else float(self.engine.get_global_grad_norm())
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Trained parameters by name, each once (tied ones under their first name), in a fixed order."""
+        return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
+
+    def weight(self, parameter: nn.Parameter) -> Tensor:
+        """The full fp32 master weight, gathered from all ranks (every rank must call this), on the CPU."""
+        full = parameter.detach() if self.zero_stage == 0 else safe_get_full_fp32_param(parameter)
+        return full.reshape(_full_shape(parameter)).float().cpu().clone()
+
+    def moment(self, parameter: nn.Parameter, key: str) -> Tensor:
+        """A full fp32 optimizer moment, gathered from all ranks, on the CPU."""
+        if self.zero_stage == 0:
+            full = self._inner.state[parameter][key]
+        else:
+            full = safe_get_full_optimizer_state(parameter, key)
+        return full.reshape(_full_shape(parameter)).float().cpu().clone()
+
+    def set_weight(self, parameter: nn.Parameter, value: Tensor) -> None:
+        """Set the fp32 master; the module's own copy must already hold its rounding."""
+        if self.zero_stage == 0:
+            parameter.data.copy_(value)
+        else:
+            safe_set_full_fp32_param(parameter, value.to(self.device))
+
+    def set_moment(self, parameter: nn.Parameter, key: str, value: Tensor) -> None:
+        """Set a full optimizer moment."""
+        if self.zero_stage == 0:
+            self._inner.state[parameter][key].copy_(value)
+        else:
+            safe_set_full_optimizer_state(parameter, value.to(self.device), key)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps so far (for Adam's bias correction)."""
+        return int(next(iter(self._inner.state.values()))["step"])
+
+    @num_steps.setter
+    def num_steps(self, count: int) -> None:
+        for state in self._inner.state.values():
+            state["step"].fill_(count)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module computes."""
+        return torch.device(self.engine.device)
+
+    def close(self) -> None:
+        """Free what DeepSpeed holds."""
+        self.engine.destroy()
+
+    @property
+    def _inner(self) -> torch.optim.Optimizer:
+        """The torch optimizer below DeepSpeed's."""
+        return self.engine.optimizer if self.zero_stage == 0 else self.engine.optimizer.optimizer
+
+    def _start_optimizer_state(self) -> None:
+        """Zero moments at step 0 from the start, so that they can be saved and loaded before the first step."""
+        if self.zero_stage == 3:
+            updated = self.engine.optimizer.fp32_partitioned_groups_flat
+        else:
+            updated = [tensor for group in self._inner.param_groups for tensor in group["params"]]
+        for tensor in updated:
+            zeros = {key: torch.zeros_like(tensor, memory_format=torch.preserve_format) for key in MOMENTS}
+            self._inner.state[tensor] = {"step": torch.tensor(0.0), **zeros}
+        if self.zero_stage in (1, 2):
+            self.engine.optimizer._lazy_init_hp_params_optimizer_state()
+
+
+def _full_shape(parameter: nn.Parameter) -> torch.Size:
+    return torch.Size(vars(parameter).get("ds_shape", parameter.shape))
+
+
+def _config(settings: OptimizerSettings, zero_stage: int, dtype: str) -> dict[str, Any]:
+    betas, eps, decay = list(settings.betas), settings.eps, settings.weight_decay
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "optimizer": {
+            "type": "AdamW",
+            "params": {"lr": 0.0, "betas": betas, "eps": eps, "weight_decay": decay, "torch_adam": True},
+        },
+        "gradient_clipping": settings.max_grad_norm,
+        "zero_optimization": {"stage": zero_stage, "overlap_comm": False, "contiguous_gradients": True},
+        "zero_allow_untested_optimizer": True,
+        "bf16": {"enabled": dtype == "bfloat16"},
+        "steps_per_print": 10**9,
+    }

@@ -1,0 +1,91 @@
+"""The training engine's ranks: rank 0 serves jobs, the others do the same work on their share of the rows."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ppo_core.engines.protocol import EngineDefect
+
+IDLE = datetime.timedelta(days=365)
+
+
+@dataclass
+class Ranks:
+    """This process's place among `world_size`; small messages go through gloo on the CPU on every kind of machine."""
+
+    rank: int
+    world_size: int
+    children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        if torch.cuda.is_available():
+            torch.cuda.set_device(self.rank % torch.cuda.device_count())
+        # Address and port come from the environment that this engine was started with. The others wait idle for jobs.
+        dist.init_process_group(backend, rank=self.rank, world_size=self.world_size, timeout=IDLE)
+        self.control = dist.new_group(backend="gloo", timeout=IDLE)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank reads jobs and writes files."""
+        return self.rank == 0
+
+    def share(self, rows: Sequence[Any]) -> list[Any]:
+        """This rank's rows; together the ranks have all of them."""
+        return list(rows[self.rank :: self.world_size])
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Sum over ranks, on the CPU. Exact where all but one rank hold zeros."""
+        total = tensor.detach().cpu().contiguous()
+        if self.world_size > 1:
+            dist.all_reduce(total, group=self.control)
+        return total
+
+    def largest(self, value: float) -> float:
+        """Maximum over ranks."""
+        tensor = torch.tensor(value, dtype=torch.float64)
+        if self.world_size > 1:
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.control)
+        return float(tensor)
+
+    def broadcast(self, document: Any = None) -> Any:
+        """Rank 0's JSON document on every rank."""
+        if self.world_size == 1:
+            return document
+        texts = [json.dumps(document) if self.is_first else None]
+        dist.broadcast_object_list(texts, src=0, group=self.control)
+        return json.loads(str(texts[0]))
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        if self.world_size > 1:
+            dist.barrier(group=self.control)
+
+    def check_children(self) -> None:
+        """Raise EngineDefect when another rank has ended: the engine must start anew."""
+        for rank, child in enumerate(self.children, 1):
+            if child.poll() is not None:
+                raise EngineDefect(f"training rank {rank} of {self.world_size} ended with status {child.returncode}")
+
+
+def start_other_ranks(world_size: int) -> list[subprocess.Popen[bytes]]:
+    """Start ranks 1..N-1 of this program; `env` adds their place to the environment they inherit."""
+    program = [sys.executable, "-m", "ppo_core.engines.training", "--num-ranks", str(world_size)]
+    return [
+        subprocess.Popen(
+            ["env", f"RANK={rank}", f"LOCAL_RANK={rank}", *program, "--rank", str(rank)],
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+        )
+        for rank in range(1, world_size)
+    ]

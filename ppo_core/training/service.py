@@ -1,0 +1,147 @@
+"""The handlers of the training engine's jobs, the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ppo_core.engines.protocol import EngineDefect, Job, JobInput
+from ppo_core.models import create_policy, load_policy
+from ppo_core.records import (
+    ComputeAdvantagesJob,
+    InputError,
+    StartPolicyJob,
+    TokenSequence,
+    UpdatePolicyJob,
+    content_digest,
+    derive_seed,
+)
+from ppo_core.tables import check_aligned, read_rollouts, read_scores
+from ppo_core.tokenization import load_tokenizer
+from ppo_core.training.checkpoint import full_weights, write_checkpoint, write_start
+from ppo_core.training.deepspeed_engine import Trainable
+from ppo_core.training.experience import Experience, build_experience, coefficient_after, predict
+from ppo_core.training.learner import Learner
+from ppo_core.training.ranks import Ranks
+from ppo_core.training.supervised import read_examples, supervised_settings, train_supervised
+from ppo_core.training.update import PPOUpdate
+
+
+class TrainingEngine:
+    """Does jobs on one rank: reads inputs, computes its share, and on rank 0 writes the output."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.learner = Learner(ranks)
+        self.handlers: dict[str, Callable[[Job], dict[str, Any]]] = {
+            "start_policy": self.start_policy,
+            "compute_advantages": self.compute_advantages,
+            "update_policy": self.update_policy,
+        }
+
+    def start_policy(self, job: Job) -> dict[str, Any]:
+        """Checkpoint 0: the model of the spec, after SFT where there is such a section, and a critic with its trunk."""
+        spec = StartPolicyJob.model_validate(job.spec)
+        self.learner.forget()
+        tokenizer = load_tokenizer(job.inputs["tokenizer"].path)
+        policy = self._start_model(job, spec, tokenizer)
+        metrics = {}
+        if spec.sft is not None:
+            settings = supervised_settings(spec.sft)
+            trainable = Trainable(policy, settings, zero_stage=spec.training.zero_stage, dtype=spec.model.dtype)
+            examples = read_examples(job.inputs["dataset"].path / "sft.parquet")
+            metrics = train_supervised(trainable, examples, spec, self.ranks, job.progress)
+            weights = full_weights(trainable, self.ranks)
+            trainable.close()
+        else:
+            weights = {name: p.detach() for name, p in policy.named_parameters()}
+        if self.ranks.is_first:
+            identity = content_digest(["start_policy", job.spec, {name: i.digest for name, i in job.inputs.items()}])
+            write_start(job.output, policy, weights, tokenizer, identity=identity, dtype=spec.model.dtype)
+        self.ranks.barrier()
+        return {"metrics": metrics, "num_parameters": sum(tensor.numel() for tensor in weights.values())}
+
+    def compute_advantages(self, job: Job) -> dict[str, Any]:
+        """Experience from rollouts and scores, and the next KL coefficient."""
+        spec = ComputeAdvantagesJob.model_validate(job.spec)
+        rollouts = read_rollouts(job.inputs["rollouts"].path / "rollouts.parquet")
+        scores = read_scores(job.inputs["scores"].path / "scores.parquet")
+        check_aligned(rollouts, scores)
+        policy, critic = self._checkpoint(job.inputs["checkpoint"], spec)
+        start = job.inputs["reference"]
+        reference = self.learner.reference(start.path / "policy", start.digest, model=spec.model)
+        sequences = [TokenSequence(row.prompt_token_ids, row.response_token_ids) for row in rollouts]
+        predictions = predict(policy.engine, reference, critic.engine, sequences, spec, self.ranks, job.progress)
+        experience, metrics = build_experience(rollouts, scores, predictions, spec.advantages, kl_coef=spec.kl_coef)
+        stats = {
+            "metrics": metrics,
+            "next_kl_coef": coefficient_after(spec.advantages, spec.kl_coef, metrics, len(rollouts)),
+            "num_tokens": int(experience.response_mask.sum()),
+        }
+        if not stats["num_tokens"]:
+            raise InputError("no response could be scored (every score is None): there is nothing to learn from")
+        if self.ranks.is_first:
+            experience.save(job.output)
+        return stats
+
+    def update_policy(self, job: Job) -> dict[str, Any]:
+        """Checkpoint k+1 from checkpoint k and experience."""
+        spec = UpdatePolicyJob.model_validate(job.spec)
+        policy, critic = self._checkpoint(job.inputs["checkpoint"], spec)
+        experience = Experience.load(job.inputs["experience"].path)
+        inputs = {name: given.digest for name, given in job.inputs.items()}
+        identity = content_digest(["update_policy", job.spec, inputs])
+        self.learner.moving()
+        metrics = PPOUpdate(policy, critic, experience, spec, self.ranks).run(job.progress)
+        write_checkpoint(job.output, policy, critic, self.learner.tokenizer, self.ranks, identity=identity)
+        self.learner.became(identity)
+        return {"metrics": metrics}
+
+    def _checkpoint(self, given: JobInput, spec: ComputeAdvantagesJob | UpdatePolicyJob) -> tuple[Trainable, Trainable]:
+        return self.learner.checkpoint(given.path, model=spec.model, update=spec.update, training=spec.training)
+
+    def _start_model(self, job: Job, spec: StartPolicyJob, tokenizer: Any) -> Any:
+        if "model" in job.inputs:
+            return load_policy(job.inputs["model"].path, dtype=spec.model.dtype)
+        seed = derive_seed(spec.seed, "weights")
+        config = {"eos_token_id": tokenizer.eos_token_id, **(spec.model.config or {})}
+        return create_policy(config, vocab_size=len(tokenizer), seed=seed, dtype=spec.model.dtype)
+
+
+def leading(engine: TrainingEngine, name: str) -> Callable[[Job], dict[str, Any]]:
+    """Rank 0's handler: tell the others, then do the own share."""
+
+    def handle(job: Job) -> dict[str, Any]:
+        engine.ranks.check_children()
+        inputs = {key: [str(i.path), i.digest] for key, i in job.inputs.items()}
+        engine.ranks.broadcast({"name": name, "inputs": inputs, "output": str(job.output), "spec": dict(job.spec)})
+        try:
+            return engine.handlers[name](job)
+        except InputError:
+            raise
+        except Exception as error:
+            # Collective calls may hang half way, and weights may have moved: only a new process is known to be whole.
+            raise EngineDefect(f"{type(error).__name__}: {error}") from error
+
+    return handle
+
+
+def follow(engine: TrainingEngine) -> None:
+    """Do what rank 0 broadcasts, for ever; any failure but bad input ends this rank, and so the engine."""
+    while True:
+        document = engine.ranks.broadcast()
+        inputs = {key: JobInput(Path(path), digest) for key, (path, digest) in document["inputs"].items()}
+        job = Job(document["name"], inputs, Path(document["output"]), document["spec"], lambda *_: None)
+        try:
+            engine.handlers[job.name](job)
+        except InputError:
+            continue  # every rank reads the same input; rank 0 reports it
+
+
+def use_threads(count: int) -> None:
+    """Compute threads per rank; 0 keeps torch's own choice."""
+    if count:
+        torch.set_num_threads(count)

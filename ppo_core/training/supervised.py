@@ -1,0 +1,82 @@
+"""The policy's start: a model from its config or a folder, trained on examples where the spec has an SFT section."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from pyarrow import parquet
+
+from ppo_core.batches import lengths_of, microbatches, permutation
+from ppo_core.logprobs import response_logprobs
+from ppo_core.records import StartPolicyJob, TokenSequence
+from ppo_core.schedules import cosine_learning_rate
+from ppo_core.spec import SupervisedSpec
+from ppo_core.training.deepspeed_engine import OptimizerSettings, Trainable
+from ppo_core.training.ranks import Ranks
+
+LOSS_WINDOW = 50
+
+
+def read_examples(path: Path) -> list[TokenSequence]:
+    """The rows of a dataset's `sft.parquet`."""
+    rows = parquet.read_table(path).to_pylist()
+    return [TokenSequence(row["prompt_token_ids"], row["completion_token_ids"]) for row in rows]
+
+
+def example_order(count: int, wanted: int, seed: int) -> list[int]:
+    """`wanted` row numbers: whole seeded permutations, one after the other."""
+    order: list[int] = []
+    while len(order) < wanted:
+        order += permutation(count, seed, "sft", len(order) // count)
+    return order[:wanted]
+
+
+def supervised_settings(spec: SupervisedSpec) -> OptimizerSettings:
+    """AdamW as the spec's SFT section has it."""
+    return OptimizerSettings(spec.betas, 1e-8, spec.weight_decay, spec.max_grad_norm)
+
+
+def train_supervised(
+    policy: Trainable,
+    examples: list[TokenSequence],
+    job: StartPolicyJob,
+    ranks: Ranks,
+    tick: Callable[[int, int, str], None],
+) -> dict[str, float]:
+    """Cross-entropy on the completion tokens, mean over the batch's tokens. Returns metrics."""
+    spec = job.sft
+    assert spec is not None
+    order = example_order(len(examples), spec.num_steps * spec.batch_size, job.seed)
+    losses: list[float] = []
+    for step in range(spec.num_steps):
+        batch = [examples[row] for row in order[step * spec.batch_size : (step + 1) * spec.batch_size]]
+        losses.append(_step(policy, batch, job, ranks, step))
+        if not math.isfinite(losses[-1]):
+            raise FloatingPointError(f"SFT step {step}: the loss is {losses[-1]}: lower sft.learning_rate")
+        tick(step + 1, spec.num_steps, f"loss {losses[-1]:.3f}")
+    window = losses[-LOSS_WINDOW:]
+    return {"sft/first_loss": losses[0], "sft/loss": sum(window) / len(window)}
+
+
+def _step(policy: Trainable, batch: list[TokenSequence], job: StartPolicyJob, ranks: Ranks, step: int) -> float:
+    spec = job.sft
+    assert spec is not None
+    normalizer = sum(len(completion) for _, completion in batch)
+    total = torch.zeros(())
+    for rows in microbatches(ranks.share(range(len(batch))), lengths_of(batch), job.training.microbatch_size):
+        logprobs = response_logprobs(policy.engine, [batch[row] for row in rows], temperature=1.0)
+        loss = -logprobs.sum() / normalizer
+        policy.backward(loss * ranks.world_size)
+        total += loss.detach().cpu()
+    rate = cosine_learning_rate(
+        spec.learning_rate,
+        step=step,
+        warmup_steps=spec.warmup_steps,
+        total_steps=spec.num_steps,
+        final_fraction=spec.final_lr_fraction,
+    )
+    policy.step(rate)
+    return float(ranks.sum(total))

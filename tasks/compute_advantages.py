@@ -1,0 +1,33 @@
+"""Rollouts and scores become experience: logprobs, values, per-token rewards, advantages."""
+
+from __future__ import annotations
+
+from ppo_core.records import ComputeAdvantagesJob
+from tasks.references import CheckpointRef, ExperienceRef, RolloutsRef, ScoresRef
+from tasks.stage import Work, perform, stage
+from tasks.workbench import Workbench
+
+
+@stage("compute_advantages")
+def compute_advantages(
+    bench: Workbench,
+    checkpoint: CheckpointRef,
+    reference: CheckpointRef,
+    rollouts: RolloutsRef,
+    scores: ScoresRef,
+    *,
+    kl_coef: float,
+) -> ExperienceRef:
+    """What the update learns from, and the next KL coefficient."""
+    spec = bench.spec
+    job = ComputeAdvantagesJob(
+        model=spec.model,
+        rollout=spec.rollout,
+        advantages=spec.advantages,
+        training=spec.training,
+        update=spec.update,
+        kl_coef=kl_coef,
+    )
+    inputs = {"checkpoint": checkpoint, "reference": reference, "rollouts": rollouts, "scores": scores}
+    work = Work("compute_advantages", "experience", "training", "compute_advantages", job, inputs, made=ExperienceRef)
+    return perform(bench, work)

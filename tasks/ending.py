@@ -1,0 +1,61 @@
+"""What a person is told at the end of a run: where everything is, and how to go on."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Protocol
+
+from infra.settings import Settings
+from tasks.register_policy import RegisteredPolicy
+
+
+class Report(Protocol):
+    """What a finished run leaves."""
+
+    @property
+    def run(self) -> str: ...
+    @property
+    def iterations(self) -> int: ...
+    @property
+    def best_iteration(self) -> int: ...
+    @property
+    def best_value(self) -> float | None: ...
+    @property
+    def policy(self) -> RegisteredPolicy: ...
+    @property
+    def policy_folder(self) -> Path: ...
+
+
+def ending(report: Report, again: str) -> str:
+    """Where to look after a finished run."""
+    value = "" if report.best_value is None else f" ({report.best_value:.3f})"
+    return "\n".join(
+        [
+            f"run {report.run}: {report.iterations} iterations done; best is iteration {report.best_iteration}{value}",
+            f"  registered model   models:/{report.policy.name}/{report.policy.version}",
+            *places(report.policy_folder),
+            f"  go on              {again} --set iterations={report.iterations + 10}",
+        ]
+    )
+
+
+def interrupted(run: str, again: str) -> str:
+    """Where to look, and how to go on, after Ctrl-C."""
+    folder = Settings().run_folder(run) / "best-policy"
+    lines = places(folder) if folder.is_dir() else ["  no iteration was committed yet"]
+    return "\n".join([f"run {run}: interrupted; what was finished is kept", *lines, f"  go on              {again}"])
+
+
+def places(policy: Path) -> list[str]:
+    """The lines that open pages and serve the policy."""
+    settings = Settings()
+    prefect = f"PREFECT_HOME={shlex.quote(str(settings.prefect_home))} prefect server start"
+    remote = settings.tracking_uri.startswith("http")
+    mlflow = settings.tracking_uri if remote else f"mlflow ui --backend-store-uri {settings.tracking_uri}"
+    return [
+        f"  policy folder      {policy}",
+        f"  serve it           vllm serve {policy}",
+        f"  Prefect's page     {settings.prefect_api_url or prefect}",
+        f"  MLflow's page      {mlflow}",
+    ]

@@ -1,0 +1,55 @@
+"""Held-out prompts, answered by sampling and greedily, and scored."""
+
+from __future__ import annotations
+
+from prefect.client.schemas.objects import State
+
+from ppo_core.records import EvaluateJob, GenerateJob
+from tasks.references import CheckpointRef, DatasetRef, EvaluationRef, RolloutsRef, StageRef
+from tasks.stage import Work, perform, stage
+from tasks.workbench import Workbench
+
+
+@stage("evaluate_policy")
+def evaluate_policy(bench: Workbench, checkpoint: CheckpointRef, dataset: DatasetRef) -> EvaluationRef:
+    """The same prompts and seeds for every checkpoint, so that evaluations compare."""
+    spec = bench.spec
+    inputs: dict[str, StageRef] = {
+        "sampled": _answers(bench, checkpoint, dataset, spec.rollout.temperature),
+        "greedy": _answers(bench, checkpoint, dataset, 0.0),
+        "dataset": dataset,
+    }
+    job = EvaluateJob(reward=spec.reward, answer_column=spec.dataset.answer_column, evaluation=spec.evaluation)
+    work = Work(
+        "evaluate_policy",
+        "evaluation",
+        "scoring",
+        "score_evaluation",
+        job,
+        inputs,
+        {"sources": bench.sources()},
+        EvaluationRef,
+    )
+    return perform(bench, work)
+
+
+def _answers(bench: Workbench, checkpoint: CheckpointRef, dataset: DatasetRef, temperature: float) -> RolloutsRef:
+    spec = bench.spec
+    job = GenerateJob(
+        seed=spec.seed,
+        stream="evaluation",
+        split="eval",
+        position=0,
+        num_prompts=spec.evaluation.num_prompts,
+        shuffle=False,
+        samples_per_prompt=1,
+        max_response_tokens=spec.rollout.max_response_tokens,
+        temperature=temperature,
+        model=spec.model,
+        kv_cache_gib=spec.engines.kv_cache_gib,
+        tensor_parallel_size=spec.engines.tensor_parallel_size,
+    )
+    inputs = {"checkpoint": checkpoint, "dataset": dataset}
+    work = Work("evaluate_policy", "rollouts", "rollout", "generate_rollouts", job, inputs, made=RolloutsRef)
+    outcome = perform(bench, work)
+    return outcome.result() if isinstance(outcome, State) else outcome

@@ -1,0 +1,34 @@
+"""The policy answers prompts: vLLM samples responses."""
+
+from __future__ import annotations
+
+from ppo_core.records import GenerateJob
+from tasks.references import CheckpointRef, DatasetRef, RolloutsRef
+from tasks.stage import Work, perform, stage
+from tasks.workbench import Workbench
+
+
+@stage("generate_rollouts")
+def generate_rollouts(
+    bench: Workbench, checkpoint: CheckpointRef, dataset: DatasetRef, *, iteration: int, position: int
+) -> RolloutsRef:
+    """One iteration's responses; `position` is the data cursor."""
+    spec = bench.spec
+    job = GenerateJob(
+        seed=spec.seed,
+        stream=iteration,
+        split="train",
+        position=position,
+        num_prompts=spec.rollout.prompts_per_iteration,
+        shuffle=spec.dataset.shuffle,
+        samples_per_prompt=spec.rollout.samples_per_prompt,
+        max_response_tokens=spec.rollout.max_response_tokens,
+        temperature=spec.rollout.temperature,
+        model=spec.model,
+        kv_cache_gib=spec.engines.kv_cache_gib,
+        tensor_parallel_size=spec.engines.tensor_parallel_size,
+    )
+    inputs = {"checkpoint": checkpoint, "dataset": dataset}
+    return perform(
+        bench, Work("generate_rollouts", "rollouts", "rollout", "generate_rollouts", job, inputs, made=RolloutsRef)
+    )

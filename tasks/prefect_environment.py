@@ -1,0 +1,10 @@
+"""What Prefect reads from the environment when it is imported."""
+
+from __future__ import annotations
+
+from infra.settings import export
+
+
+def prepare() -> None:
+    """Prefect's log lines go to its page, not to the console. Call before prefect is imported."""
+    export({"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "ERROR", "DO_NOT_TRACK": "1"})

@@ -1,0 +1,68 @@
+"""The best policy becomes a version of an MLflow model, where it lies, with its lineage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from infra.registry import DIGEST_TAG, register
+from tasks.commit_iteration import Best, IterationRecord
+from tasks.stage import stage
+from tasks.workbench import Workbench
+
+
+class RegisteredPolicy(BaseModel):
+    """A version in the model registry."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    version: str
+    source: str
+
+
+@stage("register_policy", retries=1)
+def register_policy(bench: Workbench, record: IterationRecord) -> RegisteredPolicy:
+    """Register the run's best policy; the same policy of the same run is registered once."""
+    best, spec = record.best, bench.spec
+    lineage = {
+        DIGEST_TAG: best.checkpoint.digest,
+        "ppoflow.run": bench.run,
+        "ppoflow.iteration": str(best.iteration),
+        "ppoflow.metric": f"{spec.registry.metric}={best.value}",
+        "ppoflow.spec_digest": record.spec_digest,
+        "ppoflow.dataset_digest": record.dataset.digest,
+        "ppoflow.checkpoint": json.dumps(best.checkpoint.bare().model_dump()),
+    }
+    registered = register(
+        bench.settings.tracking_uri,
+        name=spec.model_name,
+        source=f"{best.checkpoint.uri}/policy",
+        tags=lineage,
+        aliases=[spec.registry.alias] if spec.registry.alias else [],
+        description=f"Best policy of run {bench.run}: iteration {best.iteration}, {spec.registry.metric} {best.value}",
+        run_id=bench.tracker.run_id,
+    )
+    return RegisteredPolicy(name=registered.name, version=registered.version, source=registered.source)
+
+
+def export_best(bench: Workbench, best: Best) -> Path:
+    """Put the best policy so far into the run's own folder; hard links where the disk allows."""
+    target = bench.settings.run_folder(bench.run) / "best-policy"
+    source = bench.store.fetch(best.checkpoint.bare()) / "policy"
+    fresh = target.with_name("best-policy.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    shutil.copytree(source, fresh, copy_function=_link)
+    shutil.rmtree(target, ignore_errors=True)
+    fresh.rename(target)
+    return target
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        Path(target).hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)

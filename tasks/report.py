@@ -1,0 +1,128 @@
+"""Reports are projections of the records: whatever MLflow and Prefect have not seen is told them, each point once.
+
+An outage of tracking delays a curve and loses nothing: the next report starts from the records again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+
+from infra.figures import Panel, learning_curves
+from infra.tracking import Point
+from tasks.commit_iteration import IterationRecord, read_record
+from tasks.stage import stage
+from tasks.workbench import Workbench
+
+SEEN_BY = "seconds/iteration"
+CURVES = {
+    "score": ("score/mean", "evaluation/score", "evaluation/greedy_score"),
+    "held-out accuracy": ("evaluation/accuracy", "evaluation/greedy_accuracy"),
+    "KL per response": ("kl/reference",),
+    "response length": ("rollout/response_length",),
+    "entropy": ("policy/entropy",),
+    "clip fraction": ("policy/clip_fraction",),
+    "explained variance": ("critic/explained_variance",),
+    "gradient norm": ("policy/gradient_norm", "critic/gradient_norm"),
+    "seconds": ("seconds/iteration", "seconds/outside_engines"),
+}
+
+
+@stage("report", retries=0)
+def report(bench: Workbench, record: IterationRecord) -> bool:
+    """Log what is missing up to `record`. Returns whether MLflow has it all now."""
+    if record.iteration not in bench.reported and not bench.reported:
+        _introduce(bench, record)
+    complete = _log_points(bench, record)
+    if record.evaluation is not None:
+        _show_samples(bench, record)
+    return complete
+
+
+@stage("report_end", retries=0)
+def report_end(bench: Workbench) -> bool:
+    """The curves as one figure, the table of all iterations in Prefect, and the end of the MLflow run."""
+    records = [read_record(document) for document in bench.records.all()]
+    bench.tracker.open()
+    complete = _log_points(bench, records[-1])
+    bench.tracker.log_figure("learning_curves", learning_curves(bench.run, panels(records)))
+    rows = [{"iteration": r.iteration, **{k: round(v, 4) for k, v in r.metrics.items()}} for r in records]
+    create_table_artifact(rows, key=_key(bench.run, "iterations"), description=f"All iterations of run {bench.run}")
+    return bench.tracker.finish() and complete
+
+
+def panels(records: list[IterationRecord]) -> list[Panel]:
+    """The learning curves that have any points."""
+    made = []
+    for title, names in CURVES.items():
+        lines = {n: [(float(r.iteration), r.metrics[n]) for r in records if n in r.metrics] for n in names}
+        drawn = {name: points for name, points in lines.items() if points}
+        if drawn:
+            made.append(Panel(title, drawn, (0.0, 1.0) if "accuracy" in title else None))
+    return made
+
+
+def _introduce(bench: Workbench, record: IterationRecord) -> None:
+    """Parameters, lineage tags and the spec, at this process's first report."""
+    document = bench.spec.document()
+    bench.tracker.log_parameters(flatten(document))
+    bench.tracker.log_text("spec.json", json.dumps(document, indent=2))
+    bench.tracker.set_tags(
+        {
+            "ppoflow.spec_digest": record.spec_digest,
+            "ppoflow.dataset_digest": record.dataset.digest,
+            "ppoflow.reference_digest": record.reference.digest,
+        }
+    )
+    seen = bench.tracker.seen_steps(SEEN_BY)
+    bench.reported.update(seen or ())
+
+
+def _log_points(bench: Workbench, record: IterationRecord) -> bool:
+    missing = [i for i in range(record.iteration + 1) if i not in bench.reported]
+    if not missing:
+        return True
+    documents = [record if i == record.iteration else read_record(bench.records.read(i)) for i in missing]
+    points = [
+        Point(name, value, r.iteration, r.committed_at_ms)
+        for r in documents
+        for name, value in sorted(r.metrics.items())
+    ]
+    told = bench.tracker.log_points(points)
+    if told:
+        bench.reported.update(missing)
+    return told
+
+
+def _show_samples(bench: Workbench, record: IterationRecord) -> None:
+    assert record.evaluation is not None
+    samples = record.evaluation.samples
+    columns = ("iteration", "prompt", "response", "score")
+    rows = [[record.iteration, _text(s["prompt"]), s["response"], s["score"]] for s in samples]
+    bench.tracker.log_table(f"samples/iteration_{record.iteration:06d}", columns, rows)
+    lines = [f"- `{_text(s['prompt'])}` → `{s['response']}` (score {s['score']})" for s in samples]
+    create_markdown_artifact(
+        f"# {bench.run}, iteration {record.iteration}\n\n" + "\n".join(lines), key=_key(bench.run, "samples")
+    )
+
+
+def flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots."""
+    flat: dict[str, Any] = {}
+    for key, value in document.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _text(prompt: Any) -> str:
+    return prompt if isinstance(prompt, str) else " / ".join(str(message.get("content")) for message in prompt)
+
+
+def _key(run: str, name: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in f"{run}-{name}".lower())

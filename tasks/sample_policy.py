@@ -1,0 +1,47 @@
+"""Asking a policy by hand, through the same rollout engine that training uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from infra.artifacts import open_store
+from infra.engine_protocol import EngineInput, EngineJob
+from infra.engines import EngineProcess
+from infra.registry import resolve
+from infra.settings import Settings
+from ppo_core.records import InputError
+from tasks.engines import PROGRAMS, rollout_environment
+from tasks.inspect_run import read_run
+
+
+def sample_policy(model: str, prompt: str, *, temperature: float, max_tokens: int, count: int, seed: int) -> list[str]:
+    """`count` answers. Raises InputError where `model` names no policy."""
+    settings = Settings()
+    policy = find_policy(model, settings)
+    engine = EngineProcess(
+        "rollout",
+        PROGRAMS["rollout"],
+        log=settings.home / "logs" / "sample.log",
+        environment=rollout_environment(settings),
+    )
+    document = {"prompt": prompt, "temperature": temperature, "max_tokens": max_tokens, "count": count, "seed": seed}
+    job = EngineJob("sample", {"policy": EngineInput(policy, str(policy))}, None, document)
+    try:
+        return list(engine.run(job, timeout_s=600.0).result["responses"])
+    finally:
+        engine.close()
+
+
+def find_policy(model: str, settings: Settings) -> Path:
+    """The Hugging Face folder of a registered model, a folder, or a run's best policy."""
+    if model.startswith("models:/"):
+        source = resolve(settings.tracking_uri, model)
+        if not source.startswith("file://"):
+            raise InputError(f"{model} lies at {source}, which this machine cannot read: use one whose source is local")
+        return Path(source.removeprefix("file://"))
+    if (Path(model) / "config.json").is_file():
+        return Path(model).absolute()
+    if "/" in model:
+        raise InputError(f"{model} is no Hugging Face folder (no config.json): give a folder, a run or models:/…")
+    best = read_run(model).records[-1].best
+    return open_store(settings.store_root).fetch(best.checkpoint.bare()) / "policy"

@@ -1,0 +1,131 @@
+"""What all stages share: look in the store, else run an engine's job, store its folder, return a reference.
+
+A stage is a pure function: its key is the sha256 over its name, the spec it reads, the digests of its inputs and the
+fingerprint of the engine's code. Prefect's own result cache is not relied on; what the store has comes back in
+Prefect's state `Cached`, so its pages tell the truth.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from prefect import Task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.logging import get_run_logger
+from prefect.states import Completed
+
+from infra.artifacts import ArtifactRef
+from infra.engine_protocol import EngineError, EngineInput, EngineJob
+from infra.manifest import ArtifactCorrupted
+from ppo_core.records import InputError, content_digest
+from ppo_core.spec import Section
+from tasks.references import StageRef
+from tasks.workbench import Workbench
+
+P = ParamSpec("P")
+R = TypeVar("R")
+RETRIES = 2
+RETRY_DELAYS_S = [1.0, 5.0]
+STATS = "stats.json"
+
+
+class Stage(Task[P, R]):
+    """A task whose result a plain call returns, also when it comes in the state `Cached`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, return_state=True, **kwargs).result()
+
+
+def stage(name: str, *, retries: int = RETRIES) -> Callable[[Callable[P, Any]], Stage[P, Any]]:
+    """Make a function a stage: retried when an engine died or hung, never for input that cannot be used."""
+
+    def wrap(function: Callable[P, Any]) -> Stage[P, Any]:
+        return Stage(
+            fn=function,
+            name=name,
+            retries=retries,
+            retry_delay_seconds=RETRY_DELAYS_S[:retries],
+            retry_condition_fn=may_help_again,
+            cache_policy=NO_CACHE,
+            persist_result=False,
+        )
+
+    return wrap
+
+
+def may_help_again(task: Any, task_run: TaskRun, state: State[Any]) -> bool:
+    """Whether a failed stage is worth another try."""
+    error = state.result(raise_on_failure=False)
+    return error.retryable if isinstance(error, EngineError) else not isinstance(error, InputError | ValueError)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One stage's work: `inputs` are artifacts, `paths` other folders; `finish` completes the folder made."""
+
+    stage: str
+    kind: str
+    engine: str
+    job: str
+    spec: Section
+    inputs: Mapping[str, StageRef] = field(default_factory=dict)
+    paths: Mapping[str, EngineInput] = field(default_factory=dict)
+    made: type[StageRef] = StageRef
+    finish: Callable[[Path, str], None] | None = None
+
+
+def key_of(bench: Workbench, work: Work) -> str:
+    """The cache key."""
+    digests = {name: ref.digest for name, ref in work.inputs.items()}
+    digests |= {name: given.digest for name, given in work.paths.items()}
+    spec = work.spec.model_dump(mode="json")
+    return content_digest([work.stage, work.job, spec, digests, bench.fingerprint(work.engine)])
+
+
+def perform(bench: Workbench, work: Work) -> State[Any] | StageRef:
+    """The stage's reference: from the store (as the state `Cached`), or made now."""
+    started = time.perf_counter()
+    key = key_of(bench, work)
+    found = find_whole(bench, work.kind, key)
+    if found is not None:
+        ref = work.made.of(found, json.loads((bench.store.fetch(found) / STATS).read_text()))
+        bench.timings.add(work.stage, wall=time.perf_counter() - started, cached=True)
+        return Completed(name="Cached", message=f"{work.kind}/{key} was in the store", data=ref)
+    reply_seconds, ref = make(bench, work, key)
+    bench.timings.add(work.stage, wall=time.perf_counter() - started, engine=reply_seconds)
+    return ref
+
+
+def make(bench: Workbench, work: Work, key: str) -> tuple[float, StageRef]:
+    """Run the job into a new folder and store it."""
+    inputs = {name: EngineInput(bench.store.fetch(ref.bare()), ref.digest) for name, ref in work.inputs.items()}
+    output = bench.store.scratch()
+    reply = bench.engines.by_name[work.engine].run(
+        EngineJob(work.job, {**inputs, **work.paths}, output, work.spec.model_dump(mode="json")),
+        timeout_s=bench.timeout_s(work.engine),
+        on_progress=bench.watch,
+    )
+    if work.finish is not None:
+        work.finish(output, key)
+    (output / STATS).write_text(json.dumps(reply.result, indent=2, sort_keys=True) + "\n")
+    stored = bench.store.put(output, work.kind, key, [ref.bare() for ref in work.inputs.values()])
+    return reply.seconds, work.made.of(stored, reply.result)
+
+
+def find_whole(bench: Workbench, kind: str, key: str) -> ArtifactRef | None:
+    """What the store has, checked; a damaged artifact is set aside, so that the stage makes it again."""
+    try:
+        ref = bench.store.find(kind, key)
+        if ref is not None:
+            bench.store.fetch(ref)
+        return ref
+    except ArtifactCorrupted as error:
+        kept = bench.store.set_aside(kind, key)
+        get_run_logger().warning("%s; set aside at %s, making it again", error, kept)
+        return None

@@ -1,0 +1,34 @@
+"""Checkpoint 0: the model of the spec, trained on examples first where the spec has an SFT section."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ppo_core.records import StartPolicyJob
+from tasks.model_card import describe_policy
+from tasks.references import CheckpointRef, DatasetRef
+from tasks.stage import Work, perform, stage
+from tasks.workbench import Workbench
+
+
+@stage("start_policy")
+def start_policy(bench: Workbench, dataset: DatasetRef) -> CheckpointRef:
+    """Also the reference of the whole run."""
+    spec = bench.spec
+    job = StartPolicyJob(seed=spec.seed, model=spec.model, sft=spec.sft, training=spec.training)
+    paths = {"tokenizer": bench.tokenizer(), **bench.model_inputs()}
+    finish = partial(describe_policy, context_length=dataset.context_length)
+    return perform(
+        bench,
+        Work(
+            "start_policy",
+            "checkpoint",
+            "training",
+            "start_policy",
+            job,
+            {"dataset": dataset},
+            paths,
+            CheckpointRef,
+            finish,
+        ),
+    )

@@ -1,0 +1,35 @@
+"""PPO: policy and critic learn from the experience."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ppo_core.records import UpdatePolicyJob
+from tasks.model_card import describe_policy
+from tasks.references import CheckpointRef, DatasetRef, ExperienceRef
+from tasks.stage import Work, perform, stage
+from tasks.workbench import Workbench
+
+
+@stage("update_policy")
+def update_policy(
+    bench: Workbench, checkpoint: CheckpointRef, experience: ExperienceRef, dataset: DatasetRef, *, iteration: int
+) -> CheckpointRef:
+    """The next checkpoint. `iteration` counts from 1; the schedules count from 0."""
+    spec = bench.spec
+    job = UpdatePolicyJob(
+        seed=spec.seed,
+        iteration=iteration - 1,
+        model=spec.model,
+        update=spec.update,
+        training=spec.training,
+        temperature=spec.rollout.temperature,
+    )
+    inputs = {"checkpoint": checkpoint, "experience": experience}
+    finish = partial(describe_policy, context_length=dataset.context_length)
+    return perform(
+        bench,
+        Work(
+            "update_policy", "checkpoint", "training", "update_policy", job, inputs, made=CheckpointRef, finish=finish
+        ),
+    )

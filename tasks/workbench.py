@@ -1,0 +1,139 @@
+"""Everything a run's tasks work with: the spec, the store, the records, the engines, the tracker."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.artifacts import ArtifactStore, open_store
+from infra.engine_protocol import EngineInput, EngineJob, EngineProgress
+from infra.fingerprint import code_fingerprint, file_digest
+from infra.runs import RunRecords
+from infra.settings import Settings
+from infra.tracking import RunTracker
+from ppo_core.records import InputError, content_digest
+from ppo_core.spec import RunSpec
+from tasks.engines import PROGRAMS, Engines
+from tasks.timings import Timings
+
+Watch = Callable[[EngineProgress], None]
+Resolve = Callable[[RunSpec, RunRecords], RunSpec]
+
+
+@dataclass
+class Workbench:
+    """One run's means. Tasks get it as their first argument; Prefect never stores it."""
+
+    spec: RunSpec
+    run: str
+    settings: Settings
+    store: ArtifactStore
+    records: RunRecords
+    engines: Engines
+    tracker: RunTracker
+    watch: Watch
+    timings: Timings = field(default_factory=Timings)
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    source_digests: dict[str, str] = field(default_factory=dict)
+    reported: set[int] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def fingerprint(self, engine: str) -> str:
+        """Of the code that runs in an engine."""
+        with self.lock:
+            if engine not in self.fingerprints:
+                root = Path(inspect.getfile(RunSpec)).parent
+                self.fingerprints[engine] = code_fingerprint(PROGRAMS[engine], root)
+            return self.fingerprints[engine]
+
+    def path(self, name: str) -> Path:
+        """A path of the spec; relative ones start at the spec's folder."""
+        return Path(self.spec.folder) / name
+
+    def sources(self) -> EngineInput:
+        """The folder of the user's code, with the digest of every piece that the spec names."""
+        with self.lock:
+            if not self.source_digests:
+                self.source_digests = self._describe_sources()
+            return EngineInput(Path(self.spec.folder).absolute(), content_digest(self.source_digests))
+
+    def source_digest(self, source: str) -> str:
+        """Of one data source or reward function of the spec."""
+        self.sources()
+        return self.source_digests[source]
+
+    def folder_input(self, name: str) -> EngineInput:
+        """A folder on disk as an engine's input."""
+        folder = self.path(name)
+        if not folder.is_dir():
+            raise InputError(f"there is no folder {folder}: give a path relative to the spec, or an absolute one")
+        digests = {
+            path.relative_to(folder).as_posix(): file_digest(path)
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+        return EngineInput(folder.absolute(), content_digest(digests))
+
+    def tokenizer(self) -> EngineInput:
+        """Where the tokenizer lies."""
+        model = self.spec.model
+        return self.folder_input(str(model.tokenizer or model.path))
+
+    def model_inputs(self) -> dict[str, EngineInput]:
+        """The starting model's folder, where the spec names one."""
+        return {"model": self.folder_input(self.spec.model.path)} if self.spec.model.path else {}
+
+    def timeout_s(self, engine: str) -> float:
+        """How long an engine may be silent."""
+        spec = self.spec.engines
+        return spec.reward_timeout_s if engine == "scoring" else spec.timeout_s
+
+    def _describe_sources(self) -> dict[str, str]:
+        spec = self.spec
+        data = [spec.dataset.train, spec.dataset.evaluation, spec.sft.data if spec.sft else None]
+        code = [*spec.reward.weights, *(name for name in data if name and ":" in name)]
+        job = EngineJob(
+            "describe_sources",
+            {"sources": EngineInput(Path(spec.folder).absolute(), "")},
+            None,
+            {"functions": code},
+        )
+        digests = self.engines.by_name["scoring"].run(job, timeout_s=self.timeout_s("scoring")).result
+        for name in data:
+            if name and ":" not in name:
+                path = self.path(name)
+                if not path.is_file():
+                    raise InputError(f"there is no file {path}: give a JSONL file or path/to/file.py:function")
+                digests[name] = file_digest(path)
+        return digests
+
+
+@contextmanager
+def open_workbench(
+    spec: RunSpec, run: str | None = None, watch: Watch | None = None, effective: Resolve | None = None
+) -> Iterator[Workbench]:
+    """Open a run's means and start its engines; everything is closed on the way out, whatever happens.
+
+    `effective` makes the spec that the run really has of the one requested and the run's records.
+    """
+    settings = Settings()
+    name = run or spec.name
+    store = open_store(settings.store_root)
+    records = RunRecords(store.root, name)
+    spec = effective(spec, records) if effective is not None else spec
+    engines = Engines(spec, settings, settings.log_folder(name))
+    tracker = RunTracker(settings.tracking_uri, spec.name, name, settings.mlflow_folder / "artifacts")
+    try:
+        engines.start()
+        yield Workbench(spec, name, settings, store, records, engines, tracker, watch or ignore)
+    finally:
+        engines.close()
+
+
+def ignore(progress: Any) -> None:
+    """A watch that looks away."""

@@ -1,0 +1,119 @@
+"""A small real engine for tests: speaks the protocol of infra/engine_protocol.py and misbehaves on demand.
+
+With the argument `die` it ends before the first job, as a failed import would. `outlived` is for the tests themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+Reply = Callable[..., None]
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+
+
+def echo(job: dict[str, Any], reply: Reply) -> dict[str, Any]:
+    return {"pid": os.getpid(), **job}
+
+
+def talk(job: dict[str, Any], reply: Reply) -> dict[str, Any]:
+    """Prints as user code does, by Python and past it."""
+    print(job["spec"]["text"])
+    os.system(f"echo from a shell: {job['spec']['text']}")
+    return {}
+
+
+def sleep(job: dict[str, Any], reply: Reply) -> dict[str, Any]:
+    began = time.time()
+    time.sleep(job["spec"]["seconds"])
+    return {"began": began, "ended": time.time()}
+
+
+def refuse(job: dict[str, Any], reply: Reply) -> dict[str, Any]:
+    error = {"type": "InputError", "message": "no such column", "retryable": job["spec"]["retryable"]}
+    reply(event="error", error=error)
+    return {}
+
+
+def crash(job: dict[str, Any], reply: Reply) -> dict[str, Any]:
+    print("the last words")
+    if "signal" in job["spec"]:
+        os.kill(os.getpid(), job["spec"]["signal"])
+        time.sleep(60)
+    os._exit(job["spec"]["code"])
+
+
+def garbage(job: dict[str, Any], reply: Reply) -> dict[str, Any]:
+    reply(raw=job["spec"]["line"].encode() + b"\n")
+    return {}
+
+
+def spawn(job: dict[str, Any], reply: Reply) -> dict[str, Any]:
+    """Children that left our session, ignore SIGTERM and (the second) have no parent any more."""
+    child = subprocess.Popen([sys.executable, "-c", STUBBORN], start_new_session=True)
+    orphan = f"import subprocess; print(subprocess.Popen([{sys.executable!r}, '-c', {STUBBORN!r}], "
+    orphan += "start_new_session=True, stdout=subprocess.DEVNULL).pid)"
+    orphan_pid = subprocess.check_output([sys.executable, "-c", orphan])
+    return {"pids": [os.getpid(), os.getppid(), child.pid, int(orphan_pid)]}
+
+
+def hang(job: dict[str, Any], reply: Reply) -> dict[str, Any]:
+    """Leaves the pids of its tree in the output file, then says nothing and ignores SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with open(job["output"], "w") as output:
+        json.dump(spawn(job, reply)["pids"], output)
+    time.sleep(600)
+    return {}
+
+
+def progress(job: dict[str, Any], reply: Reply) -> dict[str, Any]:
+    for done in range(1, job["spec"]["total"] + 1):
+        time.sleep(job["spec"]["seconds"])
+        reply(event="progress", done=done, total=job["spec"]["total"], note=f"epoch {done}")
+    return {}
+
+
+JOBS = {job.__name__: job for job in (echo, talk, sleep, refuse, crash, garbage, spawn, hang, progress)}
+
+
+def outlived(pids: Iterable[int], *, within_s: float) -> list[int]:
+    """Those of `pids` that still run after that time; returns as soon as there is none."""
+    deadline = time.monotonic() + within_s
+    while (alive := [pid for pid in pids if _runs(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return alive
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
+def main() -> None:
+    replies = os.dup(1)
+    os.dup2(2, 1)
+    if "die" in sys.argv:
+        sys.exit("ModuleNotFoundError: No module named 'vllm'")
+    for line in sys.stdin:
+        job = json.loads(line)
+
+        def reply(number: int = job["id"], raw: bytes = b"", **document: Any) -> None:
+            os.write(replies, raw or json.dumps({"id": number, **document}).encode() + b"\n")
+
+        began = time.monotonic()
+        result = JOBS[job["name"]](job, reply)
+        if job["name"] != "refuse":
+            reply(event="result", seconds=time.monotonic() - began, result=result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra.mlflow_client import open_client
+from infra.registry import RegistryError, register, resolve
+
+LINEAGE = {"ppoflow.digest": "abc", "ppoflow.run": "demo"}
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('registry')}/mlflow.db"
+
+
+def test_a_version_points_to_the_artifact_and_carries_its_lineage(uri: str) -> None:
+    made = register(
+        uri, name="m", source="file:///store/a/policy", tags=LINEAGE, aliases=["best", "run-1"], description="why"
+    )
+    assert (made.name, made.version, made.source) == ("m", "1", "file:///store/a/policy")
+    stored = open_client(uri).get_model_version("m", "1")
+    assert stored.tags.items() >= LINEAGE.items()
+    assert stored.description == "why"
+    assert resolve(uri, "models:/m@best") == resolve(uri, "models:/m/1") == "file:///store/a/policy"
+
+
+def test_the_same_source_and_digest_register_once(uri: str) -> None:
+    first = register(uri, name="once", source="file:///a", tags=LINEAGE, aliases=["best"])
+    other = register(uri, name="once", source="file:///b", tags={"ppoflow.digest": "other"}, aliases=["best"])
+    again = register(uri, name="once", source="file:///a", tags=LINEAGE, aliases=["best"])
+    assert (first.version, other.version, again.version) == ("1", "2", "1")
+    assert resolve(uri, "models:/once@best") == "file:///a"
+
+
+@pytest.mark.parametrize("alias", ["latest", "v3", "a b", ""])
+def test_a_reserved_alias_is_refused_before_anything_is_registered(uri: str, alias: str) -> None:
+    with pytest.raises(ValueError, match="is not allowed"):
+        register(uri, name="refused", source="file:///a", tags=LINEAGE, aliases=[alias])
+    assert [model.name for model in open_client(uri).search_registered_models() if model.name == "refused"] == []
+
+
+def test_tags_must_name_the_digest(uri: str) -> None:
+    with pytest.raises(ValueError, match=r"do not name 'ppoflow\.digest'"):
+        register(uri, name="m", source="file:///a", tags={"x": "y"})
+
+
+@pytest.mark.parametrize("model", ["m", "models:/m", "models:/m@", "models:/m/latest", "runs:/m/1"])
+def test_resolve_says_how_a_model_is_written(uri: str, model: str) -> None:
+    with pytest.raises(ValueError, match="models:/NAME@ALIAS or models:/NAME/VERSION"):
+        resolve(uri, model)
+
+
+@pytest.mark.parametrize("model", ["models:/nowhere/1", "models:/nowhere@best"])
+def test_resolve_of_an_unknown_model_is_a_clear_error(uri: str, model: str) -> None:
+    with pytest.raises(RegistryError, match=f"could not find {model}"):
+        resolve(uri, model)
+
+
+def test_an_unreachable_server_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(RegistryError, match=r"MLflow at http://127\.0\.0\.1:9 could not register"):
+        register("http://127.0.0.1:9", name="m", source=tmp_path.as_uri(), tags=LINEAGE)

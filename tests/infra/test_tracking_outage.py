@@ -1,0 +1,129 @@
+"""The tracker and the registry against a real MLflow server that hangs, dies and comes back."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import psutil
+import pytest
+
+from infra.mlflow_client import open_client
+from infra.registry import register, resolve
+from infra.tracking import Point, RunTracker
+from tests.infra.mlflow_points import NOW, points_of, rows
+
+
+class Server:
+    """A real `mlflow server` on one port and one database, as often as it is started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db"]
+        command += ["--artifacts-destination", str(self.folder / "artifacts")]
+        quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        with (self.folder / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command, env={**os.environ, **quiet}, stdout=log, stderr=log, start_new_session=True
+            )
+        deadline = time.monotonic() + 60
+        while not self.healthy():
+            assert self.process.poll() is None, (self.folder / "server.log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+    def healthy(self) -> bool:
+        try:
+            with urlopen(f"{self.uri}/health", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (URLError, OSError):
+            return False
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.process is None:
+            return
+        for process in [*psutil.Process(self.process.pid).children(recursive=True), psutil.Process(self.process.pid)]:
+            process.send_signal(number)
+        if number == signal.SIGKILL:
+            self.process.wait()
+            self.process = None
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("server"))
+    server.start()
+    yield server
+    server.signal(signal.SIGKILL)
+
+
+def test_an_outage_delays_points_and_loses_none(server: Server, tmp_path: Path) -> None:
+    tracker = RunTracker(server.uri, "outage", "run-1", tmp_path, patience_s=3, back_off_s=1)
+    records = [points_of(step) for step in range(6)]
+    assert tracker.open(), tracker.last_error
+    assert tracker.log_points([*records[0], Point("wild", math.inf, 0, NOW)])
+    assert tracker.log_parameters({"empty": "", "key": "value"})
+    assert tracker.log_table("samples", ["prompt"], [["1+1="]])
+
+    server.signal(signal.SIGSTOP)  # hangs: takes connections and never answers
+    started = time.monotonic()
+    for step in (1, 2):
+        assert not tracker.log_points(records[step])
+    assert time.monotonic() - started < 5
+    assert not tracker.available()
+
+    server.signal(signal.SIGKILL)  # refuses
+    deadline = time.monotonic() + 15
+    while not tracker.available():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    started = time.monotonic()
+    assert not tracker.log_points(records[3])
+    assert time.monotonic() - started < 3
+    assert tracker.seen_steps("train/m0") is None
+    assert not tracker.open()
+
+    server.start()
+    assert tracker.open(), tracker.last_error
+    seen = tracker.seen_steps("train/m0")
+    assert seen is not None
+    assert 0 in seen
+    for record in records:
+        assert tracker.log_points(record), tracker.last_error
+    assert tracker.finish()
+    stored = rows(server.folder, tracker.run_id)
+    expected = [(p.key, p.step, p.value, p.timestamp_ms) for record in records for p in record]
+    assert stored == sorted([*expected, ("wild", 0, sys.float_info.max, NOW)])
+    assert tracker.link().endswith(f"/runs/{tracker.run_id}")
+
+
+def test_a_server_that_refuses_the_local_folder_gets_a_copy(server: Server, tmp_path: Path) -> None:
+    tracker = RunTracker(server.uri, "registry", "run-2", tmp_path)
+    assert tracker.open(), tracker.last_error
+    folder = tmp_path / "a policy"
+    folder.mkdir()
+    (folder / "MLmodel").write_text("flavors: {}\n")
+    tags = {"ppoflow.digest": "d" * 64}
+    first = register(server.uri, name="m", source=folder.as_uri(), tags=tags, aliases=["best"], run_id=tracker.run_id)
+    again = register(server.uri, name="m", source=folder.as_uri(), tags=tags, aliases=["best"], run_id=tracker.run_id)
+    assert first == again
+    assert first.source.startswith("mlflow-artifacts:")
+    assert resolve(server.uri, "models:/m@best") == first.source
+    assert (Path(open_client(server.uri).download_artifacts(str(tracker.run_id), "models", str(tmp_path)))).is_dir()
