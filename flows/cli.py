@@ -140,3 +140,7 @@ def quiet_prefect() -> None:
     from tasks.prefect_environment import prepare
 
     prepare()
+
+
+if __name__ == "__main__":
+    app()

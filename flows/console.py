@@ -89,12 +89,14 @@ class RunConsole:
             cells = " ".join(f"{cell:>8}" for cell in _cells(record, {**COLUMNS, **STAGE_SECONDS}))
             self.say(f"{record.iteration:>4}/{self.iterations:<4} {cells}{self._remaining()}")
 
-    def samples(self, title: str, record: IterationRecord, count: int = 3) -> None:
-        """Show sample answers of an evaluated iteration."""
-        if record.evaluation is None:
+    def samples(self, title: str, record: IterationRecord, start: IterationRecord, count: int = 3) -> None:
+        """Show answers of an evaluated iteration to the prompts that the start policy answered worst."""
+        if record.evaluation is None or start.evaluation is None:
             return
         self.say(f"\n{title}:")
-        for sample in record.evaluation.samples[:count]:
+        scores = [sample["score"] or 0.0 for sample in start.evaluation.samples]
+        for index in sorted(range(len(scores)), key=scores.__getitem__)[:count]:
+            sample = record.evaluation.samples[index]
             prompt = sample["prompt"] if isinstance(sample["prompt"], str) else sample["prompt"][-1].get("content", "")
             score = "–" if sample["score"] is None else f"{sample['score']:.2f}"
             self.console.print(Text(f"  {prompt} {sample['response']}   (score {score})"), soft_wrap=True)

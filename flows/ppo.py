@@ -20,7 +20,7 @@ from tasks.commit_iteration import IterationRecord, commit_iteration
 from tasks.compute_advantages import compute_advantages
 from tasks.evaluate_policy import evaluate_policy
 from tasks.generate_rollouts import generate_rollouts
-from tasks.open_run import effective_spec, last_record
+from tasks.open_run import effective_spec, first_record, last_record
 from tasks.prefect_api import EmbeddedFlow, page_url
 from tasks.prepare_dataset import prepare_dataset
 from tasks.references import DatasetRef
@@ -57,7 +57,7 @@ def train(spec: RunSpec, run: str | None = None) -> RunReport:
         if record is None:
             record = begin(bench, dataset)
             show(bench, console, record)
-            console.samples("answers before PPO", record)
+            console.samples("answers before PPO", record, record)
         while record.iteration < bench.spec.iterations:
             record = iterate(bench, dataset, record)
             show(bench, console, record)
@@ -101,7 +101,7 @@ def finish(bench: Workbench, console: RunConsole, record: IterationRecord) -> Ru
     registered = register_policy(bench, record)
     report_end(bench)
     folder = export_best(bench, record.best)
-    console.samples("answers after PPO", record)
+    console.samples("answers after PPO", record, first_record(bench.records))
     return RunReport(
         run=bench.run,
         iterations=record.iteration,

@@ -104,7 +104,8 @@ def commit_iteration(
     )
     if previous is None:
         bench.records.create_spec(spec.document())
-    bench.records.commit(iteration, record.model_dump(mode="json"))
+    with bench.timings.outside("store"):
+        bench.records.commit(iteration, record.model_dump(mode="json"))
     return record
 
 

@@ -44,3 +44,8 @@ def last_record(records: RunRecords) -> IterationRecord | None:
     """The record of the last committed iteration, None for a new run."""
     last = records.last()
     return None if last is None else read_record(records.read(last))
+
+
+def first_record(records: RunRecords) -> IterationRecord:
+    """Record 0: the policy that PPO started from."""
+    return read_record(records.read(0))

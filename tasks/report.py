@@ -34,11 +34,12 @@ CURVES = {
 @stage("report", retries=0)
 def report(bench: Workbench, record: IterationRecord) -> bool:
     """Log what is missing up to `record`. Returns whether MLflow has it all now."""
-    if record.iteration not in bench.reported and not bench.reported:
-        _introduce(bench, record)
-    complete = _log_points(bench, record)
-    if record.evaluation is not None:
-        _show_samples(bench, record)
+    with bench.timings.outside("tracking"):
+        if not bench.reported:
+            _introduce(bench, record)
+        complete = _log_points(bench, record)
+        if record.evaluation is not None:
+            _show_samples(bench, record)
     return complete
 
 

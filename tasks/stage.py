@@ -92,7 +92,8 @@ def perform(bench: Workbench, work: Work) -> State[Any] | StageRef:
     """The stage's reference: from the store (as the state `Cached`), or made now."""
     started = time.perf_counter()
     key = key_of(bench, work)
-    found = find_whole(bench, work.kind, key)
+    with bench.timings.outside("store"):
+        found = find_whole(bench, work.kind, key)
     if found is not None:
         ref = work.made.of(found, json.loads((bench.store.fetch(found) / STATS).read_text()))
         bench.timings.add(work.stage, wall=time.perf_counter() - started, cached=True)
@@ -104,17 +105,21 @@ def perform(bench: Workbench, work: Work) -> State[Any] | StageRef:
 
 def make(bench: Workbench, work: Work, key: str) -> tuple[float, StageRef]:
     """Run the job into a new folder and store it."""
-    inputs = {name: EngineInput(bench.store.fetch(ref.bare()), ref.digest) for name, ref in work.inputs.items()}
-    output = bench.store.scratch()
+    with bench.timings.outside("store"):
+        inputs = {name: EngineInput(bench.store.fetch(ref.bare()), ref.digest) for name, ref in work.inputs.items()}
+        output = bench.store.scratch()
+    sent = time.perf_counter()
     reply = bench.engines.by_name[work.engine].run(
         EngineJob(work.job, {**inputs, **work.paths}, output, work.spec.model_dump(mode="json")),
         timeout_s=bench.timeout_s(work.engine),
         on_progress=bench.watch,
     )
-    if work.finish is not None:
-        work.finish(output, key)
-    (output / STATS).write_text(json.dumps(reply.result, indent=2, sort_keys=True) + "\n")
-    stored = bench.store.put(output, work.kind, key, [ref.bare() for ref in work.inputs.values()])
+    bench.timings.add_outside("hops", time.perf_counter() - sent - reply.seconds)
+    with bench.timings.outside("store"):
+        if work.finish is not None:
+            work.finish(output, key)
+        (output / STATS).write_text(json.dumps(reply.result, indent=2, sort_keys=True) + "\n")
+        stored = bench.store.put(output, work.kind, key, [ref.bare() for ref in work.inputs.values()])
     return reply.seconds, work.made.of(stored, reply.result)
 
 

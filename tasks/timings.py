@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 
@@ -22,7 +24,22 @@ class Timings:
 
     started: float = field(default_factory=time.perf_counter)
     stages: dict[str, StageTime] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def outside(self, part: str) -> Iterator[None]:
+        """Measure seconds that no engine works: `store`, `hops` (to the engines and back) or `tracking`."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add_outside(part, time.perf_counter() - started)
+
+    def add_outside(self, part: str, seconds: float) -> None:
+        """Add seconds to a part of the time outside the engines."""
+        with self.lock:
+            self.parts[part] = self.parts.get(part, 0.0) + seconds
 
     def add(self, stage: str, *, wall: float = 0.0, engine: float = 0.0, cached: bool = False) -> None:
         """Add seconds to a stage."""
@@ -40,8 +57,10 @@ class Timings:
             inside = sum(entry.engine for entry in self.stages.values())
             metrics["seconds/iteration"] = now - self.started
             metrics["seconds/engines"] = inside
-            metrics["seconds/outside_engines"] = now - self.started - inside
-            self.started, self.stages = now, {}
+            outside = metrics["seconds/outside_engines"] = now - self.started - inside
+            metrics |= {f"seconds/outside_{part}": seconds for part, seconds in self.parts.items()}
+            metrics["seconds/outside_prefect_and_rest"] = outside - sum(self.parts.values())
+            self.started, self.stages, self.parts = now, {}, {}
             return metrics
 
     def cached_stages(self) -> list[str]:

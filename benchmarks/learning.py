@@ -1,0 +1,101 @@
+"""Does PPO learn the demo's task? Three seeds, each a whole run from nothing, through the command line.
+
+    python -m benchmarks.learning [--seeds 0 1 2] [--home .ppoflow/benchmarks]
+
+Prints held-out accuracy by iteration and where the seconds went, and writes `benchmarks/results/learning.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+SPEC = Path("examples/arithmetic/demo.yaml")
+RESULTS = Path("benchmarks/results/learning.json")
+PARTS = ("store", "hops", "tracking", "prefect_and_rest")
+
+
+def main() -> None:
+    """Run all seeds, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--home", type=Path, default=Path(".ppoflow/benchmarks"))
+    arguments = parser.parse_args()
+    results = [run_seed(seed, arguments.home) for seed in arguments.seeds]
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps({"spec": str(SPEC), "seeds": results}, indent=1) + "\n")
+    show(results)
+
+
+def run_seed(seed: int, home: Path) -> dict[str, Any]:
+    """One run; its curves come from its records."""
+    name = f"seed-{seed}-{int(time.time())}"
+    command = [sys.executable, "-m", "flows.cli", "train", str(SPEC), "--run", name, "--set", f"seed={seed}"]
+    started = time.perf_counter()
+    subprocess.run(["env", f"PPOFLOW_HOME={home.absolute()}", *command], check=True)
+    seconds = time.perf_counter() - started
+    files = sorted((home / "store" / "runs" / name / "iterations").glob("*.json"))
+    records = [json.loads(path.read_text())["metrics"] for path in files]
+    return {"seed": seed, "seconds": seconds, **summary(records)}
+
+
+def summary(records: list[dict[str, float]]) -> dict[str, Any]:
+    """Curves, and medians over the iterations from the second on."""
+    later = records[2:]
+
+    def median(name: str) -> float:
+        return statistics.median(record.get(name, 0.0) for record in later)
+
+    return {
+        "accuracy": curve(records, "evaluation/accuracy"),
+        "greedy_accuracy": curve(records, "evaluation/greedy_accuracy"),
+        "score": curve(records, "score/mean"),
+        "kl": curve(records, "kl/reference"),
+        "response_length": curve(records, "rollout/response_length"),
+        "sampler_logprob_difference_max": max(r.get("sampler/logprob_difference_max", 0.0) for r in records),
+        "seconds_ppo": sum(record["seconds/iteration"] for record in records[1:]),
+        "seconds_per_iteration": median("seconds/iteration"),
+        "seconds_outside_engines": {
+            "median": median("seconds/outside_engines"),
+            "largest": max(record["seconds/outside_engines"] for record in later),
+            **{part: median(f"seconds/outside_{part}") for part in PARTS},
+        },
+    }
+
+
+def curve(records: list[dict[str, float]], name: str) -> dict[int, float]:
+    """Iteration -> value, where it was measured."""
+    return {iteration: record[name] for iteration, record in enumerate(records) if name in record}
+
+
+def show(results: list[dict[str, Any]]) -> None:
+    """The table a person reads."""
+    accuracy = Table(title="held-out accuracy, sampled at temperature 1 (greedy)")
+    iterations = sorted(results[0]["accuracy"])
+    for name in ("seed", *(str(i) for i in iterations), "minutes", "PPO minutes", "s / iteration", "s outside"):
+        accuracy.add_column(name, justify="right")
+    for result in results:
+        cells = [f"{result['accuracy'][i]:.3f} ({result['greedy_accuracy'][i]:.2f})" for i in iterations]
+        minutes, ppo = result["seconds"] / 60, result["seconds_ppo"] / 60
+        outside = result["seconds_outside_engines"]["median"]
+        times = [f"{minutes:.1f}", f"{ppo:.1f}", f"{result['seconds_per_iteration']:.1f}", f"{outside:.2f}"]
+        accuracy.add_row(str(result["seed"]), *cells, *times)
+    console = Console(width=160)
+    console.print(accuracy)
+    for result in results:
+        parts = result["seconds_outside_engines"]
+        made_of = ", ".join(f"{part} {parts[part]:.3f}" for part in PARTS)
+        console.print(f"seed {result['seed']}: seconds outside the engines per iteration (medians): {made_of}")
+
+
+if __name__ == "__main__":
+    main()
