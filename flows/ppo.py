@@ -18,6 +18,7 @@ from flows.console import RunConsole
 from ppo_core.spec import RunSpec
 from tasks.commit_iteration import IterationRecord, commit_iteration
 from tasks.compute_advantages import compute_advantages
+from tasks.errors import RegistryError
 from tasks.evaluate_policy import evaluate_policy
 from tasks.generate_rollouts import generate_rollouts
 from tasks.open_run import effective_spec, first_record, last_record
@@ -41,7 +42,7 @@ class RunReport(BaseModel):
     iterations: int
     best_iteration: int
     best_value: float | None
-    policy: RegisteredPolicy
+    policy: RegisteredPolicy | None
     policy_folder: Path
     metrics: dict[str, float]
 
@@ -97,8 +98,12 @@ def iterate(bench: Workbench, dataset: DatasetRef, previous: IterationRecord) ->
 
 
 def finish(bench: Workbench, console: RunConsole, record: IterationRecord) -> RunReport:
-    """Register the best policy and say where everything is."""
-    registered = register_policy(bench, record)
+    """Register the best policy and say where everything is. Without a registry the run is done all the same."""
+    try:
+        registered = register_policy(bench, record)
+    except RegistryError as error:
+        registered = None
+        console.say(f"the policy is not registered: {error}; the same command tries again, without training")
     report_end(bench)
     folder = export_best(bench, record.best)
     console.samples("answers after PPO", record, first_record(bench.records))
@@ -116,6 +121,8 @@ def finish(bench: Workbench, console: RunConsole, record: IterationRecord) -> Ru
 def show(bench: Workbench, console: RunConsole, record: IterationRecord) -> None:
     """Tell people, Prefect and MLflow of a committed iteration."""
     console.iteration(record)
+    if record.cached_stages:
+        console.say(f"iteration {record.iteration}: from the store came {', '.join(record.cached_stages)}")
     report(bench, record)
     if record.best.iteration == record.iteration:
         export_best(bench, record.best)

@@ -65,11 +65,12 @@ class EngineError(RuntimeError):
 
 
 class EngineJobError(EngineError):
-    """The engine is well and refused the job, or failed at it. `error_type` is the engine's name for the error."""
+    """The engine is well and refused the job, or failed at it: `error_type` and `reason` are the engine's own words."""
 
-    def __init__(self, message: str, *, retryable: bool = False, error_type: str = "") -> None:
+    def __init__(self, message: str, *, retryable: bool = False, error_type: str = "", reason: str = "") -> None:
         super().__init__(message, retryable=retryable)
         self.error_type = error_type
+        self.reason = reason
 
 
 class EngineDied(EngineError):
@@ -122,6 +123,12 @@ class Failure:
     error_type: str
     message: str
     retryable: bool
+    ending: bool = False  # the process ends with this reply: a fresh one must take the next job
+
+    def error(self, *, engine: str, job: str) -> EngineJobError:
+        """As what run() raises."""
+        message = f"engine {engine!r}, job {job!r}: {self.error_type}: {self.message}"
+        return EngineJobError(message, retryable=self.retryable, error_type=self.error_type, reason=self.message)
 
 
 def encode_job(number: int, job: EngineJob) -> bytes:
@@ -145,7 +152,8 @@ def decode_reply(line: bytes, number: int, *, engine: str, job: str) -> EnginePr
             return EngineReply(result=dict(document["result"]), seconds=float(document["seconds"]))
         if event == "error":
             error = document["error"]
-            return Failure(str(error["type"]), str(error["message"]), retryable=error["retryable"] is True)
+            ending = error.get("ending") is True
+            return Failure(str(error["type"]), str(error["message"]), error["retryable"] is True, ending)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ProtocolViolation(f"{_excerpt(line)} ({type(error).__name__}: {error})") from None
     raise ProtocolViolation(f"event {event!r}, which is none of progress, result, error")

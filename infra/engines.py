@@ -235,8 +235,9 @@ class EngineProcess:
                 while True:
                     reply = decode_reply(channel.receive(timeout_s), number, engine=self.name, job=job.name)
                     if isinstance(reply, Failure):
-                        message = f"engine {self.name!r}, job {job.name!r}: {reply.error_type}: {reply.message}"
-                        raise EngineJobError(message, retryable=reply.retryable, error_type=reply.error_type)
+                        if reply.ending:
+                            self._discard(process)
+                        raise reply.error(engine=self.name, job=job.name)
                     if isinstance(reply, EngineReply):
                         return reply
                     if on_progress is not None:

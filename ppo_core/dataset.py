@@ -25,7 +25,7 @@ class Limits:
 
 def read_rows(source: str, folder: Path) -> list[dict[str, Any]]:
     """The rows of a JSONL file or of a `file.py:function`, relative to `folder`. Raises InputError naming the line."""
-    rows = list(load_function(source, folder)()) if ":" in source else _read_jsonl(folder / source)
+    rows = _generated(source, folder) if ":" in source else _read_jsonl(folder / source)
     if not rows:
         raise InputError(f"{source} holds no rows: give at least one prompt")
     for number, row in enumerate(rows, 1):
@@ -46,7 +46,12 @@ def prompt_rows(
         _check_length(f"{source}: row {number}", ids, limits)
         answer = row.get(answer_column)
         metadata = {key: value for key, value in row.items() if key not in ("prompt", answer_column)}
-        content = canonical_json([row["prompt"], answer, metadata])
+        try:
+            content = canonical_json([row["prompt"], answer, metadata])
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"{source}: row {number} is not plain JSON ({error}): give finite numbers and text"
+            ) from None
         base = hashlib.sha256(content.encode()).hexdigest()[:16]
         seen[base] = seen.get(base, 0) + 1
         prompt_id = base if seen[base] == 1 else f"{base}-{seen[base]}"
@@ -60,12 +65,11 @@ def supervised_rows(
     """Tokenized SFT examples: `prompt_token_ids` and `completion_token_ids` (ending in EOS)."""
     examples = []
     for number, row in enumerate(rows, 1):
-        completion = row.get("completion")
-        if isinstance(completion, list) and completion:
-            completion = completion[-1].get("content")
-        if not isinstance(completion, str):
+        completion = completion_text(row)
+        if completion is None:
             raise InputError(
-                f"{source}: row {number} has no `completion` text: SFT needs the columns prompt and completion"
+                f"{source}: row {number} has completion={row.get('completion')!r}: SFT needs the columns prompt and "
+                "completion, a text or a list of one message"
             )
         prompt, answer = encode_prompt(tokenizer, row["prompt"]), encode_completion(tokenizer, completion)
         length = len(prompt) + len(answer)
@@ -77,19 +81,35 @@ def supervised_rows(
     return examples
 
 
+def completion_text(row: Mapping[str, Any]) -> str | None:
+    """The text of a row's `completion`, a text or a list of one message; None where it is neither."""
+    completion = row.get("completion")
+    if isinstance(completion, list) and len(completion) == 1 and isinstance(completion[0], Mapping):
+        completion = completion[0].get("content")
+    return completion if isinstance(completion, str) else None
+
+
+def _generated(source: str, folder: Path) -> list[dict[str, Any]]:
+    function = load_function(source, folder)
+    try:
+        return list(function())
+    except Exception as error:
+        raise InputError(f"{source} yields no rows, it raised {type(error).__name__}: {error}") from error
+
+
 def _read_jsonl(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise InputError(
             f"there is no file {path}: give a JSONL file or path/to/file.py:function, relative to the spec"
         )
     rows = []
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
-                    rows.append(json.loads(line))
-                except json.JSONDecodeError as error:
-                    raise InputError(f"{path}:{number} is not JSON: {error}") from None
+                    rows.append(json.loads(line.decode()))
+                except ValueError as error:
+                    raise InputError(f"{path}:{number} is not JSON in UTF-8: {error}") from None
     return rows
 
 

@@ -38,7 +38,11 @@ def create_policy(config: dict[str, Any], *, vocab_size: int, seed: int, dtype: 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(model_config(None, config, vocab_size))
-    return _prepared(model.to(torch_dtype(dtype)))
+    # Parameters only: buffers such as the frequencies of rotary positions stay fp32, as when a folder is loaded.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch_dtype(dtype))
+    model.config.dtype = torch_dtype(dtype)
+    return _prepared(model)
 
 
 def load_policy(path: str | Path, *, dtype: str) -> Any:
@@ -107,4 +111,6 @@ def _prepared(model: Any) -> Any:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+        if "attention_dropout" in vars(module):
+            module.attention_dropout = 0.0
     return model.eval()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,7 @@ from ppo_core.records import InputError
 def load_function(name: str, folder: Path) -> Callable[..., Any]:
     """Import the function `name`; file paths start from `folder`. Raises InputError saying what is missing where."""
     module_name, _, function_name = name.rpartition(":")
-    module = _load_file(name, folder / module_name) if module_name.endswith(".py") else _load_module(name, folder)
+    module = _load(name, folder)
     function = vars(module).get(function_name)
     if not callable(function):
         known = sorted(k for k, v in vars(module).items() if callable(v) and not k.startswith("_"))
@@ -27,38 +28,61 @@ def load_function(name: str, folder: Path) -> Callable[..., Any]:
     return function
 
 
-def source_digest(function: Callable[..., Any]) -> str:
-    """sha256 over the sources of the function's module and of what was loaded from beside it (its own package)."""
-    origin = Path(function.__code__.co_filename).resolve()
-    beside = {origin}
-    for module in list(sys.modules.values()):
-        file = vars(module).get("__file__")
-        if file and file.endswith(".py") and Path(file).resolve().is_relative_to(origin.parent):
-            beside.add(Path(file).resolve())
-    digest = hashlib.sha256(function.__qualname__.encode())
-    for path in sorted(beside):
-        digest.update(path.relative_to(origin.parent).as_posix().encode() + b"\0" + path.read_bytes())
+def source_digest(name: str, folder: Path) -> str:
+    """sha256 over the source of the function's module and of what that imports, directly or not, from beside it.
+
+    Beside a file is its folder, beside a module its package. Found by reading, so that nothing else that this process
+    has loaded counts. Raises InputError as `load_function` does.
+    """
+    load_function(name, folder)
+    digest = hashlib.sha256(name.encode())
+    file = vars(_load(name, folder)).get("__file__")
+    if file is None:
+        return digest.hexdigest()
+    origin = Path(file).resolve()
+    module_name = name.rpartition(":")[0]
+    depth = 0 if module_name.endswith(".py") else module_name.count(".") + (origin.name == "__init__.py")
+    root = origin.parents[depth]
+    scope = root.joinpath(*origin.relative_to(root).parts[:1]) if depth else root
+    if not depth and not module_name.endswith(".py") and root != folder.resolve():
+        scope = origin  # a single module that was installed: beside it lie all other packages
+    for path in sorted(_closure(origin, root, scope)):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+def _load(name: str, folder: Path) -> ModuleType:
+    module_name = name.rpartition(":")[0]
+    return _load_file(name, folder / module_name) if module_name.endswith(".py") else _load_module(name, folder)
 
 
 def _load_file(name: str, path: Path) -> ModuleType:
     if not path.is_file():
         raise InputError(f"{name}: there is no file {path}: paths are relative to the spec")
+    path = path.resolve()
     module_name = path.stem
-    loaded = sys.modules.get(module_name)
-    if loaded is not None and vars(loaded).get("__file__") == str(path.resolve()):
-        return loaded
-    if str(path.parent.resolve()) not in sys.path:
-        sys.path.insert(0, str(path.parent.resolve()))
-    spec = importlib.util.spec_from_file_location(module_name, path.resolve())
+    if _is_loaded_from_elsewhere(module_name, path):
+        module_name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses and pickle look a class's module up there
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        del sys.modules[module_name]
         raise InputError(f"{name}: importing {path} failed with {type(error).__name__}: {error}") from error
     return module
+
+
+def _is_loaded_from_elsewhere(module_name: str, path: Path) -> bool:
+    loaded = sys.modules.get(module_name)
+    return loaded is not None and vars(loaded).get("__file__") != str(path)
 
 
 def _load_module(name: str, folder: Path) -> ModuleType:
@@ -72,3 +96,37 @@ def _load_module(name: str, folder: Path) -> ModuleType:
             f"{name}: importing {module_name} failed with {type(error).__name__}: {error}; "
             "install it here, or write path/to/file.py:function relative to the spec"
         ) from error
+
+
+def _closure(origin: Path, root: Path, scope: Path) -> set[Path]:
+    """`origin` and the files in `scope` that it imports; dotted names start from the folder `root`."""
+    found: set[Path] = set()
+    waiting = [origin]
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found.add(path)
+            waiting += [file for name in _imported(path, root) for file in _files(name, root, scope)]
+    return found
+
+
+def _imported(path: Path, root: Path) -> Iterator[list[str]]:
+    if path.suffix != ".py":
+        return
+    for node in ast.walk(ast.parse(path.read_bytes(), filename=str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = list(path.relative_to(root).parent.parts)
+            start = package[: len(package) - node.level + 1] if node.level else []
+            module = [*start, *(node.module or "").split(".")] if node.module else start
+            yield from ([*module, alias.name] for alias in node.names)
+
+
+def _files(name: list[str], root: Path, scope: Path) -> Iterator[Path]:
+    """Sources that importing the dotted `name` runs: of each of its packages, and its own."""
+    for count in range(1, len(name) + 1):
+        place = root.joinpath(*name[:count])
+        for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
+            if file.is_file() and file.is_relative_to(scope):
+                yield file

@@ -11,10 +11,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 from ppo_core.plugins import load_function
 from ppo_core.records import InputError, PromptRow, ScoreRow
@@ -79,9 +78,9 @@ class RewardFunctions:
     ) -> Any:
         parameters = inspect.signature(function).parameters
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        columns = {key: value for key, value in {**table, **self.options}.items() if open_ended or key in parameters}
+        given = {**table, **self.options, "prompts": prompts, "completions": completions}
         try:
-            scores = function(prompts=prompts, completions=completions, **columns)
+            scores = function(**{key: value for key, value in given.items() if open_ended or key in parameters})
             return asyncio.run(_awaited(scores)) if inspect.isawaitable(scores) else scores
         except Exception as error:
             raise RewardFailed(f"the reward function {name} raised {type(error).__name__}: {error}") from error
@@ -121,13 +120,18 @@ def checked_scores(name: str, scores: Any, expected: int) -> list[float | None]:
         if value is None:
             checked.append(None)
             continue
-        if not isinstance(value, numbers.Real):
+        try:
+            # Numbers of numpy and torch count as well; text that looks like a number does not.
+            number = float(value) if isinstance(value, SupportsFloat) else None
+        except (TypeError, ValueError, ArithmeticError, RuntimeError):
+            number = None
+        if number is None:
             raise InputError(f"{name}: score {index} is {value!r} ({type(value).__name__}): return a float, or None")
-        if not math.isfinite(value):
+        if not math.isfinite(number):
             raise InputError(
-                f"{name}: score {index} is {float(value)}: return a finite number, or None where there is no score"
+                f"{name}: score {index} is {number}: return a finite number, or None where there is no score"
             )
-        checked.append(float(value))
+        checked.append(number)
     return checked
 
 

@@ -52,19 +52,19 @@ class RunSpec(Section):
     name: str = Field(
         "ppo", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="MLflow experiment, default run name"
     )
-    seed: int = Field(0, ge=0, lt=2**63)
-    iterations: PositiveInt = 30
-    dataset: DatasetSpec
-    model: ModelSpec
-    sft: SupervisedSpec | None = None
-    rollout: RolloutSpec = RolloutSpec()
-    reward: RewardSpec
-    advantages: AdvantageSpec = AdvantageSpec()
-    update: UpdateSpec = UpdateSpec()
-    training: TrainingSpec = TrainingSpec()
-    evaluation: EvaluationSpec = EvaluationSpec()
-    engines: EnginesSpec = EnginesSpec()
-    registry: RegistrySpec = RegistrySpec()
+    seed: int = Field(0, ge=0, lt=2**63, description="All randomness of the run derives from this number")
+    iterations: PositiveInt = Field(30, description="Rollouts, scores and updates, so many times")
+    dataset: DatasetSpec = Field(description="Prompts to train and to evaluate on")
+    model: ModelSpec = Field(description="Where the policy starts")
+    sft: SupervisedSpec | None = Field(None, description="The supervised start; none: PPO starts from the model itself")
+    rollout: RolloutSpec = Field(RolloutSpec(), description="What the policy samples in one iteration")
+    reward: RewardSpec = Field(description="Who scores a response")
+    advantages: AdvantageSpec = Field(AdvantageSpec(), description="From scores to advantages")
+    update: UpdateSpec = Field(UpdateSpec(), description="The PPO update of policy and critic")
+    training: TrainingSpec = Field(TrainingSpec(), description="How the training engine runs")
+    evaluation: EvaluationSpec = Field(EvaluationSpec(), description="Held-out prompts, sampled and greedy")
+    engines: EnginesSpec = Field(EnginesSpec(), description="Where engines run and how long they may be silent")
+    registry: RegistrySpec = Field(RegistrySpec(), description="The MLflow model that the best policy goes to")
     folder: str = Field(".", description="Where relative paths start; a spec file's own folder. No part of the run")
 
     @model_validator(mode="after")
@@ -78,7 +78,10 @@ class RunSpec(Section):
         ranks, size = self.training.num_ranks, self.training.microbatch_size
         for what, batch in self._trained_batches().items():
             if batch % ranks:
-                raise ValueError(f"training.num_ranks={ranks} does not divide the {batch} sequences of {what}")
+                raise ValueError(
+                    f"training.num_ranks={ranks} does not divide the {batch} sequences of {what}: "
+                    f"choose one of {divisors(batch)}"
+                )
             share = batch // ranks
             if share % min(size, share):
                 raise ValueError(
@@ -102,6 +105,16 @@ class RunSpec(Section):
         if self.model.dtype == "bfloat16" and self.training.zero_stage == 0:
             raise ValueError(
                 "model.dtype=bfloat16 with training.zero_stage=0 keeps no fp32 master weights: set zero_stage to 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _kl_steps_are_short(self) -> Self:
+        responses, kl = self.rollout.num_responses, self.advantages.kl
+        if isinstance(kl, AdaptiveKl) and responses >= 5 * kl.horizon:
+            raise ValueError(
+                f"advantages.kl.horizon={kl.horizon} is too short for the {responses} responses of an iteration: the "
+                f"coefficient could lose its sign in one step. Raise it to at least {responses // 5 + 1}"
             )
         return self
 

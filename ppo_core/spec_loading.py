@@ -89,16 +89,20 @@ def _suggestion(cls: type[BaseModel], location: tuple[int | str, ...]) -> str:
 
 def _section(cls: type[BaseModel], location: tuple[int | str, ...]) -> Mapping[str, Any]:
     """The fields of the section at `location`, empty where that is no section."""
-    model: type[BaseModel] | None = cls
+    models: list[type[BaseModel]] = [cls]
     for part in location:
-        field = model.model_fields.get(str(part)) if model is not None else None
-        model = _model_of(field.annotation) if field is not None else None
-    return model.model_fields if model is not None else {}
+        # In a union the next part of the location is no field but the `kind` of the one that was meant.
+        meant = [
+            model for model in models if "kind" in model.model_fields and model.model_fields["kind"].default == part
+        ]
+        fields = [model.model_fields[str(part)] for model in models if str(part) in model.model_fields]
+        models = meant or [model for field in fields for model in _models_of(field.annotation)]
+    return models[0].model_fields if models else {}
 
 
-def _model_of(annotation: Any) -> type[BaseModel] | None:
+def _models_of(annotation: Any) -> list[type[BaseModel]]:
     candidates = [annotation, *get_args(annotation)]
-    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+    return [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
 
 
 def differing_keys(recorded: Mapping[str, Any], requested: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -11,12 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, m
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+Estimator = Literal["k1", "k2", "k3", "abs"]
 
 
 class Section(BaseModel):
     """A frozen part of the spec that refuses keys it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 class DatasetSpec(Section):
@@ -54,12 +56,12 @@ class SupervisedSpec(Section):
     data: str = Field(description="JSONL or path/to/file.py:function with the columns `prompt` and `completion`")
     num_steps: PositiveInt = Field(750, description="Optimizer steps")
     batch_size: PositiveInt = Field(32, description="Examples per optimizer step")
-    learning_rate: PositiveFloat = 1.5e-3
-    warmup_steps: int = Field(30, ge=0)
+    learning_rate: PositiveFloat = Field(1.5e-3, description="Highest rate, reached at the end of the warm-up")
+    warmup_steps: int = Field(30, ge=0, description="Optimizer steps of linear warm-up")
     final_lr_fraction: Fraction = Field(0.1, description="Cosine decay ends at this fraction of learning_rate")
-    weight_decay: NonNegative = 0.01
-    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
-    max_grad_norm: PositiveFloat = 1.0
+    weight_decay: NonNegative = Field(0.01, description="Decoupled weight decay of AdamW")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.98), description="AdamW's decay rates of the two moments")
+    max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm")
 
     @model_validator(mode="after")
     def _warmup_ends(self) -> Self:
@@ -71,9 +73,9 @@ class SupervisedSpec(Section):
 class RolloutSpec(Section):
     """What the policy samples in one iteration."""
 
-    prompts_per_iteration: PositiveInt = 256
-    samples_per_prompt: PositiveInt = 1
-    max_response_tokens: PositiveInt = 48
+    prompts_per_iteration: PositiveInt = Field(256, description="Prompts drawn from the dataset per iteration")
+    samples_per_prompt: PositiveInt = Field(1, description="Responses to each of these prompts")
+    max_response_tokens: PositiveInt = Field(48, description="A response is cut at this length")
     temperature: Annotated[float, Field(ge=0.01, le=10.0)] = Field(1.0, description="Also divides the trainer's logits")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Must stay 1 while logprobs are trained on")
     top_k: int = Field(-1, ge=-1, description="Must stay -1 (off) while logprobs are trained on")
@@ -126,54 +128,67 @@ class RewardSpec(Section):
 class FixedKl(Section):
     """A KL coefficient that stays."""
 
-    kind: Literal["fixed"] = "fixed"
-    coef: NonNegative = 0.01
-    estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
+    kind: Literal["fixed"] = Field("fixed", description="This kind")
+    coef: NonNegative = Field(0.01, description="Price in reward of one nat of divergence")
+    estimator: Estimator = Field("k1", description="Schulman's estimator of the divergence per token")
 
 
 class AdaptiveKl(Section):
     """A KL coefficient steered to a target (Ziegler et al. 2019, section 2.2)."""
 
-    kind: Literal["adaptive"] = "adaptive"
+    kind: Literal["adaptive"] = Field("adaptive", description="This kind")
     coef: PositiveFloat = Field(0.05, description="In the first iteration")
     target: PositiveFloat = Field(6.0, description="KL per response (summed over its tokens)")
     horizon: PositiveInt = Field(10_000, description="In responses")
-    estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
+    estimator: Estimator = Field("k1", description="Schulman's estimator of the divergence per token")
 
 
 class AdvantageSpec(Section):
     """From scores to advantages: reward shaping and GAE."""
 
-    kl: Annotated[FixedKl | AdaptiveKl, Field(discriminator="kind")] = FixedKl()
+    kl: FixedKl | AdaptiveKl = Field(
+        FixedKl(), discriminator="kind", description="Price of leaving the reference: kind fixed or adaptive"
+    )
     score_clip: PositiveFloat | None = Field(None, description="Scores are clipped to [-score_clip, score_clip]")
     missing_eos_penalty: NonNegative = Field(0.0, description="Subtracted from the score of an unfinished response")
     truncated: Literal["terminal", "bootstrap", "mask"] = Field(
         "terminal", description="A response cut by length: ends there, goes on with the critic's value, or is left out"
     )
-    gamma: Fraction = 1.0
-    gae_lambda: Fraction = 0.95
-    whiten: bool = True
+    gamma: Fraction = Field(1.0, description="Discount per token")
+    gae_lambda: Fraction = Field(0.95, description="GAE's trade of bias (0) against variance (1)")
+    whiten: bool = Field(True, description="Scale an iteration's advantages to mean 0 and variance 1")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fixed_unless_said(cls, values: Any) -> Any:
+        """`kl: {coef: 0.1}` means a fixed coefficient."""
+        kl = values.get("kl") if isinstance(values, dict) else None
+        return {**values, "kl": {"kind": "fixed", **kl}} if isinstance(kl, dict) else values
 
 
 class UpdateSpec(Section):
     """The PPO update of policy and critic."""
 
-    num_ppo_epochs: PositiveInt = 2
+    num_ppo_epochs: PositiveInt = Field(2, description="Passes over an iteration's responses")
     num_minibatches: PositiveInt = Field(4, description="Optimizer steps per PPO epoch")
-    learning_rate: PositiveFloat = 1e-4
-    critic_learning_rate: PositiveFloat = 3e-4
-    warmup_iterations: int = Field(5, ge=0)
+    learning_rate: PositiveFloat = Field(1e-4, description="Of the policy, after the warm-up")
+    critic_learning_rate: PositiveFloat = Field(3e-4, description="Of the critic, after the warm-up")
+    warmup_iterations: int = Field(5, ge=0, description="Iterations of linear warm-up of both rates")
     decay_iterations: PositiveInt | None = Field(None, description="Linear decay ends here; default: `iterations`")
-    final_lr_fraction: Fraction = 0.1
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
-    eps: PositiveFloat = 1e-5
-    weight_decay: NonNegative = 0.0
-    clip_low: Fraction = 0.2
-    clip_high: PositiveFloat = 0.2
-    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
-    value_clip: PositiveFloat | None = None
-    entropy_coef: NonNegative = 0.0
-    max_grad_norm: PositiveFloat = 1.0
+    final_lr_fraction: Fraction = Field(0.1, description="Linear decay ends at this fraction of both rates")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's decay rates of the two moments")
+    eps: PositiveFloat = Field(1e-5, description="AdamW's term against division by zero")
+    weight_decay: NonNegative = Field(0.0, description="Decoupled weight decay of AdamW")
+    clip_low: Fraction = Field(0.2, description="The ratio of policy to old policy is clipped below at 1 - clip_low")
+    clip_high: PositiveFloat = Field(0.2, description="The ratio is clipped above at 1 + clip_high")
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(
+        None, description="Bounds the loss where the advantage is negative, 3 in the source; none: no bound"
+    )
+    value_clip: PositiveFloat | None = Field(
+        None, description="Largest change of a value that the critic is rewarded for; none: no clipping"
+    )
+    entropy_coef: NonNegative = Field(0.0, description="Weight of the entropy bonus per token")
+    max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm")
     max_kl: PositiveFloat | None = Field(None, description="Stop the PPO epochs when the KL per token passes this")
 
 
@@ -181,7 +196,9 @@ class TrainingSpec(Section):
     """How the training engine runs."""
 
     num_ranks: PositiveInt = Field(1, description="DeepSpeed ranks: GPUs, or processes on CPU")
-    zero_stage: int = Field(0, ge=0, le=3)
+    zero_stage: int = Field(
+        0, ge=0, le=3, description="What ranks share: nothing, 1 optimizer state, 2 also gradients, 3 also weights"
+    )
     microbatch_size: PositiveInt = Field(64, description="Sequences per backward pass and rank; changes memory only")
     activation_checkpointing: bool = Field(False, description="Recompute activations in the backward pass")
 
@@ -190,14 +207,14 @@ class EvaluationSpec(Section):
     """Held-out prompts, sampled and greedy."""
 
     every: PositiveInt = Field(5, description="Iterations between evaluations; the first and the last always are")
-    num_prompts: PositiveInt = 256
+    num_prompts: PositiveInt = Field(256, description="Held-out prompts per evaluation")
     pass_score: float = Field(1.0, description="A response whose score reaches this counts as accurate")
 
 
 class EnginesSpec(Section):
     """Where engines run and how long they may be silent."""
 
-    backend: Literal["local"] = "local"
+    backend: Literal["local"] = Field("local", description="Where engines run: as child processes here")
     timeout_s: PositiveFloat = Field(1800.0, description="An engine without any sign of progress for so long is hung")
     reward_timeout_s: PositiveFloat = Field(300.0, description="The same for the reward functions")
     retries: int = Field(2, ge=0, le=10, description="How often a stage is tried again after its engine died or hung")

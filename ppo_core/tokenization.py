@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ def load_tokenizer(path: str | Path) -> Any:
     """The fast or slow tokenizer at `path`. Raises InputError when there is none, or none with an EOS token."""
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(path))
+        # Some tokenizer classes come up empty in a folder that has a config.json and no tokenizer.
+        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+            raise ValueError("it has no words")
     except Exception as error:
         raise InputError(
             f"{path} holds no tokenizer that can be loaded ({type(error).__name__}: {error}): "
@@ -24,6 +28,25 @@ def load_tokenizer(path: str | Path) -> Any:
             f"the tokenizer of {path} has no EOS token: a response could never end; set eos_token in its config"
         )
     return tokenizer
+
+
+def check_kept(tokenizer: Any, config: Any) -> None:
+    """Raise InputError where transformers reads another tokenizer out of the policy's folder than is saved into it.
+
+    For some model types it takes the type's own tokenizer class, whatever tokenizer.json says: text would change
+    between training and use, without a word.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        again = load_tokenizer(folder)
+    ids = list(range(min(len(tokenizer), 1000)))
+    text = tokenizer.decode(ids)
+    if again.decode(ids) != text or again(text).input_ids != tokenizer(text).input_ids:
+        raise InputError(
+            f"beside a model of type {config.model_type} transformers reads this tokenizer as {type(again).__name__}, "
+            "which gives other tokens: use a tokenizer made for that model type, or another model_type"
+        )
 
 
 def encode_prompt(tokenizer: Any, prompt: str | Messages) -> list[int]:

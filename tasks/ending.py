@@ -22,7 +22,7 @@ class Report(Protocol):
     @property
     def best_value(self) -> float | None: ...
     @property
-    def policy(self) -> RegisteredPolicy: ...
+    def policy(self) -> RegisteredPolicy | None: ...
     @property
     def policy_folder(self) -> Path: ...
 
@@ -33,7 +33,7 @@ def ending(report: Report, again: str) -> str:
     return "\n".join(
         [
             f"run {report.run}: {report.iterations} iterations done; best is iteration {report.best_iteration}{value}",
-            f"  registered model   models:/{report.policy.name}/{report.policy.version}",
+            *([f"  registered model   models:/{report.policy.name}/{report.policy.version}"] if report.policy else []),
             *places(report.policy_folder),
             f"  go on              {again} --set iterations={report.iterations + 10}",
         ]

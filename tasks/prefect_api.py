@@ -36,8 +36,10 @@ def prefect_api() -> Iterator[None]:
     try:
         server.wait_until_healthy()
         with temporary_settings({PREFECT_API_URL: server.api_url, PREFECT_UI_URL: server.ui_url}):
-            yield
-            APILogHandler().flush()  # what the server has not got by now it never will
+            try:
+                yield
+            finally:
+                APILogHandler().flush()  # what the server has not got by now it never will
     finally:
         server.close()
 

@@ -7,4 +7,4 @@ from infra.settings import export
 
 def prepare() -> None:
     """Prefect's log lines go to its page, not to the console. Call before prefect is imported."""
-    export({"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "ERROR", "DO_NOT_TRACK": "1"})
+    export({"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL", "DO_NOT_TRACK": "1"})

@@ -6,10 +6,14 @@ An outage of tracking delays a curve and loses nothing: the next report starts f
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+from httpx import HTTPError
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.exceptions import PrefectException
+from prefect.logging import get_run_logger
 
 from infra.figures import Panel, learning_curves
 from infra.tracking import Point
@@ -51,7 +55,8 @@ def report_end(bench: Workbench) -> bool:
     complete = _log_points(bench, records[-1])
     bench.tracker.log_figure("learning_curves", learning_curves(bench.run, panels(records)))
     rows = [{"iteration": r.iteration, **{k: round(v, 4) for k, v in r.metrics.items()}} for r in records]
-    create_table_artifact(rows, key=_key(bench.run, "iterations"), description=f"All iterations of run {bench.run}")
+    with tolerated("the table of iterations"):
+        create_table_artifact(rows, key=_key(bench.run, "iterations"), description=f"All iterations of run {bench.run}")
     return bench.tracker.finish() and complete
 
 
@@ -105,9 +110,18 @@ def _show_samples(bench: Workbench, record: IterationRecord) -> None:
     rows = [[record.iteration, _text(s["prompt"]), s["response"], s["score"]] for s in samples]
     bench.tracker.log_table(f"samples/iteration_{record.iteration:06d}", columns, rows)
     lines = [f"- `{_text(s['prompt'])}` → `{s['response']}` (score {s['score']})" for s in samples]
-    create_markdown_artifact(
-        f"# {bench.run}, iteration {record.iteration}\n\n" + "\n".join(lines), key=_key(bench.run, "samples")
-    )
+    text = f"# {bench.run}, iteration {record.iteration}\n\n" + "\n".join(lines)
+    with tolerated("the sample answers"):
+        create_markdown_artifact(text, key=_key(bench.run, "samples"))
+
+
+@contextmanager
+def tolerated(what: str) -> Iterator[None]:
+    """Reports never stop training: a server that does not answer costs a page, and a line in the log."""
+    try:
+        yield
+    except (HTTPError, PrefectException) as error:
+        get_run_logger().warning("Prefect did not get %s: %s", what, error)
 
 
 def flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

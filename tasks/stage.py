@@ -8,6 +8,7 @@ Prefect's state `Cached`, so its pages tell the truth.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -104,22 +105,24 @@ def perform(bench: Workbench, work: Work) -> State[Any] | StageRef:
 
 
 def make(bench: Workbench, work: Work, key: str) -> tuple[float, StageRef]:
-    """Run the job into a new folder and store it."""
+    """Run the job into a new folder and store it; after a failure the folder is gone."""
     with bench.timings.outside("store"):
         inputs = {name: EngineInput(bench.store.fetch(ref.bare()), ref.digest) for name, ref in work.inputs.items()}
         output = bench.store.scratch()
-    sent = time.perf_counter()
-    reply = bench.engines.by_name[work.engine].run(
-        EngineJob(work.job, {**inputs, **work.paths}, output, work.spec.model_dump(mode="json")),
-        timeout_s=bench.timeout_s(work.engine),
-        on_progress=bench.watch,
-    )
-    bench.timings.add_outside("hops", time.perf_counter() - sent - reply.seconds)
-    with bench.timings.outside("store"):
-        if work.finish is not None:
-            work.finish(output, key)
-        (output / STATS).write_text(json.dumps(reply.result, indent=2, sort_keys=True) + "\n")
-        stored = bench.store.put(output, work.kind, key, [ref.bare() for ref in work.inputs.values()])
+    try:
+        sent = time.perf_counter()
+        reply = bench.ask(
+            work.engine,
+            EngineJob(work.job, {**inputs, **work.paths}, output, work.spec.model_dump(mode="json")),
+        )
+        bench.timings.add_outside("hops", time.perf_counter() - sent - reply.seconds)
+        with bench.timings.outside("store"):
+            if work.finish is not None:
+                work.finish(output, key)
+            (output / STATS).write_text(json.dumps(reply.result, indent=2, sort_keys=True) + "\n")
+            stored = bench.store.put(output, work.kind, key, [ref.bare() for ref in work.inputs.values()])
+    finally:
+        shutil.rmtree(output, ignore_errors=True)
     return reply.seconds, work.made.of(stored, reply.result)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.artifacts import ArtifactStore, open_store
-from infra.engine_protocol import EngineInput, EngineJob, EngineProgress
+from infra.engine_protocol import EngineInput, EngineJob, EngineJobError, EngineProgress, EngineReply
 from infra.fingerprint import code_fingerprint, file_digest
 from infra.runs import RunRecords
 from infra.settings import Settings
@@ -88,10 +88,15 @@ class Workbench:
         """The starting model's folder, where the spec names one."""
         return {"model": self.folder_input(self.spec.model.path)} if self.spec.model.path else {}
 
-    def timeout_s(self, engine: str) -> float:
-        """How long an engine may be silent."""
-        spec = self.spec.engines
-        return spec.reward_timeout_s if engine == "scoring" else spec.timeout_s
+    def ask(self, engine: str, job: EngineJob) -> EngineReply:
+        """Have an engine do a job. Raises InputError (in the engine's words) for a user's mistake, else EngineError."""
+        silence = self.spec.engines.reward_timeout_s if engine == "scoring" else self.spec.engines.timeout_s
+        try:
+            return self.engines.by_name[engine].run(job, timeout_s=silence, on_progress=self.watch)
+        except EngineJobError as error:
+            if error.error_type == "InputError":
+                raise InputError(error.reason) from None
+            raise
 
     def _describe_sources(self) -> dict[str, str]:
         spec = self.spec
@@ -103,7 +108,7 @@ class Workbench:
             None,
             {"functions": code},
         )
-        digests = self.engines.by_name["scoring"].run(job, timeout_s=self.timeout_s("scoring")).result
+        digests = self.ask("scoring", job).result
         for name in data:
             if name and ":" not in name:
                 path = self.path(name)

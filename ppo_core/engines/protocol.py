@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -55,9 +54,18 @@ def take_over_stdout() -> TextIO:
     return replies
 
 
-def serve(handlers: Mapping[str, Handler], replies: TextIO, jobs: TextIO = sys.stdin) -> NoReturn:
+def take_over_stdin() -> TextIO:
+    """Keep the jobs private: user code, and what it starts, reads an empty input instead of the next job."""
+    jobs = os.fdopen(os.dup(0), encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return jobs
+
+
+def serve(handlers: Mapping[str, Handler], replies: TextIO) -> NoReturn:
     """Answer jobs until standard input ends, then end the process; an EngineDefect is reported and ends it too."""
-    for line in jobs:
+    for line in take_over_stdin():
         document = json.loads(line)
         job_id = document["id"]
 
@@ -71,11 +79,10 @@ def serve(handlers: Mapping[str, Handler], replies: TextIO, jobs: TextIO = sys.s
             send("result", seconds=time.perf_counter() - started, result=result)
         except Exception as error:
             traceback.print_exc()
-            retryable = not isinstance(error, InputError)
-            name = type(error).__name__
-            message = str(error) if isinstance(error, InputError) else f"{name}: {error}"
-            send("error", error={"type": name, "message": message, "retryable": retryable})
-            if isinstance(error, EngineDefect):
+            retryable, ending = not isinstance(error, InputError), isinstance(error, EngineDefect)
+            name, message = type(error).__name__, str(error)
+            send("error", error={"type": name, "message": message, "retryable": retryable, "ending": ending})
+            if ending:
                 os._exit(1)
     # Tearing down CUDA, gloo and vLLM takes seconds and may hang; everything that matters is in files already.
     os._exit(0)

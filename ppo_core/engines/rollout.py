@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ppo_core.engines.protocol import Job, serve, take_over_stdout
+from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.records import GenerateJob, InputError, PromptRow, RolloutRow
 from ppo_core.sampling import Draw, draw_prompts, draws
 from ppo_core.spec import ModelSpec
@@ -52,6 +52,7 @@ class RolloutEngine:
 
         policy, wish = job.inputs["policy"], job.spec
         ids = encode_prompt(load_tokenizer(policy.path), wish["prompt"])
+        _check_room(policy.path, ids, wish["max_tokens"])
         spec = GenerateJob(
             seed=wish["seed"],
             stream="sample",
@@ -95,6 +96,13 @@ class RolloutEngine:
 
     def _run(self, requests: list[Any], parameters: list[Any], job: Job) -> list[Any]:
         """All requests through continuous batching, in their order, with progress as they finish."""
+        try:
+            return self._finished(requests, parameters, job)
+        except Exception as error:
+            # Requests of this job may still be in the engine, and the next job would get their answers.
+            raise EngineDefect(f"vLLM failed with {type(error).__name__}: {error}") from error
+
+    def _finished(self, requests: list[Any], parameters: list[Any], job: Job) -> list[Any]:
         engine = self._llm.llm_engine
         for number, (request, parameter) in enumerate(zip(requests, parameters, strict=True)):
             engine.add_request(str(number), request, parameter)
@@ -170,6 +178,19 @@ def sampled_logprobs(logprobs: Any, count: int) -> list[float]:
     if count == 0:
         return []
     return [float(logprobs.logprobs[start]) for start in logprobs.start_indices]
+
+
+def _check_room(policy: Path, prompt_ids: list[int], max_tokens: int) -> None:
+    from ppo_core.tokenization import context_length, model_config
+
+    limit = context_length(model_config(str(policy), None))
+    if not prompt_ids:
+        raise InputError("the prompt has no tokens: give it some text")
+    if limit is not None and len(prompt_ids) + max_tokens > limit:
+        raise InputError(
+            f"max_tokens={max_tokens} does not fit the model's context {limit} after the prompt of "
+            f"{len(prompt_ids)} tokens: lower it to {max(limit - len(prompt_ids), 0)}, or shorten the prompt"
+        )
 
 
 def _context(prompts: list[PromptRow], spec: GenerateJob) -> int:

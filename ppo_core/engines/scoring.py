@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ppo_core.dataset import Limits, prompt_rows, read_rows, supervised_rows
+from ppo_core.dataset import Limits, completion_text, prompt_rows, read_rows, supervised_rows
 from ppo_core.engines.protocol import Job, serve, take_over_stdout
-from ppo_core.plugins import load_function, source_digest
+from ppo_core.plugins import source_digest
 from ppo_core.records import EvaluateJob, InputError, PrepareDatasetJob, PromptRow, RolloutRow, ScoreJob, ScoreRow
 from ppo_core.reward_functions import RewardFunctions, score_rows
 from ppo_core.spec import RewardSpec
@@ -28,18 +28,20 @@ TRIAL_ROWS = 5
 def describe_sources(job: Job) -> dict[str, Any]:
     """Digest of every piece of user code the spec names: what makes a cached stage stale when the code changes."""
     folder = job.inputs["sources"].path
-    return {name: source_digest(load_function(name, folder)) for name in job.spec["functions"]}
+    return {name: source_digest(name, folder) for name in job.spec["functions"]}
 
 
 def prepare_dataset(job: Job) -> dict[str, Any]:
     """Write `train.parquet`, `eval.parquet` and `sft.parquet`, after every check that needs no model weights."""
-    from ppo_core.tokenization import context_length, load_tokenizer, model_config
+    from ppo_core.tokenization import check_kept, context_length, load_tokenizer, model_config
 
     spec = PrepareDatasetJob.model_validate(job.spec)
     folder = job.inputs["sources"].path
     tokenizer = load_tokenizer(job.inputs["tokenizer"].path)
     model = str(job.inputs["model"].path) if "model" in job.inputs else None
-    context = context_length(model_config(model, spec.model.config, len(tokenizer)))
+    config = model_config(model, spec.model.config, len(tokenizer))
+    check_kept(tokenizer, config)
+    context = context_length(config)
     limits = Limits(context, spec.dataset.max_prompt_tokens, spec.max_response_tokens)
     counts = {}
     functions = _functions(spec.reward, folder)
@@ -49,6 +51,7 @@ def prepare_dataset(job: Job) -> dict[str, Any]:
             continue
         rows = read_rows(source, folder)
         prompts = prompt_rows(rows, tokenizer, source=source, answer_column=column, limits=limits)
+        _check_vocabulary(source, prompts, tokenizer, config)
         functions.check_columns(prompts, column)
         _check_enough(split, source, len(prompts), spec)
         write_prompts(job.output / f"{split}.parquet", prompts)
@@ -151,8 +154,8 @@ def _example_completions(spec: Any, folder: Path, prompts: list[PromptRow]) -> l
     """Completions to try a reward on: those of the SFT data in turn, else the reference answers; every second empty."""
     if spec["sft_data"] is not None:
         rows = read_rows(spec["sft_data"], folder)
-        known = {str(row["prompt"]): row["completion"] for row in rows if isinstance(row.get("completion"), str)}
-        texts = [known.get(str(row.prompt), rows[0].get("completion", "")) for row in prompts]
+        known = {str(row["prompt"]): completion_text(row) or "" for row in rows}
+        texts = [known.get(str(row.prompt), completion_text(rows[0]) or "") for row in prompts]
     else:
         texts = [row.reference_answer or "" for row in prompts]
     return [text if index % 2 == 0 else "" for index, text in enumerate(texts)]
@@ -169,6 +172,16 @@ def _check_enough(split: str, source: str, count: int, spec: PrepareDatasetJob) 
         raise InputError(
             f"evaluation.num_prompts={spec.num_eval_prompts} is more than the {count} rows of {source}: lower it"
         )
+
+
+def _check_vocabulary(source: str, prompts: list[PromptRow], tokenizer: Any, config: Any) -> None:
+    size = int(config.get_text_config().vocab_size)
+    for token in {int(tokenizer.eos_token_id), *(token for row in prompts for token in row.prompt_token_ids)}:
+        if token >= size:
+            raise InputError(
+                f"{source}: the tokenizer writes {tokenizer.convert_ids_to_tokens(token)!r} as token {token}, but the "
+                f"model's vocab_size is {size}: give the model's own tokenizer, or a model of at least {len(tokenizer)}"
+            )
 
 
 def _functions(reward: RewardSpec, folder: Path) -> RewardFunctions:

@@ -16,8 +16,10 @@ class WeightSwap:
         On the CPU vLLM packs the output embedding; with tied embeddings reloading refreshes the embedding but not the
         packed copy, and it would sample from a mixture of old and new weights without a word.
         """
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
         self.model_runner.reload_weights(weights_path=folder)
-        head = vars(self.model_runner.model)["_modules"].get("lm_head")
-        quant_method = vars(head).get("quant_method") if head is not None else None
-        if quant_method is not None:
-            quant_method.process_weights_after_loading(head)
+        # get_model() looks behind the wrapper that holds CUDA graphs; the head may lie deep, as in multimodal models.
+        for module in self.model_runner.get_model().modules():
+            if isinstance(module, ParallelLMHead):
+                module.quant_method.process_weights_after_loading(module)

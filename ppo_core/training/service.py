@@ -82,7 +82,10 @@ class TrainingEngine:
             "num_tokens": int(experience.response_mask.sum()),
         }
         if not stats["num_tokens"]:
-            raise InputError("no response could be scored (every score is None): there is nothing to learn from")
+            raise InputError(
+                "there is nothing to learn from: every score is None, or advantages.truncated=mask left out every "
+                "response because none ended within rollout.max_response_tokens"
+            )
         if self.ranks.is_first:
             experience.save(job.output)
         return stats

@@ -64,15 +64,15 @@ class PPOUpdate:
     def run(self, tick: Callable[[int, int, str], None]) -> dict[str, float]:
         """All epochs; returns the metrics. Raises FloatingPointError for a loss or gradient that is not finite."""
         spec, rates = self.job.update, rates_at(self.job)
-        total, steps = spec.num_ppo_epochs * spec.num_minibatches, 0
+        total, done, steps = spec.num_ppo_epochs * spec.num_minibatches, 0, 0
         for epoch in range(spec.num_ppo_epochs):
             before = self.means.get("policy/approximate_kl", Mean())
             for rows in minibatches(
                 len(self.sequences), spec.num_minibatches, self.job.seed, self.job.iteration, "update", epoch
             ):
-                self._step(rows, rates)
-                steps += 1
-                tick(steps, total, f"epoch {epoch + 1} of {spec.num_ppo_epochs}")
+                steps += self._step(rows, rates)
+                done += 1
+                tick(done, total, f"epoch {epoch + 1} of {spec.num_ppo_epochs}")
             if self._left_trust_region(before):
                 break
         return {
@@ -83,10 +83,11 @@ class PPOUpdate:
             "update/optimizer_steps": float(steps),
         }
 
-    def _step(self, rows: list[int], rates: Rates) -> None:
+    def _step(self, rows: list[int], rates: Rates) -> bool:
+        """One optimizer step of both networks; False where nothing in the minibatch was scored."""
         normalizer = int(self.experience.response_mask[rows].sum())
         if normalizer == 0:
-            return  # nothing in this minibatch was scored
+            return False
         for part in microbatches(self.ranks.share(rows), self.lengths, self.job.training.microbatch_size):
             self._microbatch(part, normalizer)
         for name, trainable, rate in (("policy", self.policy, rates.policy), ("critic", self.critic, rates.critic)):
@@ -96,6 +97,7 @@ class PPOUpdate:
                     f"{name}: the gradient norm is {norm}: lower update.learning_rate or the scores"
                 )
             self._add(f"{name}/gradient_norm", Mean(norm, 1.0))
+        return True
 
     def _microbatch(self, rows: list[int], normalizer: int) -> None:
         spec, world = self.job.update, self.ranks.world_size

@@ -37,7 +37,7 @@ def sleep(job: dict[str, Any], reply: Reply) -> dict[str, Any]:
 
 
 def refuse(job: dict[str, Any], reply: Reply) -> dict[str, Any]:
-    error = {"type": "InputError", "message": "no such column", "retryable": job["spec"]["retryable"]}
+    error = {"type": "InputError", "message": "no such column", **job["spec"]}
     reply(event="error", error=error)
     return {}
 

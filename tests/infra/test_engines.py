@@ -281,3 +281,10 @@ def test_the_keyboard_does_not_reach_the_engine(engine):
     pid = pid_of(engine)
     assert os.getsid(pid) == pid
     assert os.getsid(int(run(engine, "spawn").result["pids"][1])) not in (pid, os.getsid(0))
+
+
+def test_an_engine_that_ends_with_its_refusal_is_replaced_at_once(engine):
+    before = pid_of(engine)
+    with pytest.raises(EngineJobError, match="no such column"):
+        run(engine, "refuse", retryable=True, ending=True)
+    assert pid_of(engine) != before

@@ -1,0 +1,54 @@
+"""One finished smoke run that the end-to-end tests look at and go on from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.launch import DEADLINE_S, ROOT, SMOKE, environment
+
+PROGRAM = """
+import json, resource, sys
+from ppo_core.spec import RunSpec
+from flows.ppo import ppo_training
+report = ppo_training(RunSpec.from_yaml(sys.argv[1]), sys.argv[2])
+heavy = sorted({"torch", "transformers", "vllm", "deepspeed"} & set(sys.modules))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(json.dumps({"report": report.model_dump(mode="json"), "heavy": heavy, "peak_mib": peak}))
+"""
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run's home, its report, and what its process was like."""
+
+    home: Path
+    name: str
+    report: dict[str, Any]
+    heavy_imports: list[str]
+    peak_mib: float
+    output: str
+
+
+@pytest.fixture(scope="session")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """The smoke spec, trained from nothing through the public flow."""
+    home = tmp_path_factory.mktemp("smoke")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(SMOKE), "first"],
+        cwd=ROOT,
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    facts = json.loads(done.stdout.splitlines()[-1])
+    return FinishedRun(home, "first", facts["report"], facts["heavy"], facts["peak_mib"], done.stdout)

@@ -1,0 +1,89 @@
+"""Starting runs as users do, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+SMOKE = ROOT / "examples" / "arithmetic" / "smoke.yaml"
+DEADLINE_S = 240.0
+
+
+def command(*arguments: str) -> list[str]:
+    """`ppoflow …` with this interpreter."""
+    return [sys.executable, "-m", "flows.cli", *arguments]
+
+
+def environment(home: Path, **extra: str) -> dict[str, str]:
+    """This process's environment with the run's state under `home`."""
+    return {**os.environ, "PPOFLOW_HOME": str(home), "COLUMNS": "160", **extra}
+
+
+def train(home: Path, run: str, *options: str, spec: Path = SMOKE, **extra: str) -> subprocess.CompletedProcess[str]:
+    """One run, to its end."""
+    return subprocess.run(
+        command("train", str(spec), "--run", run, *options),
+        cwd=ROOT,
+        env=environment(home, **extra),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def start(home: Path, run: str, *options: str, **extra: str) -> subprocess.Popen[str]:
+    """A run under way, in a session of its own."""
+    return subprocess.Popen(
+        command("train", str(SMOKE), "--run", run, *options),
+        cwd=ROOT,
+        env=environment(home, **extra),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def records(home: Path, run: str) -> list[dict[str, Any]]:
+    """The committed records of a run, as they lie there."""
+    return [json.loads(path.read_text()) for path in record_files(home, run)]
+
+
+def record_files(home: Path, run: str) -> list[Path]:
+    """The files of the committed records."""
+    return sorted((home / "store" / "runs" / run / "iterations").glob("*.json"))
+
+
+def policy_bytes(home: Path, record: dict[str, Any]) -> bytes:
+    """The weights that a record's checkpoint holds."""
+    key = record["checkpoint"]["uri"].rpartition("/")[2]
+    return (home / "store" / "checkpoint" / key / "policy" / "model.safetensors").read_bytes()
+
+
+def wait_for(happened: Any, what: str, deadline_s: float = DEADLINE_S) -> None:
+    """Poll until `happened()` is true."""
+    deadline = time.monotonic() + deadline_s
+    while not happened():
+        assert time.monotonic() < deadline, f"{what}: not within {deadline_s} s"
+        time.sleep(0.05)
+
+
+def processes_of(home: Path) -> Iterator[psutil.Process]:
+    """Every live process that was started for runs under `home`."""
+    for process in psutil.process_iter():
+        try:
+            ours = process.environ().get("PPOFLOW_HOME") == str(home)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if ours and process.status() != psutil.STATUS_ZOMBIE:
+            yield process

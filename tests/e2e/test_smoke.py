@@ -1,0 +1,113 @@
+"""The whole loop on the real stack: what a finished run leaves, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sqlite3
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import FinishedRun
+from tests.e2e.launch import policy_bytes, processes_of, records, train
+
+pytestmark = pytest.mark.slow
+STAGES = ("generate_rollouts", "score_rollouts", "compute_advantages", "update_policy")
+
+
+def task_states(home: Path) -> Counter[tuple[str, str]]:
+    """(task, state) as Prefect's own database has them."""
+    with sqlite3.connect(home / "prefect" / "prefect.db") as database:
+        rows = database.execute("select name, state_name from task_run").fetchall()
+    return Counter((name.rpartition("-")[0], state) for name, state in rows)
+
+
+def test_every_iteration_is_committed_with_its_metrics(smoke: FinishedRun) -> None:
+    found = records(smoke.home, "first")
+    assert [record["iteration"] for record in found] == [0, 1, 2, 3, 4]
+    for record in found[1:]:
+        metrics = record["metrics"]
+        assert all(math.isfinite(value) for value in metrics.values())
+        assert metrics["sampler/logprob_difference_max"] < 1e-3
+        assert metrics["kl/coef"] == 0.01
+        assert record["position"] == 32 * record["iteration"]
+    assert found[1]["metrics"]["kl/reference"] == pytest.approx(0.0, abs=1e-6)  # nothing was learned before it
+    assert found[4]["metrics"]["kl/reference"] > 0
+
+
+def test_the_flow_process_is_small_and_free_of_torch(smoke: FinishedRun) -> None:
+    assert smoke.heavy_imports == []
+    assert smoke.peak_mib < 400
+
+
+def test_nothing_is_left_running(smoke: FinishedRun) -> None:
+    assert [process.cmdline() for process in processes_of(smoke.home)] == []
+
+
+def test_the_best_policy_lies_there_and_is_registered_without_a_copy(smoke: FinishedRun) -> None:
+    policy = smoke.report["policy"]
+    source = Path(policy["source"].removeprefix("file://"))
+    assert policy["name"] == "arithmetic-smoke"
+    assert source.is_relative_to(smoke.home / "store" / "checkpoint")
+    weights = source / "model.safetensors"
+    exported = Path(smoke.report["policy_folder"]) / "model.safetensors"
+    assert exported.stat().st_ino == weights.stat().st_ino  # one copy on the disk
+    assert (source / "MLmodel").is_file()
+
+
+def test_mlflow_has_each_point_once(smoke: FinishedRun) -> None:
+    with sqlite3.connect(smoke.home / "mlflow" / "mlflow.db") as database:
+        rows = database.execute("select key, step, count(*) from metrics group by key, step").fetchall()
+        status = database.execute("select status from runs").fetchall()
+    assert status == [("FINISHED",)]
+    assert {count for _, _, count in rows} == {1}
+    assert {step for key, step, _ in rows if key == "seconds/iteration"} == {0, 1, 2, 3, 4}
+    assert {step for key, step, _ in rows if key == "policy/entropy"} == {1, 2, 3, 4}
+
+
+def test_prefect_shows_every_stage_completed(smoke: FinishedRun) -> None:
+    states = task_states(smoke.home)
+    assert all(states[(stage, "Completed")] >= 4 for stage in STAGES)
+    assert {state for _, state in states} <= {"Completed", "Cached"}
+
+
+def test_another_run_of_the_same_spec_takes_everything_from_the_store(smoke: FinishedRun, tmp_path: Path) -> None:
+    home = tmp_path / "elsewhere"
+    shutil.copytree(smoke.home / "store", home / "store")  # the store alone, in another place
+    shutil.rmtree(home / "store" / "runs")
+    done = train(home, "second")
+    assert done.returncode == 0, done.stdout + done.stderr
+    states = task_states(home)
+    assert all(states[(stage, "Cached")] == 4 for stage in (*STAGES,))
+    for ours, theirs in zip(records(home, "second"), records(smoke.home, "first"), strict=True):
+        assert ours["checkpoint"]["digest"] == theirs["checkpoint"]["digest"]
+    assert "update_policy" in records(home, "second")[1]["cached_stages"]
+
+
+def test_a_longer_run_goes_on_after_the_last_iteration(smoke: FinishedRun, tmp_path: Path) -> None:
+    home = tmp_path / "longer"
+    shutil.copytree(smoke.home / "store", home / "store")
+    rollouts = records(home, "first")[3]["rollouts"]["uri"].rpartition("/")[2]
+    damaged = home / "store" / "rollouts" / rollouts / "rollouts.parquet"
+    damaged.chmod(0o644)
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"X")  # of an iteration that is done: nobody reads it again
+    done = train(home, "first", "--set", "iterations=5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "going on after iteration 4 of 5" in done.stdout
+    assert "epoch 0, prompt 128" in done.stdout
+    assert [record["iteration"] for record in records(home, "first")] == [0, 1, 2, 3, 4, 5]
+    assert policy_bytes(home, records(home, "first")[5]) != policy_bytes(home, records(home, "first")[4])
+    spec = json.loads((home / "store" / "runs" / "first" / "spec.json").read_text())
+    assert spec["update"]["decay_iterations"] == 4  # the schedule stays as it was
+
+
+def test_a_known_run_refuses_another_spec(smoke: FinishedRun) -> None:
+    before = records(smoke.home, "first")
+    done = train(smoke.home, "first", "--set", "seed=1", "--set", "rollout.temperature=0.5")
+    assert done.returncode == 2
+    assert "rollout.temperature: 1.0 -> 0.5" in done.stderr
+    assert "seed: 0 -> 1" in done.stderr
+    assert records(smoke.home, "first") == before

@@ -1,0 +1,244 @@
+"""The training code under DeepSpeed, in a process of its own: `python -m tests.ppo_core.deepspeed_program NAMES DIR`.
+
+RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be set. Weights go to files below DIR, facts to
+DIR/NAME-RANKS.json. It judges nothing: that is the tests' part.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from ppo_core.logprobs import response_logprobs
+from ppo_core.models import critic_from_policy, save_policy
+from ppo_core.records import StartPolicyJob, UpdatePolicyJob
+from ppo_core.spec import ModelSpec, SupervisedSpec, TrainingSpec
+from ppo_core.training.checkpoint import full_weights, write_checkpoint, write_start
+from ppo_core.training.deepspeed_engine import OptimizerSettings, Trainable
+from ppo_core.training.experience import Experience
+from ppo_core.training.learner import Learner
+from ppo_core.training.ranks import Ranks
+from ppo_core.training.supervised import supervised_settings, train_supervised
+from ppo_core.training.update import PPOUpdate
+from tests.ppo_core.tiny_models import ragged_sequences, tiny_policy, tiny_tokenizer
+from tests.ppo_core.update_cases import (
+    BF16,
+    FP32,
+    ROWS,
+    checkpoint_folder,
+    make_experience,
+    only_rows,
+    update_job,
+    without_scores,
+)
+
+Facts = dict[str, Any]
+
+
+def silent(*_: Any) -> None:
+    """Nobody follows the progress."""
+
+
+def load(learner: Learner, folder: Path, job: UpdatePolicyJob) -> tuple[Trainable, Trainable]:
+    return learner.checkpoint(folder, model=job.model, update=job.update, training=job.training)
+
+
+def train(learner: Learner, start: Path, end: Path, job: UpdatePolicyJob, experience: Experience) -> Facts:
+    policy, critic = load(learner, start, job)
+    learner.moving()
+    metrics = PPOUpdate(policy, critic, experience, job, learner.ranks).run(silent)
+    write_checkpoint(end, policy, critic, learner.tokenizer, learner.ranks, identity=end.name)
+    learner.became(end.name)
+    return metrics
+
+
+def make_start(root: Path, name: str, dtype: str, ranks: Ranks) -> Path:
+    folder = root / f"start-{name}-{dtype}-{ranks.world_size}"
+    if ranks.is_first and not folder.exists():
+        policy = tiny_policy(name, dtype=dtype)
+        weights = {key: p.detach() for key, p in policy.named_parameters()}
+        write_start(folder, policy, weights, tiny_tokenizer(), identity=folder.name, dtype=dtype)
+    ranks.barrier()
+    return folder
+
+
+def resume(root: Path, ranks: Ranks) -> Facts:
+    """Two iterations in one go; the second again by a fresh engine; the first written again without a step."""
+    facts: Facts = {}
+    experience = make_experience()
+    for stage, dtype in FP32 + BF16:
+        job = update_job(zero_stage=stage, dtype=dtype, num_minibatches=2)
+        start = make_start(root, "gpt2" if stage == 1 else "llama-tied", dtype, ranks)
+        first, second, resumed, again = (
+            checkpoint_folder(root, stage, dtype, name) for name in ("first", "second", "resumed", "again")
+        )
+        warm, cold = Learner(ranks), Learner(ranks)
+        train(warm, start, first, job, experience)
+        facts[second.name] = train(warm, first, second, job.model_copy(update={"iteration": 1}), experience)
+        policy, critic = load(cold, first, job)
+        write_checkpoint(again, policy, critic, cold.tokenizer, ranks, identity=first.name)
+        facts[resumed.name] = train(cold, first, resumed, job.model_copy(update={"iteration": 1}), experience)
+        warm.forget()
+        cold.forget()
+    return facts
+
+
+def spread(root: Path, ranks: Ranks) -> Facts:
+    """One update in each stage, by however many ranks there are."""
+    facts: Facts = {}
+    for stage, dtype in FP32:
+        folder = checkpoint_folder(root, stage, dtype, f"ranks{ranks.world_size}")
+        job, learner = update_job(zero_stage=stage, dtype=dtype, microbatch_size=2), Learner(ranks)
+        facts[folder.name] = train(
+            learner, make_start(root, "llama-tied", dtype, ranks), folder, job, make_experience()
+        )
+        learner.forget()
+    return facts
+
+
+def move(root: Path, ranks: Ranks) -> Facts:
+    """What two ranks in stage 2 wrote, loaded by one rank in stage 0 and 3 and written again."""
+    written = checkpoint_folder(root, 2, "float32", "ranks2")
+    for stage in (0, 3):
+        learner = Learner(ranks)
+        policy, critic = load(learner, written, update_job(zero_stage=stage))
+        folder = checkpoint_folder(root, stage, "float32", "moved")
+        write_checkpoint(folder, policy, critic, learner.tokenizer, ranks, identity="moved")
+        learner.forget()
+    return {}
+
+
+def updates(root: Path, ranks: Ranks) -> Facts:
+    """PPO updates that differ in one thing each."""
+    experience, exact = make_experience(), make_experience(noise=0.0)
+    rest = [row for row in range(ROWS) if row not in (0, 3)]
+    cases: dict[str, tuple[Experience, UpdatePolicyJob]] = {
+        f"microbatch{size}": (experience, update_job(microbatch_size=size, num_minibatches=2, learning_rate=3e-4))
+        for size in (1, 2, 4, 8)
+    }
+    cases |= {f"recipe{index}": (experience, update_job(**recipe)) for index, recipe in enumerate(RECIPES)}
+    cases |= {
+        "recomputed": (experience, recomputing(update_job(**RECIPES[0]))),
+        "unscored": (without_scores(experience, [0, 3]), update_job()),
+        "absent": (only_rows(experience, rest), update_job()),
+        "three rows scored": (without_scores(experience, [0, 1, 3, 5, 6]), update_job(num_minibatches=8)),
+        "no row scored": (without_scores(experience, list(range(ROWS))), update_job(num_minibatches=2)),
+        "trust region": (exact, update_job(num_ppo_epochs=5, max_kl=1e-6)),
+        "no trust region": (exact, update_job(num_ppo_epochs=5)),
+    }
+    facts: Facts = {}
+    start = make_start(root, "llama-tied", "float32", ranks)
+    for name, (given, job) in cases.items():
+        learner = Learner(ranks)
+        policy, critic = load(learner, start, job)
+        facts[name] = PPOUpdate(policy, critic, given, job, ranks).run(silent)
+        save_file(full_weights(policy, ranks), root / f"{name} policy.safetensors")
+        save_file(full_weights(critic, ranks), root / f"{name} critic.safetensors")
+        learner.forget()
+    return facts
+
+
+def recomputing(job: UpdatePolicyJob) -> UpdatePolicyJob:
+    """The same with activation checkpointing."""
+    training = job.training.model_copy(update={"activation_checkpointing": True})
+    return job.model_copy(update={"training": training})
+
+
+def agree(root: Path, ranks: Ranks) -> Facts:
+    """How far the logprobs of a policy under DeepSpeed are from those of the same folder, loaded as the reference."""
+    facts: Facts = {}
+    for stage, dtype in BF16:
+        job, learner = update_job(zero_stage=stage, dtype=dtype), Learner(ranks)
+        start = make_start(root, "llama-tied", dtype, ranks)
+        policy, _ = load(learner, start, job)
+        reference = learner.reference(start / "policy", start.name, model=job.model)
+        with torch.no_grad():
+            ours, theirs = (
+                response_logprobs(model, ragged_sequences(ROWS), temperature=1.0)
+                for model in (policy.engine, reference)
+            )
+        facts[f"{stage} {dtype}"] = float((ours - theirs).abs().max())
+        learner.forget()
+    return facts
+
+
+RECIPES: list[dict[str, Any]] = [
+    {"num_ppo_epochs": 3, "max_grad_norm": 0.5, "weight_decay": 0.01},
+    {"num_ppo_epochs": 2, "value_clip": 0.05, "entropy_coef": 0.05, "dual_clip": 1.5, "clip_low": 0.1},
+]
+
+
+def explode(root: Path, ranks: Ranks) -> Facts:
+    """An advantage that is infinite, in every stage: what the update says of it."""
+    experience = make_experience()
+    advantages = experience.advantages.clone()
+    advantages[0, 0] = torch.inf
+    facts: Facts = {}
+    for stage, dtype in FP32:
+        job, learner = update_job(zero_stage=stage, dtype=dtype), Learner(ranks)
+        policy, critic = load(learner, make_start(root, "llama-tied", dtype, ranks), job)
+        try:
+            facts[f"{stage} {dtype}"] = PPOUpdate(
+                policy, critic, replace(experience, advantages=advantages), job, ranks
+            ).run(silent)
+        except FloatingPointError as error:
+            facts[f"{stage} {dtype}"] = str(error)
+        learner.forget()
+    return facts
+
+
+def supervised(root: Path, ranks: Ranks) -> Facts:
+    """One SFT step on eight examples, and forty on the same eight."""
+    facts: Facts = {}
+    for steps in (1, 40):
+        spec = SupervisedSpec(data="sft.jsonl", num_steps=steps, batch_size=ROWS, warmup_steps=0, learning_rate=3e-3)
+        model, training = ModelSpec(path="policy"), TrainingSpec(microbatch_size=2)
+        job = StartPolicyJob(seed=1, model=model, sft=spec, training=training)
+        policy = Trainable(tiny_policy("llama-tied"), supervised_settings(spec), zero_stage=0, dtype="float32")
+        facts[str(steps)] = train_supervised(policy, ragged_sequences(ROWS), job, ranks, silent)
+        save_policy(policy.module, full_weights(policy, ranks), tiny_tokenizer(), root / f"sft{steps}")
+        policy.close()
+    return facts
+
+
+def accumulate(root: Path, ranks: Ranks) -> Facts:
+    """The gradient norm of the same loss, in one backward pass and in two halves, before clipping, in every stage."""
+    start = make_start(root, "llama-tied", "float32", ranks)
+    settings = OptimizerSettings((0.9, 0.95), 1e-5, 0.0, 1e-3)
+    facts: Facts = {}
+    for stage in range(4):
+        for parts in (1, 2):
+            critic = critic_from_policy(start / "policy", dtype="float32")
+            torch.nn.init.ones_(critic.value_head.weight)
+            trainable = Trainable(critic, settings, zero_stage=stage, dtype="float32")
+            for _ in range(parts):
+                trainable.backward(trainable.engine(torch.tensor([[3, 4, 5]])).sum() / parts)
+            facts[f"{stage} {parts}"] = trainable.step(1e-3)
+            trainable.close()
+    return facts
+
+
+SCENARIOS: dict[str, Callable[[Path, Ranks], Facts]] = {
+    scenario.__name__: scenario for scenario in (resume, spread, move, updates, explode, supervised, accumulate, agree)
+}
+
+
+def main(names: str, root: Path) -> None:
+    torch.set_num_threads(1)
+    ranks = Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    for name in names.split(","):
+        facts = SCENARIOS[name](root, ranks)
+        if ranks.is_first:
+            (root / f"{name}-{ranks.world_size}.json").write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,76 @@
+"""Oracles in plain torch, sequence by sequence, token by token, written from the papers. They call none of our code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Pairs = Sequence[tuple[list[int], list[int]]]
+
+
+def plain_distributions(model: Any, prompt: list[int], response: list[int], temperature: float) -> Tensor:
+    """float64 log-softmax [R, V] of the distribution before each response token: the full logits of one sequence."""
+    logits = model(input_ids=torch.tensor([[*prompt, *response]])).logits[0].double()
+    return torch.log_softmax(logits[len(prompt) - 1 : -1] / temperature, dim=-1)
+
+
+def padded(rows: list[Tensor], width: int) -> Tensor:
+    return torch.stack([torch.cat([row, row.new_zeros(width - len(row))]) for row in rows])
+
+
+def plain_logprobs(model: Any, sequences: Pairs, temperature: float) -> Tensor:
+    """[B, R] in float64, zeros past the end."""
+    rows = []
+    for prompt, response in sequences:
+        table = plain_distributions(model, prompt, response, temperature)
+        rows.append(torch.stack([table[t, token] for t, token in enumerate(response)]) if response else table.sum(1))
+    return padded(rows, max(len(response) for _, response in sequences))
+
+
+def plain_entropy(model: Any, sequences: Pairs, temperature: float) -> Tensor:
+    """[B, R] in float64: -sum p log p."""
+    tables = [plain_distributions(model, prompt, response, temperature) for prompt, response in sequences]
+    return padded([-(t.exp() * t).sum(1) for t in tables], max(len(response) for _, response in sequences))
+
+
+def plain_values(trunk: Any, head: Tensor, sequences: Pairs) -> tuple[Tensor, Tensor]:
+    """Values [B, R] of the states before each response token, and [B] after the last one, in float64."""
+    rows, final = [], []
+    for prompt, response in sequences:
+        hidden = trunk(input_ids=torch.tensor([[*prompt, *response]])).last_hidden_state[0].double()
+        values = hidden @ head.double().flatten()
+        rows.append(values[len(prompt) - 1 : -1])
+        final.append(values[-1])
+    return padded(rows, max(len(response) for _, response in sequences)), torch.stack(final)
+
+
+def plain_policy_loss(logprobs: Tensor, experience: Any, update: Any, entropy: Tensor) -> Tensor:
+    """Schulman et al. 2017, equations 7 and 9, with the dual clip of Ye et al. 2020, mean over the tokens."""
+    total, count = logprobs.new_zeros(()), 0
+    for b, t in experience.response_mask.nonzero().tolist():
+        advantage = experience.advantages[b, t].double()
+        ratio = (logprobs[b, t] - experience.old_logprobs[b, t].double()).exp()
+        clipped = ratio.clamp(1 - update.clip_low, 1 + update.clip_high)
+        objective = torch.min(ratio * advantage, clipped * advantage)
+        if update.dual_clip is not None and advantage < 0:
+            objective = torch.max(objective, update.dual_clip * advantage)
+        total = total - objective - update.entropy_coef * entropy[b, t]
+        count += 1
+    return total / count
+
+
+def plain_value_loss(values: Tensor, experience: Any, update: Any) -> Tensor:
+    """Half the squared error, the larger of clipped and not, mean over the tokens."""
+    total, count = values.new_zeros(()), 0
+    for b, t in experience.response_mask.nonzero().tolist():
+        target, old = experience.returns[b, t].double(), experience.values[b, t].double()
+        error = (values[b, t] - target) ** 2
+        if update.value_clip is not None:
+            near = torch.minimum(torch.maximum(values[b, t], old - update.value_clip), old + update.value_clip)
+            error = torch.max(error, (near - target) ** 2)
+        total = total + error / 2
+        count += 1
+    return total / count

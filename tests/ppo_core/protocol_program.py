@@ -1,0 +1,47 @@
+"""An engine that does tiny jobs over the real protocol: `python -m tests.ppo_core.protocol_program`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
+from ppo_core.records import InputError
+
+
+def echo(job: Job) -> dict[str, Any]:
+    inputs = {name: [str(given.path), given.digest] for name, given in job.inputs.items()}
+    return {"inputs": inputs, "output": str(job.output), "spec": dict(job.spec), "pid": os.getpid()}
+
+
+def talk(job: Job) -> dict[str, Any]:
+    """Prints as user code and libraries do, by Python, past it, and from a child."""
+    print("from print")
+    os.write(1, b"from os.write\n")
+    subprocess.run(["echo", "from a child"], check=True)
+    sys.stdout.flush()
+    job.progress(1, 2, "half – way")
+    return {}
+
+
+def refuse(job: Job) -> dict[str, Any]:
+    raise InputError("no such column: add it")
+
+
+def fail(job: Job) -> dict[str, Any]:
+    raise LookupError("no server")
+
+
+def unspeakable(job: Job) -> dict[str, Any]:
+    return {"object": object()}
+
+
+def break_down(job: Job) -> dict[str, Any]:
+    raise EngineDefect("half the weights moved")
+
+
+if __name__ == "__main__":
+    stream = take_over_stdout()
+    serve({job.__name__: job for job in (echo, talk, refuse, fail, unspeakable, break_down)}, stream)

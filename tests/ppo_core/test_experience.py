@@ -1,0 +1,147 @@
+"""Three rollouts, worked out by hand from scores to whitened advantages.
+
+Row 0 ended by itself with a score of 7, row 1 was cut with a score of 1, row 2 could not be scored. Score clip 5,
+missing-EOS penalty 0.5, KL coefficient 0.1, gamma 1, lambda 0.5:
+
+    k1      [0.5, -0.5]      [1, 0, 0]       (row 2 counts nowhere)
+    rewards [-0.05, 5.05]    [-0.1, 0, 0.5]
+    values  [1, 2]           [0.5, 0.5, 0.5]
+    deltas  [0.95, 3.05]     [-0.1, 0, 0]    row 1 with the critic's final value of 2: [-0.1, 0, 2]
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ppo_core.records import RolloutRow, ScoreRow
+from ppo_core.spec import AdaptiveKl, AdvantageSpec, FixedKl
+from ppo_core.training.experience import Experience, Predictions, build_experience, coefficient_after
+
+ROLLOUTS = [
+    RolloutRow("a", 0, [3, 4], [5, 1], "w5", [-1.1, -2.0], "stop"),
+    RolloutRow("b", 0, [6], [7, 8, 9], "w7 w8 w9", [-1.0, -1.0, -1.2], "length"),
+    RolloutRow("c", 0, [2, 2, 2], [1], "", [-3.0], "stop"),
+]
+SCORES = [
+    ScoreRow("a", 0, 7.0, {"f": 7.0}, False, None),
+    ScoreRow("b", 0, 1.0, {"f": 1.0}, True, None),
+    ScoreRow("c", 0, None, {"f": None}, False, "not scored by f"),
+]
+PREDICTIONS = Predictions(
+    old_logprobs=torch.tensor([[-1.0, -2.0, 0.0], [-1.0, -1.0, -1.0], [-3.0, 0.0, 0.0]]),
+    reference_logprobs=torch.tensor([[-1.5, -1.5, 0.0], [-2.0, -1.0, -1.0], [-1.0, 0.0, 0.0]]),
+    values=torch.tensor([[1.0, 2.0, 0.0], [0.5, 0.5, 0.5], [9.0, 0.0, 0.0]]),
+    final_values=torch.tensor([100.0, 2.0, 100.0]),
+)
+ADVANTAGES = {
+    "terminal": [[2.475, 3.05, 0.0], [-0.1, 0.0, 0.0], [0.0, 0.0, 0.0]],
+    "bootstrap": [[2.475, 3.05, 0.0], [0.4, 1.0, 2.0], [0.0, 0.0, 0.0]],
+    "mask": [[2.475, 3.05, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]],
+}
+COUNTED = {"terminal": [2, 3, 0], "bootstrap": [2, 3, 0], "mask": [2, 0, 0]}
+
+
+def built(truncated: str, **changes: Any) -> tuple[Experience, dict[str, float]]:
+    settings = {"score_clip": 5.0, "missing_eos_penalty": 0.5, "gae_lambda": 0.5, "whiten": False, **changes}
+    spec = AdvantageSpec.model_validate({"truncated": truncated, **settings})
+    return build_experience(ROLLOUTS, SCORES, PREDICTIONS, spec, kl_coef=0.1)
+
+
+def assert_close(observed: Tensor, expected: list[list[float]]) -> None:
+    torch.testing.assert_close(observed, torch.tensor(expected), rtol=0, atol=1e-6)
+
+
+def counting(rows: list[list[float]], truncated: str) -> list[float]:
+    return [x for row, count in zip(rows, COUNTED[truncated], strict=True) for x in row[:count]]
+
+
+@pytest.mark.parametrize("truncated", ADVANTAGES)
+def test_masks_rewards_advantages_and_returns(truncated: str) -> None:
+    experience, _ = built(truncated)
+    assert experience.response_mask.sum(1).tolist() == COUNTED[truncated]
+    cut = [0.0, 0.0, 0.0] if truncated == "mask" else [-0.1, 0.0, 0.5]
+    assert_close(experience.rewards, [[-0.05, 5.05, 0.0], cut, [0.0, 0.0, 0.0]])
+    assert_close(experience.advantages, ADVANTAGES[truncated])
+    returns = [[3.475, 5.05, 0.0], [a + 0.5 for a in ADVANTAGES[truncated][1]], [0.0, 0.0, 0.0]]
+    assert_close(experience.returns, returns if truncated != "mask" else [returns[0], [0.0] * 3, [0.0] * 3])
+
+
+@pytest.mark.parametrize("truncated", ADVANTAGES)
+def test_whitening_is_over_the_tokens_that_count(truncated: str) -> None:
+    advantages = counting(ADVANTAGES[truncated], truncated)
+    mean, scale = statistics.fmean(advantages), math.sqrt(statistics.variance(advantages) + 1e-8)
+    experience, metrics = built(truncated, whiten=True)
+    observed = experience.advantages[experience.response_mask].tolist()
+    assert observed == pytest.approx([(a - mean) / scale for a in advantages], abs=1e-5)
+    assert experience.advantages[~experience.response_mask].abs().sum() == 0
+    assert metrics["advantage/std"] == pytest.approx(statistics.stdev(advantages), abs=1e-5)
+    assert_close(experience.returns, built(truncated)[0].returns.tolist())
+
+
+@pytest.mark.parametrize("truncated", ADVANTAGES)
+def test_metrics(truncated: str) -> None:
+    _, metrics = built(truncated)
+    logs = counting([[-0.5, 0.5, 0.0], [-1.0, 0.0, 0.0], [2.0, 0.0, 0.0]], truncated)
+    assert metrics["kl/reference"] == pytest.approx(0.0 if truncated == "mask" else 0.5, abs=1e-6)
+    assert metrics["kl/reference_per_token_k3"] == pytest.approx(
+        statistics.fmean(math.exp(r) - 1 - r for r in logs), abs=1e-6
+    )
+    assert metrics["kl/coef"] == 0.1
+    assert metrics["reward/mean"] == pytest.approx(5.0 if truncated == "mask" else 2.7, abs=1e-6)
+    advantages = counting(ADVANTAGES[truncated], truncated)
+    values = counting(PREDICTIONS.values.tolist(), truncated)
+    returns = [a + v for a, v in zip(advantages, values, strict=True)]
+    explained = 1 - statistics.variance(advantages) / statistics.variance(returns)
+    assert metrics["critic/explained_variance"] == pytest.approx(explained, abs=1e-5)
+
+
+def test_the_samplers_disagreement_is_over_every_sampled_token() -> None:
+    """Row 0 is off by 0.1, row 1 by 0.2, each at one token of the six; the unscored row 2 agrees and counts."""
+    _, metrics = built("mask")
+    assert metrics["sampler/logprob_difference_mean"] == pytest.approx(0.3 / 6, abs=1e-6)
+    assert metrics["sampler/logprob_difference_max"] == pytest.approx(0.2, abs=1e-6)
+    k3 = sum(math.exp(r) - 1 - r for r in (0.1, 0.2)) / 6
+    assert metrics["sampler/kl"] == pytest.approx(k3, abs=1e-6)
+
+
+def test_another_estimator_prices_the_divergence() -> None:
+    experience, metrics = built("terminal", kl=FixedKl(estimator="abs"))
+    assert_close(experience.rewards, [[-0.05, 4.95, 0.0], [-0.1, 0.0, 0.5], [0.0, 0.0, 0.0]])
+    assert metrics["kl/reference"] == pytest.approx(0.5, abs=1e-6)
+
+
+def test_nothing_scored_is_all_zeros_and_finite() -> None:
+    unscored = [ScoreRow(row.prompt_id, 0, None, {}, False, "no") for row in SCORES]
+    experience, metrics = build_experience(ROLLOUTS, unscored, PREDICTIONS, AdvantageSpec(), kl_coef=0.1)
+    assert not experience.response_mask.any()
+    assert experience.advantages.abs().sum() == experience.rewards.abs().sum() == 0
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_experience_survives_its_file_and_knows_its_sequences(tmp_path: Path) -> None:
+    experience, _ = built("terminal")
+    experience.save(tmp_path)
+    read = Experience.load(tmp_path)
+    for name, tensor in vars(experience).items():
+        assert torch.equal(vars(read)[name], tensor), name
+    assert read.sequences() == [(row.prompt_token_ids, row.response_token_ids) for row in ROLLOUTS]
+
+
+@pytest.mark.parametrize(
+    ("observed", "expected"), [(6.0, 0.05), (6.6, 0.05 * 1.01), (60.0, 0.05 * 1.02), (0.0, 0.05 * 0.98)]
+)
+def test_an_adaptive_coefficient_follows_the_divergence(observed: float, expected: float) -> None:
+    """Relative error clipped to 0.2, times 100 responses over a horizon of 1000."""
+    spec = AdvantageSpec(kl=AdaptiveKl(target=6.0, horizon=1000))
+    assert coefficient_after(spec, 0.05, {"kl/reference": observed}, 100) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_fixed_coefficient_stays() -> None:
+    assert coefficient_after(AdvantageSpec(), 0.3, {"kl/reference": 60.0}, 100) == 0.3

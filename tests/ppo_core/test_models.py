@@ -1,0 +1,122 @@
+"""Policies and critics: the same from the same seed, and unchanged by a trip through a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from ppo_core.models import (
+    architecture,
+    create_policy,
+    critic_from_policy,
+    load_critic,
+    load_policy,
+    save_critic,
+    save_policy,
+)
+from ppo_core.records import InputError
+from tests.ppo_core.tiny_models import CONFIGS, tiny_config, tiny_folder, tiny_policy, tiny_tokenizer
+
+IDS = torch.tensor([[3, 4, 5, 6, 1]])
+DTYPES = ("float32", "bfloat16")
+
+
+def parameters_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach() for name, parameter in module.named_parameters()}
+
+
+def test_the_same_seed_makes_the_same_policy_and_leaves_the_process_alone() -> None:
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    one, same, other = tiny_policy("llama"), tiny_policy("llama"), tiny_policy("llama", seed=1)
+    assert torch.equal(torch.rand(3), expected), "the process's own random numbers went on as if nothing had happened"
+    for name, parameter in one.named_parameters():
+        assert torch.equal(parameter, same.get_parameter(name))
+    assert not torch.equal(one.lm_head.weight, other.lm_head.weight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_policy_survives_its_folder_bit_for_bit(name: str, dtype: str, tmp_path: Path) -> None:
+    policy = tiny_policy(name, dtype=dtype)
+    save_policy(policy, parameters_of(policy), tiny_tokenizer(), tmp_path)
+    loaded = load_policy(tmp_path, dtype=dtype)
+    for key, parameter in policy.named_parameters():
+        assert torch.equal(parameter, loaded.get_parameter(key))
+        assert str(parameter.dtype) == f"torch.{dtype}"
+    for key, buffer in policy.named_buffers():
+        assert torch.equal(buffer, loaded.get_buffer(key)), key
+    expected = policy(input_ids=IDS).logits
+    assert torch.equal(loaded(input_ids=IDS).logits, expected)
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(input_ids=IDS).logits, expected)
+    assert architecture(tmp_path) == type(policy).__name__
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_weights_of_the_moment_are_saved_not_those_of_the_module(name: str, tmp_path: Path) -> None:
+    policy, other = tiny_policy(name), tiny_policy(name, seed=1)
+    save_policy(policy, parameters_of(other), tiny_tokenizer(), tmp_path)
+    assert torch.equal(load_policy(tmp_path, dtype="float32")(input_ids=IDS).logits, other(input_ids=IDS).logits)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_tied_embeddings_are_saved_once(name: str, tmp_path: Path) -> None:
+    policy = tiny_policy(name)
+    save_policy(policy, parameters_of(policy), tiny_tokenizer(), tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    vocabulary_sized = [key for key, tensor in stored.items() if tensor.shape[0] == policy.config.vocab_size]
+    assert len(vocabulary_sized) == (1 if policy.config.tie_word_embeddings else 2)
+    assert sum(tensor.numel() for tensor in stored.values()) == sum(p.numel() for p in policy.parameters())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_critic_has_the_policys_trunk_and_says_nothing_at_first(name: str, tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path, name)
+    policy, critic = load_policy(folder, dtype="float32"), critic_from_policy(folder, dtype="float32")
+    for key, parameter in policy.base_model.named_parameters():
+        assert torch.equal(parameter, critic.backbone.get_parameter(key))
+    assert critic(IDS).tolist() == [[0.0] * 5]
+    assert [key for key, _ in critic.named_parameters() if not key.startswith("backbone.")] == ["value_head.weight"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_critic_survives_its_folder_bit_for_bit(name: str, dtype: str, tmp_path: Path) -> None:
+    critic = critic_from_policy(tiny_folder(tmp_path / "policy", name), dtype=dtype)
+    nn.init.normal_(critic.value_head.weight)
+    save_critic(critic, parameters_of(critic), tmp_path / "critic")
+    loaded = load_critic(tmp_path / "critic", dtype=dtype)
+    for key, parameter in critic.named_parameters():
+        assert torch.equal(parameter, loaded.get_parameter(key))
+    assert torch.equal(loaded(IDS), critic(IDS))
+    assert critic(IDS).abs().min() > 0
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_dropout_is_off_even_in_training_mode(name: str, tmp_path: Path) -> None:
+    rates = {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5} if name == "gpt2" else {"attention_dropout": 0.5}
+    policy = create_policy({**tiny_config(name), **rates}, vocab_size=40, seed=0, dtype="float32")
+    policy.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert {key: config[key] for key in rates} == rates
+    for module in (policy, load_policy(tmp_path, dtype="float32")):
+        assert not module.training
+        quiet = module(input_ids=IDS).logits
+        assert torch.equal(module.train()(input_ids=IDS).logits, quiet)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no causal LM that transformers loads"):
+        load_policy(tmp_path, dtype="float32")
+
+
+def test_a_configuration_of_no_known_architecture_is_refused() -> None:
+    with pytest.raises(InputError, match="no usable configuration"):
+        create_policy({"model_type": "lama"}, vocab_size=40, seed=0, dtype="float32")

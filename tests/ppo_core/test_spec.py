@@ -1,0 +1,196 @@
+"""The spec: its defaults, what it refuses and in which words, and how it is read from YAML."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from ppo_core import spec, spec_loading, spec_sections
+from ppo_core.spec import AdaptiveKl, FixedKl, RunSpec, Section, SpecError, differing_keys
+
+ROOT = Path(__file__).parents[2]
+SMALLEST = {
+    "dataset": {"train": "prompts.jsonl"},
+    "model": {"path": "folder"},
+    "reward": {"function": "reward.py:correct"},
+}
+ADAPTIVE = {"kind": "adaptive", "horizon": 51}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"rolout": {}}, r"rolout: unknown key; did you mean rollout\? \(known: name, seed, iterations, "),
+    ({"rollout": {"temprature": 1}}, r"rollout.temprature: unknown key; did you mean temperature\?"),
+    ({"advantages": {"kl": {**ADAPTIVE, "targt": 3}}}, r"kl.adaptive.targt: unknown key; did you mean target\?"),
+    ({"advantages": {"kl": {"kind": "adaptve"}}}, "advantages.kl=.*'fixed', 'adaptive'"),
+    ({"reward": {}}, "reward.function: is required, and missing"),
+    ({"iterations": "many"}, "iterations='many': Input should be a valid integer"),
+    ({"seed": -1}, "seed=-1: Input should be greater than or equal to 0"),
+    ({"rollout": {"temperature": float("inf")}}, "rollout.temperature=inf: Input should be a finite number"),
+    ({"rollout": {"temperature": 0}}, "rollout.temperature=0: Input should be greater than or equal to 0.01"),
+    ({"rollout": {"top_p": 0.9}}, r"rollout: top_p=0.9, top_k=-1 cut .* Set top_p: 1 and top_k: -1"),
+    ({"rollout": {"top_k": 50}}, r"rollout: top_p=1.0, top_k=50 cut .* Set top_p: 1 and top_k: -1"),
+    ({"update": {"betas": [0.9, 1.0]}}, "update.betas.1=1.0: Input should be less than 1"),
+    ({"update": {"num_minibatches": 3}}, r"update.num_minibatches=3 does not divide the 256 .* \[1, 2, 4, 8, 16, "),
+    ({"training": {"microbatch_size": 48}}, r"microbatch_size=48 does not divide the 64 .* \[1, 2, 4, 8, 16, 32, 64\]"),
+    ({"training": {"num_ranks": 3}}, r"training.num_ranks=3 does not divide the 64 .* \[1, 2, 4, 8, 16, 32, 64\]"),
+    ({"sft": {"data": "a", "batch_size": 9}, "training": {"microbatch_size": 2}}, r"9 sequences of an SFT batch.*9\]"),
+    ({"sft": {"data": "a", "warmup_steps": 751}}, "sft: warmup_steps=751 is more than num_steps=750: lower it"),
+    ({"iterations": 4}, "update.warmup_iterations=5 is more than the 4 iterations .* lower it to at most 4"),
+    ({"update": {"decay_iterations": 3}}, "update.warmup_iterations=5 is more than the 3 iterations"),
+    ({"model": {"path": "a", "dtype": "bfloat16"}}, "bfloat16 with training.zero_stage=0 .* set zero_stage to 1"),
+    ({"model": {}}, "model: give exactly one of path .* and config"),
+    ({"model": {"path": "a", "config": {"model_type": "llama"}}}, "model: give exactly one of path"),
+    ({"model": {"config": {}, "tokenizer": "t"}}, "model: config has no model_type"),
+    ({"model": {"config": {"model_type": "llama"}}}, "brings no tokenizer: name its folder in model.tokenizer"),
+    ({"reward": {"function": "rewards.correct"}}, "'rewards.correct' names no function: write package.module:function"),
+    ({"reward": {"function": {}}}, "reward: function is empty: name at least one"),
+    ({"reward": {"function": {"a.py:f": 1, "b.py:f": 1}}}, "two functions share a name .*: rename one"),
+    ({"advantages": {"kl": ADAPTIVE}}, "horizon=51 is too short for the 256 responses .* Raise it to at least 52"),
+    ({"name": "../escape"}, "name='../escape': String should match pattern"),
+]
+
+
+def write(folder: Path, document: Any) -> Path:
+    path = folder / "spec.yaml"
+    path.write_text(document if isinstance(document, str) else yaml.safe_dump(document))
+    return path
+
+
+def loaded(folder: Path, changes: dict[str, Any] | None = None, overrides: tuple[str, ...] = ()) -> RunSpec:
+    return RunSpec.from_yaml(write(folder, {**SMALLEST, **(changes or {})}), overrides)
+
+
+def test_the_examples_hold() -> None:
+    assert spec.divisors(12) == [1, 2, 3, 4, 6, 12]
+    assert [doctest.testmod(module).failed for module in (spec, spec_sections, spec_loading)] == [0, 0, 0]
+
+
+def test_three_sections_are_enough_and_the_defaults_are_the_recipe(tmp_path: Path) -> None:
+    run = loaded(tmp_path)
+    assert (run.rollout.num_responses, run.rollout.max_response_tokens, run.rollout.temperature) == (256, 48, 1.0)
+    assert (run.update.num_ppo_epochs, run.update.num_minibatches, run.update.learning_rate) == (2, 4, 1e-4)
+    assert (run.update.critic_learning_rate, run.update.betas, run.update.eps) == (3e-4, (0.9, 0.95), 1e-5)
+    assert (run.update.clip_low, run.update.clip_high, run.update.value_clip) == (0.2, 0.2, None)
+    assert (run.advantages.gamma, run.advantages.gae_lambda, run.advantages.whiten) == (1.0, 0.95, True)
+    assert run.advantages.kl == FixedKl(coef=0.01, estimator="k1")
+    assert (run.folder, run.model_name, run.sft) == (str(tmp_path), "ppo", None)
+    assert run.reward.weights == {"reward.py:correct": 1.0}
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[str(changes)[:50] for changes, _ in REFUSED])
+def test_what_cannot_run_is_refused_with_value_limit_and_remedy(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SpecError, match=message) as refusal:
+        loaded(tmp_path, changes)
+    assert all(line.startswith(f"{tmp_path}/spec.yaml: ") for line in str(refusal.value).splitlines())
+
+
+def test_every_problem_has_its_line(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as refusal:
+        loaded(tmp_path, {"iterations": 0, "dataset": {}, "rollout": {"samples": 2}})
+    assert len(str(refusal.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1", "is not valid YAML"),
+        ("- 1\n- 2", "holds list, not a mapping"),
+        ("", "holds NoneType, not a mapping"),
+        ("1: 2", "Keys should be strings"),
+    ],
+)
+def test_a_file_that_is_no_spec_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        RunSpec.from_yaml(write(tmp_path, text))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"none.yaml: cannot be read \(No such file or directory\)"):
+        RunSpec.from_yaml(tmp_path / "none.yaml")
+
+
+def test_overrides_come_before_all_checks(tmp_path: Path) -> None:
+    overrides = ("rollout.top_k=-1", "update.learning_rate=1e-6", "sft.data=a.jsonl", "name=other", "seed = 7")
+    run = loaded(tmp_path, {"rollout": {"top_k": 50}}, overrides)
+    assert (run.rollout.top_k, run.update.learning_rate, run.name, run.seed) == (-1, 1e-6, "other", 7)
+    assert run.sft is not None
+    assert run.sft.data == "a.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed", "is not section.key=value"),
+        ("=1", "is not section.key=value"),
+        ("rollout.=1", "is not section.key=value"),
+        ("seed.x=1", "seed is a value, not a section"),
+        ("seed=[1", "the value is not valid YAML"),
+        ("rollout.temprature=1", "did you mean temperature"),
+    ],
+)
+def test_a_bad_override_is_refused(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        loaded(tmp_path, {"seed": 1}, (override,))
+
+
+def test_a_horizon_that_is_just_long_enough_is_taken(tmp_path: Path) -> None:
+    assert loaded(tmp_path, {"advantages": {"kl": {"kind": "adaptive", "horizon": 52}}}).advantages.kl == AdaptiveKl(
+        horizon=52
+    )
+
+
+def test_a_kl_coefficient_without_a_kind_is_a_fixed_one(tmp_path: Path) -> None:
+    assert loaded(tmp_path, {"advantages": {"kl": {"coef": 0.5}}}).advantages.kl == FixedKl(coef=0.5)
+
+
+def test_a_microbatch_larger_than_the_batch_is_the_batch(tmp_path: Path) -> None:
+    assert loaded(tmp_path, {"training": {"microbatch_size": 1000}}).training.microbatch_size == 1000
+
+
+def test_a_spec_is_frozen(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        loaded(tmp_path).seed = 1  # type: ignore[misc]
+
+
+def test_the_document_is_the_run_wherever_it_lies(tmp_path: Path) -> None:
+    run = loaded(tmp_path, {"update": {"betas": [0.8, 0.9]}})
+    document = run.document()
+    assert "folder" not in document
+    assert document["update"]["betas"] == [0.8, 0.9]
+    assert RunSpec.model_validate(document).document() == document
+
+
+def test_differing_keys_are_named_with_both_values(tmp_path: Path) -> None:
+    before = loaded(tmp_path).document()
+    changes = {"seed": 4, "advantages": {"kl": {"kind": "fixed", "coef": 0.5}}, "sft": {"data": "a"}}
+    lines = differing_keys(before, loaded(tmp_path, changes).document())
+    assert lines[0] == "advantages.kl.coef: 0.01 -> 0.5"
+    assert lines[1] == "seed: 0 -> 4"
+    assert lines[2].startswith("sft: None -> {")
+    assert (len(lines), differing_keys(before, before)) == (3, [])
+
+
+def all_sections() -> list[type[Section]]:
+    found = {value for value in vars(spec_sections).values() if isinstance(value, type) and issubclass(value, Section)}
+    return sorted(found - {Section} | {RunSpec}, key=lambda section: section.__name__)
+
+
+@pytest.mark.parametrize("section", all_sections())
+def test_every_field_has_a_type_and_a_sentence_for_the_form(section: type[Section]) -> None:
+    schema = section.model_json_schema()
+    for name, field in schema["properties"].items():
+        assert field.get("description"), f"{section.__name__}.{name}"
+        assert {"type", "anyOf", "oneOf", "$ref", "const"} & field.keys(), f"{section.__name__}.{name}"
+
+
+@pytest.mark.parametrize("module", ["ppo_core.spec", "ppo_core.records"])
+def test_it_is_imported_without_torch(module: str) -> None:
+    program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False).returncode == 0

@@ -1,0 +1,132 @@
+"""The PPO update against a plain-torch one written from the papers, and what must not change it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from tests.ppo_core.deepspeed_program import RECIPES
+from tests.ppo_core.plain_torch import (
+    plain_entropy,
+    plain_logprobs,
+    plain_policy_loss,
+    plain_value_loss,
+    plain_values,
+)
+from tests.ppo_core.tiny_models import tiny_policy
+from tests.ppo_core.update_cases import FP32, TEMPERATURE, make_experience, update_job
+
+
+def weights_of(trained: Path, case: str, part: str) -> dict[str, Tensor]:
+    return load_file(trained / f"{case} {part}.safetensors")
+
+
+def facts_of(trained: Path) -> dict[str, dict[str, float]]:
+    facts: dict[str, dict[str, float]] = json.loads((trained / "updates-1.json").read_text())
+    return facts
+
+
+def assert_same_weights(trained: Path, case: str, other: str) -> None:
+    for part in ("policy", "critic"):
+        torch.testing.assert_close(weights_of(trained, case, part), weights_of(trained, other, part), rtol=0, atol=1e-6)
+
+
+def plain_update(update: Any) -> tuple[nn.Module, nn.Module, Tensor, dict[str, list[float]]]:
+    """One optimizer step of each network per epoch on the whole batch. Returns policy, trunk, value head, losses."""
+    experience = make_experience()
+    sequences = [(list(prompt), list(response)) for prompt, response in experience.sequences()]
+    policy, trunk = tiny_policy("llama-tied"), tiny_policy("llama-tied").base_model
+    head = torch.zeros(32, requires_grad=True)
+    settings = {"betas": update.betas, "eps": update.eps, "weight_decay": update.weight_decay}
+    policy_optimizer = torch.optim.AdamW(policy.parameters(), lr=update.learning_rate, **settings)
+    critic_optimizer = torch.optim.AdamW([*trunk.parameters(), head], lr=update.critic_learning_rate, **settings)
+    losses: dict[str, list[float]] = {"policy": [], "critic": [], "entropy": [], "norm": []}
+    for _ in range(update.num_ppo_epochs):
+        logprobs = plain_logprobs(policy, sequences, TEMPERATURE)
+        entropy = plain_entropy(policy, sequences, TEMPERATURE)
+        policy_loss = plain_policy_loss(logprobs, experience, update, entropy)
+        values, _ = plain_values(trunk, head, sequences)
+        value_loss = plain_value_loss(values, experience, update)
+        for optimizer, loss in ((policy_optimizer, policy_loss), (critic_optimizer, value_loss)):
+            optimizer.zero_grad()
+            loss.backward()
+            parameters = optimizer.param_groups[0]["params"]
+            norm = nn.utils.clip_grad_norm_(parameters, update.max_grad_norm)
+            losses["norm"] += [float(norm)] if optimizer is policy_optimizer else []
+            optimizer.step()
+        mean_entropy = float(entropy.detach().sum() / experience.response_mask.sum())
+        losses["entropy"].append(mean_entropy)
+        losses["policy"].append(float(policy_loss.detach()) + update.entropy_coef * mean_entropy)
+        losses["critic"].append(float(value_loss.detach()))
+    return policy, trunk, head, losses
+
+
+@pytest.mark.parametrize("index", range(len(RECIPES)))
+def test_the_update_is_that_of_the_papers(trained: Path, index: int) -> None:
+    policy, trunk, head, losses = plain_update(update_job(**RECIPES[index]).update)
+    close = {"rtol": 0, "atol": 1e-5}
+    trained_policy, trained_critic = (weights_of(trained, f"recipe{index}", part) for part in ("policy", "critic"))
+    for name, parameter in policy.named_parameters():
+        torch.testing.assert_close(trained_policy[name], parameter.detach(), **close)
+    for name, parameter in trunk.named_parameters():
+        torch.testing.assert_close(trained_critic[f"backbone.{name}"], parameter.detach(), **close)
+    torch.testing.assert_close(trained_critic["value_head.weight"][0], head.detach(), **close)
+    moved = trained_policy["model.embed_tokens.weight"] - tiny_policy("llama-tied").model.embed_tokens.weight
+    assert moved.abs().max() > 1e-3
+    metrics = facts_of(trained)[f"recipe{index}"]
+    for name, key in (("policy/loss", "policy"), ("critic/loss", "critic"), ("policy/entropy", "entropy")):
+        assert metrics[name] == pytest.approx(sum(losses[key]) / len(losses[key]), rel=1e-5, abs=1e-5)
+    assert metrics["policy/gradient_norm"] == pytest.approx(sum(losses["norm"]) / len(losses["norm"]), rel=1e-4)
+
+
+def test_value_clipping_is_reported(trained: Path) -> None:
+    facts = facts_of(trained)
+    assert "critic/clip_fraction" not in facts["recipe0"]
+    assert 0 < facts["recipe1"]["critic/clip_fraction"] < 1
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_the_microbatch_size_changes_memory_only(trained: Path, size: int) -> None:
+    assert_same_weights(trained, f"microbatch{size}", "microbatch1")
+    facts = facts_of(trained)
+    assert facts[f"microbatch{size}"] == pytest.approx(facts["microbatch1"], rel=1e-5, abs=1e-6)
+
+
+def test_recomputing_activations_changes_memory_only(trained: Path) -> None:
+    assert_same_weights(trained, "recomputed", "recipe0")
+
+
+def test_rows_without_a_score_contribute_nothing(trained: Path) -> None:
+    assert_same_weights(trained, "unscored", "absent")
+    facts = facts_of(trained)
+    assert facts["unscored"] == pytest.approx(facts["absent"], rel=1e-5, abs=1e-6)
+
+
+def test_a_minibatch_without_a_scored_row_is_no_step(trained: Path) -> None:
+    facts = facts_of(trained)
+    assert facts["three rows scored"]["update/optimizer_steps"] == 3.0
+    assert facts["no row scored"]["update/optimizer_steps"] == 0.0
+    start = tiny_policy("llama-tied")
+    for name, weight in weights_of(trained, "no row scored", "policy").items():
+        assert torch.equal(weight, start.get_parameter(name).detach())
+
+
+def test_max_kl_stops_the_epochs(trained: Path) -> None:
+    """The first epoch's divergence is that of equal policies, 0; the second sees what the first step did."""
+    facts = facts_of(trained)
+    assert facts["trust region"]["update/optimizer_steps"] == 2.0
+    assert facts["no trust region"]["update/optimizer_steps"] == 5.0
+
+
+@pytest.mark.parametrize(("stage", "dtype"), FP32)
+def test_a_gradient_that_is_not_finite_is_an_error_that_names_it(trained: Path, stage: int, dtype: str) -> None:
+    said = json.loads((trained / "explode-1.json").read_text())[f"{stage} {dtype}"]
+    assert isinstance(said, str)
+    assert said.startswith("policy: the gradient norm is ")
+    assert said.endswith("lower update.learning_rate or the scores")

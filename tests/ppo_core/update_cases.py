@@ -1,0 +1,93 @@
+"""Jobs and experience for the training tests: the same in the test process and in the program that trains."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ppo_core.records import TokenSequence, UpdatePolicyJob
+from ppo_core.spec import ModelSpec, TrainingSpec, UpdateSpec
+from ppo_core.training.experience import Experience
+from tests.ppo_core.plain_torch import plain_logprobs
+from tests.ppo_core.tiny_models import ragged_sequences, tiny_policy
+
+ROWS = 8
+TEMPERATURE = 0.7
+FP32 = [(0, "float32"), (1, "float32"), (2, "float32"), (3, "float32")]
+BF16 = [(1, "bfloat16"), (2, "bfloat16"), (3, "bfloat16")]
+
+
+def update_job(
+    *, zero_stage: int = 0, dtype: str = "float32", microbatch_size: int = 4, iteration: int = 0, **update: Any
+) -> UpdatePolicyJob:
+    settings = {"num_ppo_epochs": 1, "num_minibatches": 1, "warmup_iterations": 0, "decay_iterations": 4, **update}
+    rates = {"learning_rate": 1e-3, "critic_learning_rate": 2e-3, "final_lr_fraction": 1.0}
+    return UpdatePolicyJob(
+        seed=5,
+        iteration=iteration,
+        model=ModelSpec(path="policy", dtype=dtype),
+        update=UpdateSpec(**{**rates, **settings}),
+        training=TrainingSpec(zero_stage=zero_stage, microbatch_size=microbatch_size),
+        temperature=TEMPERATURE,
+    )
+
+
+def make_experience(name: str = "llama-tied", *, noise: float = 0.3, rows: int = ROWS) -> Experience:
+    """Old logprobs near those of the untrained policy, everything else random; zeros past each response's end."""
+    sequences = ragged_sequences(rows)
+    generator = torch.Generator().manual_seed(9)
+    width = max(len(response) for _, response in sequences)
+    mask = torch.tensor([[t < len(response) for t in range(width)] for _, response in sequences])
+    with torch.no_grad():
+        logprobs = plain_logprobs(tiny_policy(name), sequences, TEMPERATURE).float()
+
+    def random(scale: float) -> Tensor:
+        return torch.where(mask, scale * torch.randn(mask.shape, generator=generator), 0.0)
+
+    return Experience(
+        **token_ids(sequences),
+        response_mask=mask,
+        old_logprobs=logprobs + random(noise),
+        reference_logprobs=logprobs,
+        sampler_logprobs=logprobs,
+        values=random(0.1),
+        rewards=random(1.0),
+        advantages=random(1.0),
+        returns=random(1.0),
+    )
+
+
+def token_ids(sequences: list[TokenSequence]) -> dict[str, Tensor]:
+    return {
+        "prompt_ids": torch.tensor([token for prompt, _ in sequences for token in prompt]),
+        "prompt_lengths": torch.tensor([len(prompt) for prompt, _ in sequences]),
+        "response_ids": torch.tensor([token for _, response in sequences for token in response]),
+        "response_lengths": torch.tensor([len(response) for _, response in sequences]),
+    }
+
+
+def without_scores(experience: Experience, rows: list[int]) -> Experience:
+    """The same with rows that do not count, and garbage in them."""
+    mask, advantages, returns = (
+        tensor.clone() for tensor in (experience.response_mask, experience.advantages, experience.returns)
+    )
+    mask[rows] = False
+    advantages[rows] = torch.nan
+    returns[rows] = torch.inf
+    return replace(experience, response_mask=mask, advantages=advantages, returns=returns)
+
+
+def only_rows(experience: Experience, rows: list[int]) -> Experience:
+    """The experience as if the other rows had never been sampled."""
+    sequences = experience.sequences()
+    kept = token_ids([sequences[row] for row in rows])
+    shaped = {f.name: vars(experience)[f.name][rows] for f in fields(experience) if f.name not in kept}
+    return Experience(**kept, **shaped)
+
+
+def checkpoint_folder(root: Path, zero_stage: int, dtype: str, name: str) -> Path:
+    return root / f"stage{zero_stage}-{dtype}-{name}"

@@ -1,0 +1,53 @@
+"""Where a run goes on, and which changes of its spec are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra.runs import RunRecords
+from ppo_core.records import InputError
+from tasks.open_run import effective_spec, last_record
+from tests.tasks.benches import smoke_spec
+
+
+def recorded(root: Path, *overrides: str) -> RunRecords:
+    """A run that was started with the smoke spec."""
+    records = RunRecords(root, "known")
+    records.create_spec(effective_spec(smoke_spec(*overrides), RunRecords(root, "other")).document())
+    return records
+
+
+def test_a_new_run_fixes_the_end_of_its_learning_rate_decay(tmp_path: Path) -> None:
+    assert effective_spec(smoke_spec(), RunRecords(tmp_path, "new")).update.decay_iterations == 4
+
+
+def test_a_longer_run_keeps_the_schedule_it_began_with(tmp_path: Path) -> None:
+    spec = effective_spec(smoke_spec("iterations=9"), recorded(tmp_path))
+    assert (spec.iterations, spec.update.decay_iterations) == (9, 4)
+
+
+def test_timeouts_and_registry_may_change(tmp_path: Path) -> None:
+    spec = effective_spec(smoke_spec("engines.timeout_s=7", "registry.alias=other"), recorded(tmp_path))
+    assert spec.engines.timeout_s == 7
+
+
+def test_every_other_difference_is_listed(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as refusal:
+        effective_spec(smoke_spec("seed=3", "advantages.kl.coef=0.5", "iterations=9"), recorded(tmp_path))
+    message = str(refusal.value)
+    assert "advantages.kl.coef: 0.01 -> 0.5" in message
+    assert "seed: 0 -> 3" in message
+    assert "iterations:" not in message
+    assert "choose another --run name" in message
+
+
+def test_the_folder_of_the_spec_is_no_part_of_a_run(tmp_path: Path) -> None:
+    records = recorded(tmp_path)
+    moved = smoke_spec().model_copy(update={"folder": "/somewhere/else"})
+    assert effective_spec(moved, records).folder == "/somewhere/else"
+
+
+def test_a_run_without_records_has_no_last_one(tmp_path: Path) -> None:
+    assert last_record(RunRecords(tmp_path, "new")) is None
