@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -121,8 +122,8 @@ def say(text: str) -> None:
 
 def again(spec: Path, run: str | None, overrides: list[str] | None) -> str:
     """The command that goes on with this run."""
-    options = [f"--run {run}"] if run else []
-    return " ".join(["ppoflow train", str(spec), *options, *(f"--set {text}" for text in overrides or [])])
+    options = [part for text in overrides or [] for part in ("--set", text)]
+    return shlex.join(["ppoflow", "train", str(spec), *(["--run", run] if run else []), *options])
 
 
 def stop_on_sigterm() -> None:

@@ -51,7 +51,7 @@ class RunConsole:
         self.records: list[IterationRecord] = []
         self.stage = "starting"
         self._last_line = time.monotonic()
-        self._live = Live(console=self.console, refresh_per_second=4, transient=True, get_renderable=self._render)
+        self._live = Live(console=self.console, refresh_per_second=4, transient=True, get_renderable=self.render)
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
@@ -102,7 +102,8 @@ class RunConsole:
             self.console.print(Text(f"  {prompt} {sample['response']}   (score {score})"), soft_wrap=True)
         self.say("")
 
-    def _render(self) -> Group:
+    def render(self) -> Group:
+        """The table so far and the stage under way."""
         recent = self.records[-max(self.console.size.height - 8, 3) :]
         progress = Text(f"{self.stage}{self._remaining()}", style="dim")
         return Group(records_table(self.run, recent, self.iterations, self.console.width), progress)

@@ -1,0 +1,61 @@
+"""The command line's own part: what it refuses, and how it says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli import again, app
+from tests.tasks.benches import ARITHMETIC
+
+SMOKE = str(ARITHMETIC / "smoke.yaml")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty place for state."""
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+        (["train", SMOKE, "--set", "rollout.max_tokens=3"], "did you mean max_response_tokens?"),
+        (["train", SMOKE, "--set", "training.microbatch_size=5"], "choose one of [1, 2, 4, 8, 16]"),
+        (["train", SMOKE, "--set", "rollout.top_p=0.9"], "Set top_p: 1"),
+        (["train", SMOKE, "--set", "iterations"], "is not section.key=value"),
+        (["status", "unknown"], "run unknown has no committed iteration"),
+        (["status", "../evil"], "run name '../evil'"),
+        (["sample", "/no/such/folder", "1+1="], "is no Hugging Face folder"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line_and_leaves_nothing(
+    arguments: list[str], message: str, home: Path
+) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+    assert not home.exists()
+
+
+def test_reward_shows_scores_and_components(home: Path) -> None:
+    result = CliRunner().invoke(app, ["reward", SMOKE, "--completion", "<answer>0</answer>", "--completion", "no"])
+    assert result.exit_code == 0, result.output
+    assert "correct" in result.output
+    assert "0.1" in result.output  # well formed, and hardly ever right
+
+
+def test_reward_complains_when_every_row_scores_the_same(home: Path) -> None:
+    result = CliRunner().invoke(app, ["reward", SMOKE, "--completion", "nothing"])
+    assert result.exit_code == 1
+    assert "every row has the same score (0.0)" in result.output
+
+
+def test_the_command_that_goes_on_can_be_pasted() -> None:
+    spec = Path("a b.yaml")
+    assert again(spec, "r", ["seed=1"]) == "ppoflow train 'a b.yaml' --run r --set seed=1"

@@ -1,0 +1,64 @@
+"""What a person sees of a run, in a log file and on terminals of several sizes."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from flows.console import RunConsole
+from infra.engine_protocol import EngineProgress
+from tests.flows.samples import record
+
+
+def shown(*, terminal: bool, width: int = 160, height: int = 40) -> tuple[RunConsole, io.StringIO]:
+    """A console that writes into a buffer."""
+    buffer = io.StringIO()
+    console = Console(file=buffer, force_terminal=terminal, width=width, height=height)
+    return RunConsole("r", 4, console), buffer
+
+
+def test_a_log_file_gets_one_clean_line_per_iteration() -> None:
+    console, buffer = shown(terminal=False)
+    with console:
+        console.iteration(record(0, {"evaluation/accuracy": 0.25}))
+        console.iteration(record(1, {"score/mean": 0.5, "seconds/outside_engines": 0.125}))
+        console.progress(EngineProgress("training", "update_policy", 3, 8, "epoch 1 of 2"))
+    lines = buffer.getvalue().splitlines()
+    assert len(lines) == 3  # a heading and two rows; progress only after a while
+    assert lines[1].split()[:2] == ["0/4", "0.250"]
+    assert lines[2].split()[:3] == ["1/4", "0.500", "30.0"]
+    assert lines[2].endswith("about 1.5 min to go")
+    assert "\x1b" not in buffer.getvalue()
+
+
+def test_a_terminal_gets_a_table_and_the_stage_under_way() -> None:
+    console, buffer = shown(terminal=True)
+    with console:
+        console.iteration(record(1, {"score/mean": 0.5, "seconds/update_policy": 3.0}))
+        console.progress(EngineProgress("training", "update_policy", 3, 8, "epoch 1 of 2"))
+        console.console.print(console.render())
+    text = buffer.getvalue()
+    assert "update_policy 3/8, epoch 1 of 2" in text
+    assert "outside" in text  # wide enough for the seconds of each stage
+
+
+def test_a_narrow_terminal_leaves_out_the_stages() -> None:
+    console, buffer = shown(terminal=True, width=100)
+    with console:
+        console.iteration(record(1, {"score/mean": 0.5, "seconds/update_policy": 3.0}))
+    assert "outside" not in buffer.getvalue()
+    assert "0.500" in buffer.getvalue()
+
+
+def test_samples_are_the_prompts_that_the_start_answered_worst() -> None:
+    console, buffer = shown(terminal=False)
+    start = [
+        {"prompt": f"q{i}", "response": f"before{i}", "score": score} for i, score in enumerate([1.0, 0.0, None, 0.5])
+    ]
+    after = [{**sample, "response": f"after{i}", "score": 1.0} for i, sample in enumerate(start)]
+    console.samples("after", record(4, {}, after), record(0, {}, start), count=2)
+    text = buffer.getvalue()
+    assert "q1 after1" in text
+    assert "q2 after2" in text
+    assert "q0" not in text
