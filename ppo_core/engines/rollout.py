@@ -17,6 +17,7 @@ from ppo_core.spec import ModelSpec
 from ppo_core.tables import read_prompts, write_rollouts
 
 GIB = 1 << 30
+TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "generation_config.json")
 
 
 class RolloutEngine:
@@ -28,6 +29,7 @@ class RolloutEngine:
         self._digest: str | None = None
         self._tokenizer: Any = None
         self._stop_ids: list[int] = []
+        self._text_files: tuple[bytes, ...] | None = None
 
     def generate_rollouts(self, job: Job) -> dict[str, Any]:
         """Write `rollouts.parquet`: one row per (prompt, sample)."""
@@ -146,8 +148,11 @@ class RolloutEngine:
             self._llm.collective_rpc("swap_weights", args=(str(policy),))
             self._llm.reset_prefix_cache()
             self._digest = digest
-        self._tokenizer = load_tokenizer(policy)
-        self._stop_ids = stop_token_ids(self._tokenizer, policy)
+        text = tuple((policy / name).read_bytes() for name in TEXT_FILES if (policy / name).is_file())
+        if text != self._text_files:  # a large tokenizer takes a second to load, and hardly ever changes
+            self._tokenizer = load_tokenizer(policy)
+            self._stop_ids = stop_token_ids(self._tokenizer, policy)
+            self._text_files = text
 
 
 def start_vllm(policy: Path, spec: GenerateJob, context: int) -> Any:
