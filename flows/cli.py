@@ -36,6 +36,7 @@ def train(
         quiet_prefect()
         from flows.ppo import ppo_training
         from tasks.ending import ending, interrupted
+        from tasks.errors import EngineError
 
         stop_on_sigterm()
         try:
@@ -43,6 +44,9 @@ def train(
         except KeyboardInterrupt:
             say(interrupted(run or loaded.name, again(spec, run, overrides)))
             raise typer.Exit(INTERRUPTED) from None
+        except EngineError:
+            say(f"what was finished is kept; go on with  {again(spec, run, overrides)}")
+            raise
         say(ending(report, again(spec, run, overrides)))
 
 

@@ -50,6 +50,7 @@ class RunConsole:
         self.console = console or Console()
         self.records: list[IterationRecord] = []
         self.stage = "starting"
+        self.complaint: str | None = None
         self._last_line = time.monotonic()
         self._live = Live(console=self.console, refresh_per_second=4, transient=True, get_renderable=self.render)
 
@@ -68,7 +69,7 @@ class RunConsole:
 
     def say(self, text: str) -> None:
         """A line of its own."""
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def progress(self, progress: Any) -> None:
         """Take an engine's progress (EngineProgress)."""

@@ -51,7 +51,7 @@ def train(spec: RunSpec, run: str | None = None) -> RunReport:
     """Train a policy with PPO, or go on where the run of this name stopped."""
     console = RunConsole(run or spec.name, spec.iterations)
     with console, open_workbench(spec, run, console.progress, effective_spec) as bench:
-        console.say(f"run {bench.run}; Prefect page {page_url()} (flow run under ppo-training)")
+        console.say(f"run {bench.run}; Prefect page {page_url()} (flow ppo-training)")
         record = last_record(bench.records)
         greet(console, bench, record)
         dataset = prepare_dataset(bench)
@@ -104,7 +104,7 @@ def finish(bench: Workbench, console: RunConsole, record: IterationRecord) -> Ru
     except RegistryError as error:
         registered = None
         console.say(f"the policy is not registered: {error}; the same command tries again, without training")
-    report_end(bench)
+    tell(console, report_end(bench))
     folder = export_best(bench, record.best)
     console.samples("answers after PPO", record, first_record(bench.records))
     return RunReport(
@@ -123,9 +123,16 @@ def show(bench: Workbench, console: RunConsole, record: IterationRecord) -> None
     console.iteration(record)
     if record.cached_stages:
         console.say(f"iteration {record.iteration}: from the store came {', '.join(record.cached_stages)}")
-    report(bench, record)
+    tell(console, report(bench, record))
     if record.best.iteration == record.iteration:
         export_best(bench, record.best)
+
+
+def tell(console: RunConsole, complaint: str | None) -> None:
+    """Say once that tracking is away: nothing is lost, the records have it all."""
+    if complaint and complaint != console.complaint:
+        console.say(f"MLflow did not take this report: {complaint}; it comes later, from the records")
+    console.complaint = complaint
 
 
 def greet(console: RunConsole, bench: Workbench, record: IterationRecord | None) -> None:
@@ -134,6 +141,7 @@ def greet(console: RunConsole, bench: Workbench, record: IterationRecord | None)
         console.say(f"a new run of {bench.spec.iterations} iterations; engines are starting")
     else:
         console.say(f"going on after iteration {record.iteration} of {bench.spec.iterations}, data at {record.cursor}")
+        export_best(bench, record.best)
 
 
 def evaluates_at(spec: RunSpec, iteration: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 from pathlib import Path
 
@@ -10,11 +9,6 @@ from pathlib import Path
 def has_nvidia_gpu() -> bool:
     """Whether an NVIDIA GPU is here, without loading any GPU library."""
     return Path("/dev/nvidia0").exists() or Path("/dev/nvidiactl").exists()
-
-
-def free_gib(folder: Path) -> float:
-    """Free disk space where `folder` is, GiB."""
-    return shutil.disk_usage(folder).free / 2**30
 
 
 def free_port() -> int:

@@ -25,6 +25,10 @@ class RegistryError(RuntimeError):
     """MLflow's registry refused, or did not answer."""
 
 
+class InvalidModelName(RegistryError, ValueError):
+    """This cannot be the name, alias or uri of a registered model."""
+
+
 @dataclass(frozen=True)
 class Registered:
     name: str
@@ -66,7 +70,7 @@ def resolve(uri: str, model: str) -> str:
     """The source uri of `models:/NAME@ALIAS` or `models:/NAME/3`."""
     parts = MODEL_URI.fullmatch(model)
     if parts is None:
-        raise ValueError(f"{model!r} names no registered model: write models:/NAME@ALIAS or models:/NAME/VERSION")
+        raise InvalidModelName(f"{model!r} names no registered model: write models:/NAME@ALIAS or models:/NAME/VERSION")
     with _told_clearly(uri, f"find {model}"):
         client = open_client(uri)
         if parts["alias"] is not None:
@@ -94,7 +98,7 @@ def _told_clearly(uri: str, intent: str) -> Iterator[None]:
 def _check_aliases(aliases: Sequence[str]) -> None:
     for alias in aliases:
         if not re.fullmatch(r"[\w\-]+", alias) or alias == "latest" or re.fullmatch(r"[vV]\d+", alias):
-            raise ValueError(
+            raise InvalidModelName(
                 f"the alias {alias!r} is not allowed: use letters, digits, dash and underscore, "
                 "but neither `latest` nor v1, v2 …, which MLflow keeps for itself"
             )

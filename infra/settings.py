@@ -49,9 +49,6 @@ class Settings(BaseSettings):
     engine_threads: int | None = Field(
         default=None, ge=1, le=1024, description="CPU threads of each engine; without it, each engine chooses."
     )
-    trust_remote_code: bool = Field(
-        default=False, description="Whether code that comes with a model may run on this machine."
-    )
 
     @field_validator("home")
     @classmethod
@@ -77,11 +74,6 @@ class Settings(BaseSettings):
     def mlflow_folder(self) -> Path:
         """The folder of MLflow's default database and of what it stores."""
         return self.home / "mlflow"
-
-    @property
-    def scratch(self) -> Path:
-        """The folder for files that nobody needs after the process that wrote them."""
-        return self.home / "scratch"
 
     def run_folder(self, run: str) -> Path:
         """The folder for what a run leaves on this machine besides artifacts and records."""

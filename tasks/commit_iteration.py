@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from infra.runs import RecordExists
 from ppo_core.records import content_digest
 from tasks.references import CheckpointRef, DatasetRef, EvaluationRef, ExperienceRef, RolloutsRef, ScoresRef
 from tasks.stage import stage
@@ -14,10 +16,11 @@ from tasks.workbench import Workbench
 
 
 class Best(BaseModel):
-    """The best policy so far, by the spec's metric."""
+    """The best policy so far, by `metric`."""
 
     model_config = ConfigDict(frozen=True)
 
+    metric: str
     iteration: int
     value: float | None
     checkpoint: CheckpointRef
@@ -76,7 +79,7 @@ def commit_iteration(
     for part in parts:
         metrics |= part.metrics if part is not None else {}
     cached = bench.timings.cached_stages()
-    metrics |= bench.timings.take()
+    metrics |= bench.timings.measured()
     if rollouts is not None:
         metrics |= throughput(metrics, rollouts)
     drawn = spec.rollout.prompts_per_iteration if previous is not None else 0
@@ -98,26 +101,55 @@ def commit_iteration(
         epoch=epoch,
         index=index,
         next_kl_coef=experience.next_kl_coef if experience is not None else spec.advantages.kl.coef,
-        best=best_of(spec.registry.metric, metrics, iteration, checkpoint, previous),
+        best=best_of(spec.registry.metric, metrics, iteration, checkpoint, records_before(bench, previous)),
         cached_stages=cached,
         committed_at_ms=int(time.time() * 1000),
     )
-    if previous is None:
-        bench.records.create_spec(spec.document())
-    with bench.timings.outside("store"):
-        bench.records.commit(iteration, record.model_dump(mode="json"))
+    committed = write_once(bench, record)
+    bench.timings.restart()
+    return committed
+
+
+def write_once(bench: Workbench, record: IterationRecord) -> IterationRecord:
+    """Create the record; where an earlier try already has, that one counts, if it made the same."""
+    if record.iteration == 0 and bench.records.read_spec() is None:
+        bench.records.create_spec(bench.spec.document())
+    try:
+        bench.records.commit(record.iteration, record.model_dump(mode="json"))
+    except RecordExists:
+        existing = read_record(bench.records.read(record.iteration))
+        if existing.checkpoint.digest != record.checkpoint.digest:
+            raise
+        return existing
     return record
 
 
 def best_of(
-    metric: str, metrics: dict[str, float], iteration: int, checkpoint: CheckpointRef, previous: IterationRecord | None
+    metric: str,
+    metrics: dict[str, float],
+    iteration: int,
+    checkpoint: CheckpointRef,
+    before: Iterable[IterationRecord],
 ) -> Best:
-    """The better of this iteration and the best before; where the metric was never measured, the latest."""
-    value = metrics.get(metric)
-    now = Best(iteration=iteration, value=value, checkpoint=checkpoint)
-    if previous is None or previous.best.value is None:
-        return now
-    return now if value is not None and value > previous.best.value else previous.best
+    """The iteration with the highest value of `metric`; where it was never measured, the latest."""
+    best = Best(metric=metric, iteration=iteration, value=metrics.get(metric), checkpoint=checkpoint)
+    for record in before:
+        value = record.metrics.get(metric)
+        if value is not None and (best.value is None or value >= best.value):
+            best = Best(metric=metric, iteration=record.iteration, value=value, checkpoint=record.checkpoint)
+    return best
+
+
+def records_before(bench: Workbench, previous: IterationRecord | None) -> Iterator[IterationRecord]:
+    """What the best so far must be compared with: one record, unless the metric has changed since."""
+    if previous is None:
+        return
+    if previous.best.metric != bench.spec.registry.metric:
+        yield from (read_record(document) for document in bench.records.all())
+    elif previous.best.iteration == previous.iteration:
+        yield previous
+    else:
+        yield read_record(bench.records.read(previous.best.iteration))
 
 
 def throughput(metrics: dict[str, float], rollouts: RolloutsRef) -> dict[str, float]:

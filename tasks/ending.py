@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import Protocol
 
+from infra.mlflow_client import without_password
 from infra.settings import Settings
+from tasks.prefect_api import page_url
 from tasks.register_policy import RegisteredPolicy
 
 
@@ -48,14 +51,15 @@ def interrupted(run: str, again: str) -> str:
 
 
 def places(policy: Path) -> list[str]:
-    """The lines that open pages and serve the policy."""
+    """The lines that open pages and serve the policy, as they can be pasted."""
     settings = Settings()
-    prefect = f"PREFECT_HOME={shlex.quote(str(settings.prefect_home))} prefect server start"
-    remote = settings.tracking_uri.startswith("http")
-    mlflow = settings.tracking_uri if remote else f"mlflow ui --backend-store-uri {settings.tracking_uri}"
+    programs = Path(sys.executable).parent
+    tracking = settings.tracking_uri
+    mlflow = [str(programs / "mlflow"), "ui", "--backend-store-uri", without_password(tracking)]
+    prefect = ["env", f"PREFECT_HOME={settings.prefect_home}", str(programs / "prefect"), "server", "start"]
     return [
         f"  policy folder      {policy}",
-        f"  serve it           vllm serve {policy}",
-        f"  Prefect's page     {settings.prefect_api_url or prefect}",
-        f"  MLflow's page      {mlflow}",
+        f"  serve it           {shlex.join([str(programs / 'vllm'), 'serve', str(policy)])}",
+        f"  Prefect's page     {page_url() or shlex.join(prefect)}",
+        f"  MLflow's page      {without_password(tracking) if tracking.startswith('http') else shlex.join(mlflow)}",
     ]

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from infra.engine_protocol import Engine, EngineJob, EngineJobError, EngineProgress, EngineReply
 from infra.engines import EngineProcess
 from infra.hardware import free_port, has_nvidia_gpu
 from infra.settings import Settings
+from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
 
 PROGRAMS = {name: f"ppo_core.engines.{name}" for name in ("rollout", "training", "scoring")}
+
+
+def ask(
+    engine: Engine, job: EngineJob, *, silence_s: float, watch: Callable[[EngineProgress], None] | None = None
+) -> EngineReply:
+    """Have an engine do a job. Raises InputError (in the engine's words) for a user's mistake, else EngineError."""
+    try:
+        return engine.run(job, timeout_s=silence_s, on_progress=watch)
+    except EngineJobError as error:
+        if error.error_type == "InputError":
+            raise InputError(error.reason) from None
+        raise
 
 
 class Engines:
@@ -28,7 +42,7 @@ class Engines:
                 PROGRAMS["training"],
                 log=logs / "training.log",
                 environment=training_environment(spec, settings),
-                command=training_command(spec, settings),
+                command=training_command(spec),
             ),
             "scoring": EngineProcess(
                 "scoring", PROGRAMS["scoring"], log=logs / "scoring.log", environment=quiet(settings)
@@ -79,7 +93,6 @@ def training_environment(spec: RunSpec, settings: Settings) -> Mapping[str, str]
     }
 
 
-def training_command(spec: RunSpec, settings: Settings) -> list[str]:
+def training_command(spec: RunSpec) -> list[str]:
     """The training engine's command line."""
-    options = ["--num-ranks", str(spec.training.num_ranks), "--threads", str(settings.engine_threads or 0)]
-    return [sys.executable, "-m", PROGRAMS["training"], *options]
+    return [sys.executable, "-m", PROGRAMS["training"], "--num-ranks", str(spec.training.num_ranks)]

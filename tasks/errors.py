@@ -5,6 +5,7 @@ from __future__ import annotations
 from infra.engine_protocol import EngineError
 from infra.filesystem import StoreReadOnly, StoreUnsupported
 from infra.manifest import ArtifactError
+from infra.mlmodel import ModelFolderError
 from infra.prefect_server import PrefectServerError
 from infra.registry import RegistryError
 from infra.runs import InvalidRunName, RecordError
@@ -18,6 +19,7 @@ FAILURES = (
     InvalidRunName,
     PrefectServerError,
     RecordError,
+    ModelFolderError,
     RegistryError,
     SpecError,
     StoreReadOnly,

@@ -27,7 +27,7 @@ def evaluate_policy(bench: Workbench, checkpoint: CheckpointRef, dataset: Datase
         "score_evaluation",
         job,
         inputs,
-        {"sources": bench.sources()},
+        {"sources": bench.rewards()},
         EvaluationRef,
     )
     return perform(bench, work)

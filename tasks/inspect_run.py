@@ -40,4 +40,5 @@ def read_run(run: str) -> RunSoFar:
     if not documents or spec is None:
         known = ", ".join(list_runs(root)) or "none"
         raise InputError(f"run {run} has no committed iteration in {root} (runs there: {known})")
-    return RunSoFar(run, [read_record(document) for document in documents], int(spec["iterations"]))
+    found = [read_record(document) for document in documents]
+    return RunSoFar(run, found, max(int(spec["iterations"]), found[-1].iteration))

@@ -10,8 +10,8 @@ from ppo_core.records import InputError
 from ppo_core.spec import RunSpec, differing_keys
 from tasks.commit_iteration import IterationRecord, read_record
 
-MAY_CHANGE = ("iterations: ", "engines.", "registry.")
-"""What a run may go on with another value of: its length, where engines run, where its policy goes."""
+MAY_CHANGE = ("iterations: ", "engines.", "registry.", "training.")
+"""What a run may go on with another value of: its length, how engines run, where its policy goes."""
 
 
 def effective_spec(spec: RunSpec, records: RunRecords) -> RunSpec:

@@ -28,8 +28,10 @@ class EmbeddedFlow(Flow[P, R]):
 @contextmanager
 def prefect_api() -> Iterator[None]:
     """Have a server for the calls inside: the configured one, else a child of ours with its page open meanwhile."""
-    if PREFECT_API_URL.value():
-        yield
+    configured = configured_url()
+    if configured:
+        with temporary_settings({PREFECT_API_URL: configured}):
+            yield
         return
     server = PrefectServer(Settings().prefect_home)
     server.start()
@@ -44,6 +46,12 @@ def prefect_api() -> Iterator[None]:
         server.close()
 
 
-def page_url() -> str:
-    """Where the Prefect page is."""
-    return str(PREFECT_UI_URL.value() or str(PREFECT_API_URL.value()).removesuffix("/api"))
+def configured_url() -> str | None:
+    """The API of the user's own server: from ppoflow's settings, or from Prefect's (environment or profile)."""
+    return Settings().prefect_api_url or PREFECT_API_URL.value()
+
+
+def page_url() -> str | None:
+    """Where the Prefect page is; None where there is no server now."""
+    page = PREFECT_UI_URL.value() or (configured_url() or "").removesuffix("/api")
+    return str(page) or None

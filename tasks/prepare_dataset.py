@@ -21,7 +21,12 @@ def prepare_dataset(bench: Workbench) -> DatasetRef:
         num_eval_prompts=spec.evaluation.num_prompts if evaluates else 0,
         reward=spec.reward,
     )
-    paths = {"sources": bench.sources(), "tokenizer": bench.tokenizer(), **bench.model_inputs()}
+    data = (spec.dataset.train, spec.dataset.evaluation, job.sft_data)
+    paths = {
+        "sources": bench.sources(*data, *spec.reward.weights),
+        "tokenizer": bench.tokenizer(),
+        **bench.model_inputs(),
+    }
     return perform(
         bench, Work("prepare_dataset", "dataset", "scoring", "prepare_dataset", job, paths=paths, made=DatasetRef)
     )

@@ -37,10 +37,11 @@ def register_policy(bench: Workbench, record: IterationRecord) -> RegisteredPoli
         "ppoflow.dataset_digest": record.dataset.digest,
         "ppoflow.checkpoint": json.dumps(best.checkpoint.bare().model_dump()),
     }
+    bench.tracker.open()  # a server that cannot read our store gets the files through this MLflow run
     registered = register(
         bench.settings.tracking_uri,
         name=spec.model_name,
-        source=f"{best.checkpoint.uri}/policy",
+        source=(bench.store.fetch(best.checkpoint.bare()) / "policy").as_uri(),
         tags=lineage,
         aliases=[spec.registry.alias] if spec.registry.alias else [],
         description=f"Best policy of run {bench.run}: iteration {best.iteration}, {spec.registry.metric} {best.value}",
@@ -53,11 +54,14 @@ def export_best(bench: Workbench, best: Best) -> Path:
     """Put the best policy so far into the run's own folder; hard links where the disk allows."""
     target = bench.settings.run_folder(bench.run) / "best-policy"
     source = bench.store.fetch(best.checkpoint.bare()) / "policy"
-    fresh = target.with_name("best-policy.new")
-    shutil.rmtree(fresh, ignore_errors=True)
+    fresh, old = target.with_name("best-policy.new"), target.with_name("best-policy.old")
+    for leftover in (fresh, old):
+        shutil.rmtree(leftover, ignore_errors=True)
     shutil.copytree(source, fresh, copy_function=_link)
-    shutil.rmtree(target, ignore_errors=True)
+    if target.is_dir():
+        target.rename(old)
     fresh.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
     return target
 
 

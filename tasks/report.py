@@ -36,28 +36,29 @@ CURVES = {
 
 
 @stage("report", retries=0)
-def report(bench: Workbench, record: IterationRecord) -> bool:
-    """Log what is missing up to `record`. Returns whether MLflow has it all now."""
+def report(bench: Workbench, record: IterationRecord) -> str | None:
+    """Log what is missing up to `record`. Returns what MLflow did not take, None where it has everything."""
     with bench.timings.outside("tracking"):
         if not bench.reported:
             _introduce(bench, record)
-        complete = _log_points(bench, record)
+        complete = _log_missing(bench, record)
         if record.evaluation is not None:
             _show_samples(bench, record)
-    return complete
+    return None if complete else bench.tracker.last_error or "it does not answer"
 
 
 @stage("report_end", retries=0)
-def report_end(bench: Workbench) -> bool:
+def report_end(bench: Workbench) -> str | None:
     """The curves as one figure, the table of all iterations in Prefect, and the end of the MLflow run."""
     records = [read_record(document) for document in bench.records.all()]
     bench.tracker.open()
-    complete = _log_points(bench, records[-1])
-    bench.tracker.log_figure("learning_curves", learning_curves(bench.run, panels(records)))
+    complete = _log_missing(bench, records[-1])
+    complete &= bench.tracker.log_figure("learning_curves", learning_curves(bench.run, panels(records)))
+    complete &= bench.tracker.finish()
     rows = [{"iteration": r.iteration, **{k: round(v, 4) for k, v in r.metrics.items()}} for r in records]
     with tolerated("the table of iterations"):
         create_table_artifact(rows, key=_key(bench.run, "iterations"), description=f"All iterations of run {bench.run}")
-    return bench.tracker.finish() and complete
+    return None if complete else bench.tracker.last_error or "it does not answer"
 
 
 def panels(records: list[IterationRecord]) -> list[Panel]:
@@ -87,28 +88,31 @@ def _introduce(bench: Workbench, record: IterationRecord) -> None:
     bench.reported.update(seen or ())
 
 
-def _log_points(bench: Workbench, record: IterationRecord) -> bool:
+def _log_missing(bench: Workbench, record: IterationRecord) -> bool:
+    """Tables before points: an iteration whose points are there has been told completely."""
     missing = [i for i in range(record.iteration + 1) if i not in bench.reported]
     if not missing:
         return True
     documents = [record if i == record.iteration else read_record(bench.records.read(i)) for i in missing]
-    points = [
-        Point(name, value, r.iteration, r.committed_at_ms)
-        for r in documents
-        for name, value in sorted(r.metrics.items())
-    ]
-    told = bench.tracker.log_points(points)
+    told = all(_log_samples(bench, r) for r in documents)
+    points = [Point(k, v, r.iteration, r.committed_at_ms) for r in documents for k, v in sorted(r.metrics.items())]
+    told = told and bench.tracker.log_points(points)
     if told:
         bench.reported.update(missing)
     return told
 
 
+def _log_samples(bench: Workbench, record: IterationRecord) -> bool:
+    if record.evaluation is None:
+        return True
+    columns = ("iteration", "prompt", "response", "score")
+    rows = [[record.iteration, _text(s["prompt"]), s["response"], s["score"]] for s in record.evaluation.samples]
+    return bench.tracker.log_table(f"samples/iteration_{record.iteration:06d}", columns, rows)
+
+
 def _show_samples(bench: Workbench, record: IterationRecord) -> None:
     assert record.evaluation is not None
     samples = record.evaluation.samples
-    columns = ("iteration", "prompt", "response", "score")
-    rows = [[record.iteration, _text(s["prompt"]), s["response"], s["score"]] for s in samples]
-    bench.tracker.log_table(f"samples/iteration_{record.iteration:06d}", columns, rows)
     lines = [f"- `{_text(s['prompt'])}` → `{s['response']}` (score {s['score']})" for s in samples]
     text = f"# {bench.run}, iteration {record.iteration}\n\n" + "\n".join(lines)
     with tolerated("the sample answers"):

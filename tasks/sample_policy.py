@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from infra.artifacts import open_store
 from infra.engine_protocol import EngineInput, EngineJob
@@ -10,7 +11,7 @@ from infra.engines import EngineProcess
 from infra.registry import resolve
 from infra.settings import Settings
 from ppo_core.records import InputError
-from tasks.engines import PROGRAMS, rollout_environment
+from tasks.engines import PROGRAMS, ask, rollout_environment
 from tasks.inspect_run import read_run
 
 
@@ -27,7 +28,7 @@ def sample_policy(model: str, prompt: str, *, temperature: float, max_tokens: in
     document = {"prompt": prompt, "temperature": temperature, "max_tokens": max_tokens, "count": count, "seed": seed}
     job = EngineJob("sample", {"policy": EngineInput(policy, str(policy))}, None, document)
     try:
-        return list(engine.run(job, timeout_s=600.0).result["responses"])
+        return list(ask(engine, job, silence_s=600.0).result["responses"])
     finally:
         engine.close()
 
@@ -38,7 +39,7 @@ def find_policy(model: str, settings: Settings) -> Path:
         source = resolve(settings.tracking_uri, model)
         if not source.startswith("file://"):
             raise InputError(f"{model} lies at {source}, which this machine cannot read: use one whose source is local")
-        return Path(source.removeprefix("file://"))
+        return Path(unquote(urlsplit(source).path))
     if (Path(model) / "config.json").is_file():
         return Path(model).absolute()
     if "/" in model:

@@ -15,6 +15,6 @@ def score_rollouts(bench: Workbench, rollouts: RolloutsRef, dataset: DatasetRef)
     job = ScoreJob(reward=spec.reward, answer_column=spec.dataset.answer_column, split="train")
     inputs = {"rollouts": rollouts, "dataset": dataset}
     work = Work(
-        "score_rollouts", "scores", "scoring", "score_rollouts", job, inputs, {"sources": bench.sources()}, ScoresRef
+        "score_rollouts", "scores", "scoring", "score_rollouts", job, inputs, {"sources": bench.rewards()}, ScoresRef
     )
     return perform(bench, work)

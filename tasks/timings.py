@@ -20,7 +20,7 @@ class StageTime:
 
 @dataclass
 class Timings:
-    """Collects the stages of one iteration; `take` starts the next one."""
+    """Collects the stages of one iteration; `restart` begins the next one."""
 
     started: float = field(default_factory=time.perf_counter)
     stages: dict[str, StageTime] = field(default_factory=dict)
@@ -49,8 +49,8 @@ class Timings:
             entry.engine += engine
             entry.cached = cached
 
-    def take(self) -> dict[str, float]:
-        """Metrics of the iteration so far, and start anew."""
+    def measured(self) -> dict[str, float]:
+        """Metrics of the iteration so far."""
         with self.lock:
             now = time.perf_counter()
             metrics = {f"seconds/{name}": entry.wall for name, entry in self.stages.items()}
@@ -60,8 +60,12 @@ class Timings:
             outside = metrics["seconds/outside_engines"] = now - self.started - inside
             metrics |= {f"seconds/outside_{part}": seconds for part, seconds in self.parts.items()}
             metrics["seconds/outside_prefect_and_rest"] = outside - sum(self.parts.values())
-            self.started, self.stages, self.parts = now, {}, {}
             return metrics
+
+    def restart(self) -> None:
+        """Begin the next iteration."""
+        with self.lock:
+            self.started, self.stages, self.parts = time.perf_counter(), {}, {}
 
     def cached_stages(self) -> list[str]:
         """Stages whose result came from the store."""

@@ -10,7 +10,7 @@ from infra.engine_protocol import EngineInput, EngineJob
 from infra.engines import EngineProcess
 from infra.settings import Settings
 from ppo_core.spec import RunSpec
-from tasks.engines import PROGRAMS, quiet
+from tasks.engines import PROGRAMS, ask, quiet
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class TrialRow:
 
 
 def try_reward(spec: RunSpec, completions: list[str]) -> list[TrialRow]:
-    """Score five rows. Raises EngineError with the complaint for what cannot be a reward."""
+    """Score five rows. Raises InputError or EngineError with the complaint for what cannot be a reward."""
     settings = Settings()
     engine = EngineProcess(
         "scoring", PROGRAMS["scoring"], log=settings.home / "logs" / "reward.log", environment=quiet(settings)
@@ -44,7 +44,7 @@ def try_reward(spec: RunSpec, completions: list[str]) -> list[TrialRow]:
     }
     job = EngineJob("try_reward", {"sources": EngineInput(Path(spec.folder).absolute(), "")}, None, document)
     try:
-        rows = engine.run(job, timeout_s=spec.engines.reward_timeout_s).result["rows"]
+        rows = ask(engine, job, silence_s=spec.engines.reward_timeout_s).result["rows"]
     finally:
         engine.close()
     return [TrialRow(**row) for row in rows]

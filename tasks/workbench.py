@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from infra.artifacts import ArtifactStore, open_store
-from infra.engine_protocol import EngineInput, EngineJob, EngineJobError, EngineProgress, EngineReply
+from infra.engine_protocol import EngineInput, EngineJob, EngineProgress, EngineReply
 from infra.fingerprint import code_fingerprint, file_digest
 from infra.runs import RunRecords
 from infra.settings import Settings
 from infra.tracking import RunTracker
 from ppo_core.records import InputError, content_digest
 from ppo_core.spec import RunSpec
-from tasks.engines import PROGRAMS, Engines
+from tasks.engines import PROGRAMS, Engines, ask
 from tasks.timings import Timings
 
 Watch = Callable[[EngineProgress], None]
@@ -40,6 +40,7 @@ class Workbench:
     timings: Timings = field(default_factory=Timings)
     fingerprints: dict[str, str] = field(default_factory=dict)
     source_digests: dict[str, str] = field(default_factory=dict)
+    folder_digests: dict[str, str] = field(default_factory=dict)
     reported: set[int] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -55,29 +56,29 @@ class Workbench:
         """A path of the spec; relative ones start at the spec's folder."""
         return Path(self.spec.folder) / name
 
-    def sources(self) -> EngineInput:
-        """The folder of the user's code, with the digest of every piece that the spec names."""
+    def sources(self, *names: str | None) -> EngineInput:
+        """The folder of the user's code and data, with the digests of the pieces `names` that a stage uses."""
         with self.lock:
             if not self.source_digests:
                 self.source_digests = self._describe_sources()
-            return EngineInput(Path(self.spec.folder).absolute(), content_digest(self.source_digests))
+            used = {name: self.source_digests[name] for name in names if name}
+            return EngineInput(Path(self.spec.folder).absolute(), content_digest(used))
 
-    def source_digest(self, source: str) -> str:
-        """Of one data source or reward function of the spec."""
-        self.sources()
-        return self.source_digests[source]
+    def rewards(self) -> EngineInput:
+        """The sources of the reward functions."""
+        return self.sources(*self.spec.reward.weights)
 
     def folder_input(self, name: str) -> EngineInput:
         """A folder on disk as an engine's input."""
         folder = self.path(name)
         if not folder.is_dir():
             raise InputError(f"there is no folder {folder}: give a path relative to the spec, or an absolute one")
-        digests = {
-            path.relative_to(folder).as_posix(): file_digest(path)
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
-        }
-        return EngineInput(folder.absolute(), content_digest(digests))
+        with self.lock:
+            if name not in self.folder_digests:
+                files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+                digests = {path.relative_to(folder).as_posix(): file_digest(path) for path in files}
+                self.folder_digests[name] = content_digest(digests)
+            return EngineInput(folder.absolute(), self.folder_digests[name])
 
     def tokenizer(self) -> EngineInput:
         """Where the tokenizer lies."""
@@ -89,14 +90,9 @@ class Workbench:
         return {"model": self.folder_input(self.spec.model.path)} if self.spec.model.path else {}
 
     def ask(self, engine: str, job: EngineJob) -> EngineReply:
-        """Have an engine do a job. Raises InputError (in the engine's words) for a user's mistake, else EngineError."""
+        """Have one of the run's engines do a job; see `tasks.engines.ask`."""
         silence = self.spec.engines.reward_timeout_s if engine == "scoring" else self.spec.engines.timeout_s
-        try:
-            return self.engines.by_name[engine].run(job, timeout_s=silence, on_progress=self.watch)
-        except EngineJobError as error:
-            if error.error_type == "InputError":
-                raise InputError(error.reason) from None
-            raise
+        return ask(self.engines.by_name[engine], job, silence_s=silence, watch=self.watch)
 
     def _describe_sources(self) -> dict[str, str]:
         spec = self.spec
@@ -136,6 +132,10 @@ def open_workbench(
     try:
         engines.start()
         yield Workbench(spec, name, settings, store, records, engines, tracker, watch or ignore)
+    except BaseException as error:
+        if tracker.run_id is not None:
+            tracker.finish("FAILED" if isinstance(error, Exception) else "KILLED")
+        raise
     finally:
         engines.close()
 

@@ -26,6 +26,6 @@ def record(
         epoch=0,
         index=0,
         next_kl_coef=0.01,
-        best=Best(iteration=iteration, value=None, checkpoint=checkpoint),
+        best=Best(metric="evaluation/score", iteration=iteration, value=None, checkpoint=checkpoint),
         committed_at_ms=1,
     )

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from infra.settings import Settings, child_environment, export
 
-NAMES = ("HOME", "STORE", "TRACKING_URI", "PREFECT_API_URL", "ENGINE_THREADS", "TRUST_REMOTE_CODE")
+NAMES = ("HOME", "STORE", "TRACKING_URI", "PREFECT_API_URL", "ENGINE_THREADS")
 
 
 @pytest.fixture(autouse=True)
@@ -24,9 +24,8 @@ def test_defaults_lie_in_one_folder(tmp_path: Path):
     settings, home = Settings(), tmp_path / ".ppoflow"
     assert (settings.home, settings.store_root) == (home, str(home / "store"))
     assert settings.tracking_uri == f"sqlite:///{home}/mlflow/mlflow.db"
-    assert (settings.prefect_api_url, settings.engine_threads, settings.trust_remote_code) == (None, None, False)
+    assert (settings.prefect_api_url, settings.engine_threads) == (None, None)
     assert (settings.prefect_home, settings.mlflow_folder) == (home / "prefect", home / "mlflow")
-    assert settings.scratch == home / "scratch"
     assert (settings.run_folder("r"), settings.log_folder("r")) == (home / "runs/r", home / "runs/r/logs")
     assert not home.exists()
 
@@ -34,12 +33,11 @@ def test_defaults_lie_in_one_folder(tmp_path: Path):
 def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PPOFLOW_HOME", "state")
     monkeypatch.setenv("PPOFLOW_ENGINE_THREADS", "3")
-    monkeypatch.setenv("PPOFLOW_TRUST_REMOTE_CODE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow")
     monkeypatch.setenv("PREFECT_API_URL", "http://prefect/api")
     settings = Settings()
     assert settings.store_root == str(tmp_path / "state/store")
-    assert (settings.engine_threads, settings.trust_remote_code) == (3, True)
+    assert settings.engine_threads == 3
     assert (settings.tracking_uri, settings.prefect_api_url) == ("http://mlflow", "http://prefect/api")
 
 
@@ -65,7 +63,6 @@ def test_stores_are_addresses_or_absolute_folders(tmp_path: Path):
     [
         ("PPOFLOW_ENGINE_THREADS", "0"),
         ("PPOFLOW_ENGINE_THREADS", "many"),
-        ("PPOFLOW_TRUST_REMOTE_CODE", "perhaps"),
         ("PREFECT_API_URL", "localhost:4200"),
     ],
 )

@@ -15,7 +15,7 @@ def test_the_seconds_of_an_iteration_add_up() -> None:
     timings.add("update_policy", wall=0.01, engine=0.01)
     with timings.outside("store"):
         time.sleep(0.01)
-    metrics = timings.take()
+    metrics = timings.measured()
     assert metrics["seconds/update_policy"] == pytest.approx(0.04)
     assert metrics["seconds/engines"] == pytest.approx(0.03)
     assert metrics["seconds/outside_store"] >= 0.01
@@ -26,10 +26,10 @@ def test_the_seconds_of_an_iteration_add_up() -> None:
     )
 
 
-def test_taking_starts_the_next_iteration() -> None:
+def test_restarting_begins_the_next_iteration() -> None:
     timings = Timings()
     timings.add("score_rollouts", wall=5.0, cached=True)
     assert timings.cached_stages() == ["score_rollouts"]
-    timings.take()
+    timings.restart()
     assert timings.cached_stages() == []
-    assert "seconds/score_rollouts" not in timings.take()
+    assert "seconds/score_rollouts" not in timings.measured()

@@ -1,0 +1,81 @@
+"""Committing an iteration: once, also after a crash between its writes; and which policy is the best."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra.runs import RecordExists
+from tasks.commit_iteration import IterationRecord, best_of, commit_iteration, records_before
+from tasks.references import CheckpointRef, DatasetRef
+from tasks.workbench import Workbench
+from tests.flows.samples import record
+from tests.tasks.benches import smoke_spec, workbench
+
+PLACE = {"uri": "file:///store/x/aa"}
+
+
+def checkpoint(digest: str = "0" * 64) -> CheckpointRef:
+    """A reference; nothing of it is read here."""
+    return CheckpointRef(kind="checkpoint", digest=digest, **PLACE)
+
+
+def commit(bench: Workbench, previous: IterationRecord | None, made: CheckpointRef) -> IterationRecord:
+    """One commit without rollouts or evaluation."""
+    dataset = DatasetRef(kind="dataset", digest="d" * 64, counts={"train": 50}, **PLACE)
+    iteration = 0 if previous is None else previous.iteration + 1
+    committed: IterationRecord = commit_iteration.fn(
+        bench, iteration=iteration, previous=previous, dataset=dataset, checkpoint=made
+    )
+    return committed
+
+
+def test_the_data_cursor_moves_by_an_iterations_prompts_over_epochs(tmp_path: Path) -> None:
+    bench = workbench(smoke_spec(), tmp_path)
+    start = commit(bench, None, checkpoint())
+    first = commit(bench, start, checkpoint("1" * 64))
+    second = commit(bench, first, checkpoint("2" * 64))
+    assert [(r.position, r.epoch, r.index) for r in (start, first, second)] == [(0, 0, 0), (32, 0, 32), (64, 1, 14)]
+    assert second.reference == start.checkpoint
+
+
+def test_a_crash_between_spec_and_first_record_does_not_spoil_the_run_name(tmp_path: Path) -> None:
+    bench = workbench(smoke_spec(), tmp_path)
+    bench.records.create_spec(bench.spec.document())  # and then the process died
+    assert commit(bench, None, checkpoint()).iteration == 0
+
+
+def test_a_repeated_commit_takes_the_record_that_is_there(tmp_path: Path) -> None:
+    bench = workbench(smoke_spec(), tmp_path)
+    first = commit(bench, None, checkpoint())
+    assert commit(bench, None, checkpoint()) == first
+
+
+def test_a_record_of_something_else_is_never_replaced(tmp_path: Path) -> None:
+    bench = workbench(smoke_spec(), tmp_path)
+    commit(bench, None, checkpoint())
+    with pytest.raises(RecordExists):
+        commit(bench, None, checkpoint("f" * 64))
+
+
+def test_the_best_is_the_highest_and_the_earliest_of_equals() -> None:
+    before = [record(0, {"evaluation/score": 0.2}), record(2, {"evaluation/score": 0.7}), record(3, {"kl/coef": 9.0})]
+    now = best_of("evaluation/score", {"evaluation/score": 0.7}, 4, checkpoint(), before)
+    assert (now.iteration, now.value) == (2, 0.7)
+    better = best_of("evaluation/score", {"evaluation/score": 0.8}, 4, checkpoint(), before)
+    assert (better.iteration, better.value) == (4, 0.8)
+
+
+def test_without_any_value_the_latest_policy_counts() -> None:
+    now = best_of("evaluation/score", {}, 4, checkpoint(), [record(3, {"kl/coef": 9.0})])
+    assert (now.iteration, now.value) == (4, None)
+
+
+def test_a_changed_metric_is_compared_over_all_records(tmp_path: Path) -> None:
+    bench = workbench(smoke_spec("registry.metric=score/mean"), tmp_path)
+    for number, score in enumerate([0.5, 0.9, 0.1]):
+        bench.records.commit(number, record(number, {"score/mean": score}).model_dump(mode="json"))
+    previous = record(2, {"score/mean": 0.1})  # its best is by evaluation/score
+    found = best_of("score/mean", {"score/mean": 0.3}, 3, checkpoint(), records_before(bench, previous))
+    assert (found.iteration, found.value) == (1, 0.9)
