@@ -71,13 +71,14 @@ def sample(
     max_tokens: Annotated[int, typer.Option(min=1)] = 64,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="Number of answers")] = 1,
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    chat: Annotated[bool, typer.Option(help="Ask through the chat template, for policies of messages")] = False,
 ) -> None:
     """Ask a trained policy, through the rollout engine."""
     with told_clearly():
         from tasks.sample_policy import sample_policy
 
         for answer in sample_policy(
-            model, prompt, temperature=temperature, max_tokens=max_tokens, count=count, seed=seed
+            model, prompt, temperature=temperature, max_tokens=max_tokens, count=count, seed=seed, chat=chat
         ):
             say(answer)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict
 
 from flows.console import RunConsole
@@ -150,9 +151,16 @@ def evaluates_at(spec: RunSpec, iteration: int) -> bool:
     return due and spec.dataset.evaluation is not None
 
 
+def run_name() -> str:
+    """A flow run is called as the training run."""
+    run, spec = flow_run.parameters.get("run"), flow_run.parameters["spec"]
+    return str(run or (spec.name if isinstance(spec, RunSpec) else spec.get("name", "ppo")))
+
+
 ppo_training: EmbeddedFlow[[RunSpec, str | None], RunReport] = EmbeddedFlow(
     fn=train,
     name="ppo-training",
+    flow_run_name=run_name,
     description="Train a language-model policy with PPO, from prompts to a registered model; resumes by run name.",
     validate_parameters=True,
     persist_result=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def read_rows(source: str, folder: Path) -> list[dict[str, Any]]:
 
 
 def prompt_rows(
-    rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, source: str, answer_column: str, limits: Limits
+    rows: Iterable[Mapping[str, Any]], tokenizer: Any, *, source: str, answer_column: str, limits: Limits
 ) -> list[PromptRow]:
     """Tokenize and check prompts; prompt_id is a hash of prompt, answer and metadata, with a count for repeats."""
     seen: dict[str, int] = {}
@@ -55,7 +55,7 @@ def prompt_rows(
         base = hashlib.sha256(content.encode()).hexdigest()[:16]
         seen[base] = seen.get(base, 0) + 1
         prompt_id = base if seen[base] == 1 else f"{base}-{seen[base]}"
-        prompts.append(PromptRow(prompt_id, row["prompt"], ids, None if answer is None else str(answer), metadata))
+        prompts.append(PromptRow(prompt_id, row["prompt"], ids, answer, metadata))
     return prompts
 
 

@@ -83,19 +83,30 @@ def response_logprobs(
 
 @overload
 def response_logprobs(
-    model: Any, sequences: Sequence[Any], *, temperature: float, with_entropy: Literal[True]
+    model: Any,
+    sequences: Sequence[Any],
+    *,
+    temperature: float,
+    with_entropy: Literal[True],
+    detach_entropy: bool = False,
 ) -> tuple[Tensor, Tensor]: ...
 
 
 def response_logprobs(
-    model: Any, sequences: Sequence[Any], *, temperature: float, with_entropy: bool = False
+    model: Any,
+    sequences: Sequence[Any],
+    *,
+    temperature: float,
+    with_entropy: bool = False,
+    detach_entropy: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Log-probability in nats of each response token under softmax(logits / temperature), in fp32.
 
     `model`: a Hugging Face causal LM, or a DeepSpeed engine around one. `sequences`: B pairs of token ids, prompt
     and response.
     Returns `[B, R]`, zeros past each response's end; with `with_entropy` also the entropy `[B, R]` of each token's
-    distribution. Logits are computed at response positions only. Raises ValueError for temperature <= 0.
+    distribution, without gradients (and the several times V numbers per token that they need) if `detach_entropy`.
+    Logits are computed at response positions only. Raises ValueError for temperature <= 0.
     """
     if not temperature > 0:
         raise ValueError(f"temperature={temperature} must be above 0: greedy sampling has no logprobs to train on")
@@ -105,7 +116,10 @@ def response_logprobs(
     logits = logits.float() / temperature
     chosen = logits.gather(1, layout.targets[:, None])[:, 0] - logits.logsumexp(1)
     logprobs = layout.to_batch(chosen)
-    return (logprobs, layout.to_batch(entropy_from_logits(logits))) if with_entropy else logprobs
+    if not with_entropy:
+        return logprobs
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_entropy):
+        return logprobs, layout.to_batch(entropy_from_logits(logits))
 
 
 def response_values(critic: Any, sequences: Sequence[Any]) -> Values:

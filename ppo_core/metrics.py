@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,13 +81,6 @@ class Maximum:
         return cls(x[mask].max().item()) if mask.any() else cls()
 
 
-class RatioStatistics(NamedTuple):
-    """policy / old policy per token: its mean (1 in expectation while the samples are the old policy's) and maximum."""
-
-    mean: Mean
-    maximum: Maximum
-
-
 @torch.no_grad()
 def clip_fraction(
     logprobs: Tensor,
@@ -149,17 +141,16 @@ def approximate_kl(logprobs: Tensor, old_logprobs: Tensor, response_mask: Tensor
 
 
 @torch.no_grad()
-def ratio_statistics(logprobs: Tensor, old_logprobs: Tensor, response_mask: Tensor) -> RatioStatistics:
-    """Mean and maximum of policy / old policy over the tokens that count.
+def ratio_maximum(logprobs: Tensor, old_logprobs: Tensor, response_mask: Tensor) -> Maximum:
+    """Maximum of policy / old policy over the tokens that count.
 
     Shapes: all [B, R], response_mask bool. The log-ratio is cut to ±20, as in the loss.
     Raises ValueError for a mask that is not bool and shapes that differ.
 
-    >>> ratio_statistics(torch.tensor([[-1.0]]), torch.tensor([[-1.0]]), torch.tensor([[True]]))
-    RatioStatistics(mean=Mean(total=1.0, count=1.0), maximum=Maximum(largest=1.0))
+    >>> ratio_maximum(torch.tensor([[-1.0]]), torch.tensor([[-1.0]]), torch.tensor([[True]]))
+    Maximum(largest=1.0)
     """
-    ratio = policy_log_ratio(logprobs, old_logprobs, response_mask).exp()
-    return RatioStatistics(Mean.over(ratio, response_mask), Maximum.over(ratio, response_mask))
+    return Maximum.over(policy_log_ratio(logprobs, old_logprobs, response_mask).exp(), response_mask)
 
 
 @torch.no_grad()

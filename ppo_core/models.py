@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import copy
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -15,6 +16,8 @@ from ppo_core.records import InputError
 from ppo_core.tokenization import model_config
 
 VALUE_HEAD = "value_head.safetensors"
+# What transformers raises for a folder that holds no such model. Not RuntimeError: a GPU without memory raises that.
+BAD_FOLDER = (OSError, ValueError, KeyError, ImportError, AttributeError, SafetensorError)
 
 
 class Critic(nn.Module):
@@ -31,6 +34,10 @@ class Critic(nn.Module):
         """Values `[B, T]` of the states after each token of `input_ids` `[B, T]`."""
         hidden = self.backbone(input_ids=input_ids, use_cache=False).last_hidden_state
         return self.value_head(hidden)[..., 0]
+
+    def gradient_checkpointing_enable(self, options: dict[str, Any]) -> None:
+        """Recompute activations in the backward pass, as the method of transformers' models does."""
+        self.backbone.gradient_checkpointing_enable(options)
 
 
 def create_policy(config: dict[str, Any], *, vocab_size: int, seed: int, dtype: str) -> Any:
@@ -49,7 +56,7 @@ def load_policy(path: str | Path, *, dtype: str) -> Any:
     """A causal LM from a Hugging Face folder. Raises InputError saying why it cannot be one."""
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(str(path), dtype=torch_dtype(dtype))
-    except Exception as error:
+    except BAD_FOLDER as error:
         raise InputError(f"{path} is no causal LM that transformers loads ({type(error).__name__}: {error})") from error
     return _prepared(model)
 
@@ -86,12 +93,6 @@ def torch_dtype(name: str) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
-def architecture(folder: Path) -> str:
-    """The model class named in a Hugging Face folder's config.json."""
-    config = json.loads((folder / "config.json").read_text())
-    return str((config.get("architectures") or [config["model_type"]])[0])
-
-
 def _save_pretrained(model: Any, weights: dict[str, Tensor], folder: Path) -> None:
     buffers = {name: b for name, b in model.state_dict().items() if name not in weights}
     tied = {name: weights[owner] for name, owner in _tied_names(model, weights).items()}
@@ -111,6 +112,14 @@ def _prepared(model: Any) -> Any:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if "attention_dropout" in vars(module):
-            module.attention_dropout = 0.0
+        _silence(vars(module))
+        # Some layers read the configuration at every pass, as Falcon's do; the model's own is the one that is saved.
+        if "config" in vars(module) and not isinstance(module, transformers.PreTrainedModel):
+            module.config = copy.copy(module.config)
+            _silence(vars(module.config))
     return model.eval()
+
+
+def _silence(attributes: dict[str, Any]) -> None:
+    """Zero the rates by whatever name: dropout, attention_dropout, resid_pdrop, layerdrop."""
+    attributes.update({name: 0.0 for name, rate in attributes.items() if "drop" in name and isinstance(rate, float)})

@@ -15,10 +15,8 @@ from pydantic import Field
 from ppo_core.spec import (
     AdvantageSpec,
     DatasetSpec,
-    EvaluationSpec,
     ModelSpec,
     RewardSpec,
-    RolloutSpec,
     Section,
     SupervisedSpec,
     TrainingSpec,
@@ -54,13 +52,14 @@ class PromptRow:
     >>> PromptRow("3f1c", "7+5=", [10, 20, 8], "2", {"level": 1}).reference_answer
     '2'
 
-    `prompt` is text or a list of chat messages; `metadata` holds every other column of the user's row.
+    `prompt` is text or a list of chat messages; `reference_answer` is any JSON value, just as the user's row has it, or
+    None; `metadata` holds every other column of the row.
     """
 
     prompt_id: str
     prompt: str | Messages
     prompt_token_ids: list[int]
-    reference_answer: str | None
+    reference_answer: Any
     metadata: dict[str, Any]
 
 
@@ -159,17 +158,32 @@ class EvaluateJob(Section):
 
     reward: RewardSpec
     answer_column: str
-    evaluation: EvaluationSpec
+    pass_score: float
+
+
+class OptimizerSettings(Section):
+    """AdamW as torch has it; the learning rate is set before every step."""
+
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    max_grad_norm: float
+
+    @classmethod
+    def of(cls, spec: UpdateSpec) -> OptimizerSettings:
+        """That of a spec's `update` section."""
+        return cls(betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay, max_grad_norm=spec.max_grad_norm)
 
 
 class ComputeAdvantagesJob(Section):
     """Rollouts and scores to experience. Inputs: checkpoint, reference, rollouts, scores."""
 
     model: ModelSpec
-    rollout: RolloutSpec
+    temperature: float
     advantages: AdvantageSpec
     training: TrainingSpec
-    update: UpdateSpec
+    # Nothing is trained here, but the checkpoint is loaded with its optimizer, and so stays loaded for the update.
+    optimizer: OptimizerSettings
     kl_coef: float
 
 

@@ -52,7 +52,7 @@ class RunSpec(Section):
     name: str = Field(
         "ppo", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="MLflow experiment, default run name"
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="All randomness of the run derives from this number")
+    seed: int = Field(0, ge=0, lt=2**63, strict=True, description="All randomness of the run derives from this number")
     iterations: PositiveInt = Field(30, description="Rollouts, scores and updates, so many times")
     dataset: DatasetSpec = Field(description="Prompts to train and to evaluate on")
     model: ModelSpec = Field(description="Where the policy starts")
@@ -63,7 +63,7 @@ class RunSpec(Section):
     update: UpdateSpec = Field(UpdateSpec(), description="The PPO update of policy and critic")
     training: TrainingSpec = Field(TrainingSpec(), description="How the training engine runs")
     evaluation: EvaluationSpec = Field(EvaluationSpec(), description="Held-out prompts, sampled and greedy")
-    engines: EnginesSpec = Field(EnginesSpec(), description="Where engines run and how long they may be silent")
+    engines: EnginesSpec = Field(EnginesSpec(), description="How long engines may be silent, and their memory")
     registry: RegistrySpec = Field(RegistrySpec(), description="The MLflow model that the best policy goes to")
     folder: str = Field(".", description="Where relative paths start; a spec file's own folder. No part of the run")
 

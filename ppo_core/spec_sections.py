@@ -5,14 +5,16 @@ A class's defaults are the vetted recipe. Each stage reads only its own sections
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 Estimator = Literal["k1", "k2", "k3", "abs"]
+LONGEST_ALIAS = 255
 
 
 class Section(BaseModel):
@@ -34,7 +36,10 @@ class DatasetSpec(Section):
 class ModelSpec(Section):
     """Where the policy starts: a Hugging Face folder, or a configuration for a model made on the spot."""
 
-    path: str | None = Field(None, description="Hugging Face folder or hub name of a causal LM")
+    path: str | None = Field(
+        None,
+        description="Local folder of a Hugging Face causal LM; for one of the hub: hf download NAME --local-dir FOLDER",
+    )
     config: dict[str, Any] | None = Field(None, description="Hugging Face configuration of a new model")
     tokenizer: str | None = Field(None, description="Folder of the tokenizer; default: the model's own")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Of weights in forward and backward passes")
@@ -212,12 +217,10 @@ class EvaluationSpec(Section):
 
 
 class EnginesSpec(Section):
-    """Where engines run and how long they may be silent."""
+    """How long engines may be silent, and what the rollout engine takes."""
 
-    backend: Literal["local"] = Field("local", description="Where engines run: as child processes here")
     timeout_s: PositiveFloat = Field(1800.0, description="An engine without any sign of progress for so long is hung")
     reward_timeout_s: PositiveFloat = Field(300.0, description="The same for the reward functions")
-    retries: int = Field(2, ge=0, le=10, description="How often a stage is tried again after its engine died or hung")
     kv_cache_gib: PositiveFloat = Field(1.0, description="vLLM's key-value cache, GiB per rank")
     tensor_parallel_size: PositiveInt = Field(1, description="GPUs of the rollout engine")
 
@@ -228,3 +231,16 @@ class RegistrySpec(Section):
     model: str | None = Field(None, min_length=1, max_length=200, description="Default: the spec's name")
     metric: str = Field("evaluation/score", description="Best policy = the iteration with the highest of this metric")
     alias: str | None = Field("candidate", description="Alias that moves to the new version")
+
+    @field_validator("alias")
+    @classmethod
+    def _known_to_mlflow(cls, alias: str | None) -> str | None:
+        if alias is None:
+            return alias
+        if len(alias) > LONGEST_ALIAS:
+            raise ValueError(f"{alias[:20]}... has {len(alias)} characters, MLflow takes {LONGEST_ALIAS}: shorten it")
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", alias):
+            raise ValueError(f"{alias!r}: use letters, digits, dash and underscore, at least one, as MLflow asks")
+        if alias.lower() == "latest" or re.fullmatch(r"[vV][0-9]+", alias):
+            raise ValueError(f"{alias!r}: MLflow keeps latest, v1, v2 … for itself; choose another, such as candidate")
+        return alias

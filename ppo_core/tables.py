@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ppo_core.records import InputError, PromptRow, RolloutRow, ScoreRow
@@ -36,14 +37,14 @@ ROLLOUTS = pa.schema(
 
 
 def write_prompts(path: Path, rows: Sequence[PromptRow]) -> None:
-    """Text prompts go to `prompt`, chats as JSON to `messages`; the other of the two is null."""
+    """Text prompts go to `prompt`, chats as JSON to `messages`, the other is null; answers of any type are JSON."""
     documents = [
         {
             "prompt_id": row.prompt_id,
             "prompt": row.prompt if isinstance(row.prompt, str) else None,
             "messages": None if isinstance(row.prompt, str) else json.dumps(row.prompt),
             "prompt_token_ids": row.prompt_token_ids,
-            "reference_answer": row.reference_answer,
+            "reference_answer": None if row.reference_answer is None else json.dumps(row.reference_answer),
             "metadata": json.dumps(row.metadata, sort_keys=True),
         }
         for row in rows
@@ -58,11 +59,17 @@ def read_prompts(path: Path) -> list[PromptRow]:
             prompt_id=row["prompt_id"],
             prompt=row["prompt"] if row["messages"] is None else json.loads(row["messages"]),
             prompt_token_ids=row["prompt_token_ids"],
-            reference_answer=row["reference_answer"],
+            reference_answer=None if row["reference_answer"] is None else json.loads(row["reference_answer"]),
             metadata=json.loads(row["metadata"]),
         )
         for row in pq.read_table(path).to_pylist()
     ]
+
+
+def longest_prompt(path: Path) -> int:
+    """Tokens of the longest prompt in a dataset's `train.parquet` or `eval.parquet`."""
+    ids = pq.read_table(path, columns=["prompt_token_ids"])["prompt_token_ids"]
+    return int(pc.max(pc.list_value_length(ids)).as_py())
 
 
 def write_rollouts(path: Path, rows: Sequence[RolloutRow]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ppo_core.records import ComputeAdvantagesJob
+from ppo_core.records import ComputeAdvantagesJob, OptimizerSettings
 from tasks.references import CheckpointRef, ExperienceRef, RolloutsRef, ScoresRef
 from tasks.stage import Work, perform, stage
 from tasks.workbench import Workbench
@@ -22,10 +22,10 @@ def compute_advantages(
     spec = bench.spec
     job = ComputeAdvantagesJob(
         model=spec.model,
-        rollout=spec.rollout,
+        temperature=spec.rollout.temperature,
         advantages=spec.advantages,
         training=spec.training,
-        update=spec.update,
+        optimizer=OptimizerSettings.of(spec.update),
         kl_coef=kl_coef,
     )
     inputs = {"checkpoint": checkpoint, "reference": reference, "rollouts": rollouts, "scores": scores}

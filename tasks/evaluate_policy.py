@@ -19,7 +19,9 @@ def evaluate_policy(bench: Workbench, checkpoint: CheckpointRef, dataset: Datase
         "greedy": _answers(bench, checkpoint, dataset, 0.0),
         "dataset": dataset,
     }
-    job = EvaluateJob(reward=spec.reward, answer_column=spec.dataset.answer_column, evaluation=spec.evaluation)
+    job = EvaluateJob(
+        reward=spec.reward, answer_column=spec.dataset.answer_column, pass_score=spec.evaluation.pass_score
+    )
     work = Work(
         "evaluate_policy",
         "evaluation",

@@ -22,6 +22,7 @@ from tasks.stage import stage
 from tasks.workbench import Workbench
 
 SEEN_BY = "seconds/iteration"
+HEADLINES = ("score/mean", "evaluation/accuracy", "kl/reference", "rollout/response_length", "seconds/iteration")
 CURVES = {
     "score": ("score/mean", "evaluation/score", "evaluation/greedy_score"),
     "held-out accuracy": ("evaluation/accuracy", "evaluation/greedy_accuracy"),
@@ -38,7 +39,9 @@ CURVES = {
 @stage("report", retries=0)
 def report(bench: Workbench, record: IterationRecord) -> str | None:
     """Log what is missing up to `record`. Returns what MLflow did not take, None where it has everything."""
+    shown = {name: round(record.metrics[name], 4) for name in HEADLINES if name in record.metrics}
     with bench.timings.outside("tracking"):
+        get_run_logger().info("iteration %s: %s", record.iteration, shown)
         if not bench.reported:
             _introduce(bench, record)
         complete = _log_missing(bench, record)

@@ -15,7 +15,9 @@ from tasks.engines import PROGRAMS, ask, rollout_environment
 from tasks.inspect_run import read_run
 
 
-def sample_policy(model: str, prompt: str, *, temperature: float, max_tokens: int, count: int, seed: int) -> list[str]:
+def sample_policy(
+    model: str, prompt: str, *, temperature: float, max_tokens: int, count: int, seed: int, chat: bool
+) -> list[str]:
     """`count` answers. Raises InputError where `model` names no policy."""
     settings = Settings()
     policy = find_policy(model, settings)
@@ -25,7 +27,14 @@ def sample_policy(model: str, prompt: str, *, temperature: float, max_tokens: in
         log=settings.home / "logs" / "sample.log",
         environment=rollout_environment(settings),
     )
-    document = {"prompt": prompt, "temperature": temperature, "max_tokens": max_tokens, "count": count, "seed": seed}
+    document = {
+        "prompt": prompt,
+        "temperature": temperature,
+        "max_tokens": max_tokens,
+        "count": count,
+        "seed": seed,
+        "chat": chat,
+    }
     job = EngineJob("sample", {"policy": EngineInput(policy, str(policy))}, None, document)
     try:
         return list(ask(engine, job, silence_s=600.0).result["responses"])

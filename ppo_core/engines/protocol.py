@@ -44,7 +44,14 @@ Handler = Callable[[Job], dict[str, Any]]
 
 
 class EngineDefect(RuntimeError):
-    """The engine's state can no longer be trusted: it reports this and ends, so that a fresh one takes over."""
+    """The engine's state can no longer be trusted: it reports this and ends, so that a fresh one takes over.
+
+    `retryable`: whether the same job may come out otherwise there.
+    """
+
+    def __init__(self, message: str, *, retryable: bool = True) -> None:
+        super().__init__(message)
+        self.retryable = retryable
 
 
 def take_over_stdout() -> TextIO:
@@ -79,7 +86,8 @@ def serve(handlers: Mapping[str, Handler], replies: TextIO) -> NoReturn:
             send("result", seconds=time.perf_counter() - started, result=result)
         except Exception as error:
             traceback.print_exc()
-            retryable, ending = not isinstance(error, InputError), isinstance(error, EngineDefect)
+            ending = isinstance(error, EngineDefect)
+            retryable = error.retryable if isinstance(error, EngineDefect) else not isinstance(error, InputError)
             name, message = type(error).__name__, str(error)
             send("error", error={"type": name, "message": message, "retryable": retryable, "ending": ending})
             if ending:

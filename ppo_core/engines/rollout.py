@@ -6,15 +6,17 @@ seed, so tokens do not depend on batch order, batch size or which process answer
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
+from ppo_core.engines.vllm_worker import WeightSwap
 from ppo_core.records import GenerateJob, InputError, PromptRow, RolloutRow
 from ppo_core.sampling import Draw, draw_prompts, draws
 from ppo_core.spec import ModelSpec
-from ppo_core.tables import read_prompts, write_rollouts
+from ppo_core.tables import longest_prompt, read_prompts, write_rollouts
 
 GIB = 1 << 30
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "generation_config.json")
@@ -40,7 +42,8 @@ class RolloutEngine:
                 f"evaluation.num_prompts={spec.num_prompts}, but dataset.evaluation has {len(prompts)} rows: lower it"
             )
         checkpoint = job.inputs["checkpoint"]
-        self._hold(checkpoint.path / "policy", checkpoint.digest, spec, _context(prompts, spec))
+        context = needed_context(job.inputs["dataset"].path, spec)
+        self._hold(checkpoint.path / "policy", checkpoint.digest, spec, context)
         rows = draw_prompts(len(prompts), spec.position, spec.num_prompts, seed=spec.seed, shuffle=spec.shuffle)
         ids = [prompt.prompt_id for prompt in prompts]
         wanted = draws(rows, ids, spec.samples_per_prompt, seed=spec.seed, stream=spec.stream)
@@ -49,11 +52,14 @@ class RolloutEngine:
         return _summary(rollouts)
 
     def sample(self, job: Job) -> dict[str, Any]:
-        """Answers to one prompt given as text; writes nothing."""
+        """Answers to one prompt given as text, or with `chat` as a user's message; writes nothing."""
         from ppo_core.tokenization import encode_prompt, load_tokenizer
 
         policy, wish = job.inputs["policy"], job.spec
-        ids = encode_prompt(load_tokenizer(policy.path), wish["prompt"])
+        tokenizer, question = load_tokenizer(policy.path), wish["prompt"]
+        if wish.get("chat") and tokenizer.chat_template:
+            question = [{"role": "user", "content": question}]
+        ids = encode_prompt(tokenizer, question)
         _check_room(policy.path, ids, wish["max_tokens"])
         spec = GenerateJob(
             seed=wish["seed"],
@@ -65,11 +71,11 @@ class RolloutEngine:
             samples_per_prompt=wish["count"],
             max_response_tokens=wish["max_tokens"],
             temperature=wish["temperature"],
-            model=ModelSpec(path=str(policy.path)),
+            model=ModelSpec(path=str(policy.path), dtype=stored_dtype(policy.path)),
             kv_cache_gib=1.0,
             tensor_parallel_size=1,
         )
-        prompt = PromptRow("sample", wish["prompt"], ids, None, {})
+        prompt = PromptRow("sample", question, ids, None, {})
         self._hold(policy.path, policy.digest, spec, len(ids) + spec.max_response_tokens)
         rows = self._generate(
             [prompt], draws([0], ["sample"], wish["count"], seed=spec.seed, stream="sample"), spec, job
@@ -171,7 +177,7 @@ def start_vllm(policy: Path, spec: GenerateJob, context: int) -> Any:
         tensor_parallel_size=spec.tensor_parallel_size,
         kv_cache_memory_bytes=int(spec.kv_cache_gib * GIB),
         logprobs_mode="processed_logprobs",
-        worker_extension_cls="ppo_core.engines.vllm_worker.WeightSwap",
+        worker_extension_cls=f"{WeightSwap.__module__}.{WeightSwap.__qualname__}",
         generation_config="vllm",
         disable_log_stats=True,
         seed=0,
@@ -198,8 +204,16 @@ def _check_room(policy: Path, prompt_ids: list[int], max_tokens: int) -> None:
         )
 
 
-def _context(prompts: list[PromptRow], spec: GenerateJob) -> int:
-    return max(len(row.prompt_token_ids) for row in prompts) + spec.max_response_tokens
+def needed_context(dataset: Path, spec: GenerateJob) -> int:
+    """Room for the longest prompt of all splits: going from one to the other must not start a second vLLM engine."""
+    splits = [path for path in (dataset / "train.parquet", dataset / "eval.parquet") if path.is_file()]
+    return max(longest_prompt(path) for path in splits) + spec.max_response_tokens
+
+
+def stored_dtype(policy: Path) -> Literal["float32", "bfloat16"]:
+    """What the folder's config.json says its weights are; float32 where it says nothing, or something else."""
+    config = json.loads((policy / "config.json").read_text())
+    return "bfloat16" if config.get("dtype", config.get("torch_dtype")) == "bfloat16" else "float32"
 
 
 def _summary(rollouts: list[RolloutRow]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from ppo_core.dataset import Limits, completion_text, prompt_rows, read_rows, su
 from ppo_core.engines.protocol import Job, serve, take_over_stdout
 from ppo_core.plugins import source_digest
 from ppo_core.records import EvaluateJob, InputError, PrepareDatasetJob, PromptRow, RolloutRow, ScoreJob, ScoreRow
-from ppo_core.reward_functions import RewardFunctions, score_rows
+from ppo_core.reward_functions import RewardFailed, RewardFunctions, score_rows
 from ppo_core.spec import RewardSpec
 from ppo_core.tables import read_prompts, read_rollouts, write_prompts, write_rollouts, write_scores
 
 TRIAL_ROWS = 5
+ROWS_PER_REPORT = 1000
 
 
 def describe_sources(job: Job) -> dict[str, Any]:
@@ -50,19 +52,19 @@ def prepare_dataset(job: Job) -> dict[str, Any]:
         if source is None:
             continue
         rows = read_rows(source, folder)
-        prompts = prompt_rows(rows, tokenizer, source=source, answer_column=column, limits=limits)
+        prompts = prompt_rows(_told(rows, source, job), tokenizer, source=source, answer_column=column, limits=limits)
         _check_vocabulary(source, prompts, tokenizer, config)
         functions.check_columns(prompts, column)
         _check_enough(split, source, len(prompts), spec)
         write_prompts(job.output / f"{split}.parquet", prompts)
         counts[split] = len(prompts)
         if split == "train":
-            _trial(
-                functions, prompts[:TRIAL_ROWS], [row.reference_answer or "" for row in prompts[:TRIAL_ROWS]], column
-            )
+            tried = prompts[:TRIAL_ROWS]
+            functions.score(tried, [_answer_text(row) for row in tried], column)
     if spec.sft_data is not None:
         rows = read_rows(spec.sft_data, folder)
-        examples = supervised_rows(rows, tokenizer, source=spec.sft_data, context_length=context)
+        told = _told(rows, spec.sft_data, job)
+        examples = supervised_rows(told, tokenizer, source=spec.sft_data, context_length=context)
         pq.write_table(pa.Table.from_pylist(examples), job.output / "sft.parquet")
         counts["sft"] = len(examples)
     return {"counts": counts, "context_length": context}
@@ -73,6 +75,11 @@ def score_rollouts(job: Job) -> dict[str, Any]:
     spec = ScoreJob.model_validate(job.spec)
     rollouts = read_rollouts(job.inputs["rollouts"].path / "rollouts.parquet")
     scores = _scored(job, spec.reward, spec.answer_column, spec.split, rollouts)
+    if all(row.score is None for row in scores):
+        raise RewardFailed(
+            f"none of the {len(scores)} responses has a score ({scores[0].error}): there is nothing to learn from; see "
+            "why the reward functions return None, for example a judge that does not answer"
+        )
     write_scores(job.output / "scores.parquet", scores)
     return {"metrics": score_metrics(scores, "score")}
 
@@ -87,9 +94,9 @@ def score_evaluation(job: Job) -> dict[str, Any]:
         write_scores(job.output / f"{name}_scores.parquet", scores)
         write_rollouts(job.output / ("responses.parquet" if name == "sampled" else "greedy.parquet"), rollouts)
         given = [row.score for row in scores if row.score is not None]
-        metrics[_join(prefix, "score")] = statistics.fmean(given) if given else 0.0
-        passed = sum(score >= spec.evaluation.pass_score for score in given)
-        metrics[_join(prefix, "accuracy")] = passed / len(given) if given else 0.0
+        if given:
+            metrics[_join(prefix, "score")] = statistics.fmean(given)
+            metrics[_join(prefix, "accuracy")] = sum(score >= spec.pass_score for score in given) / len(given)
         lengths = [len(row.response_token_ids) for row in rollouts]
         metrics[_join(prefix, "response_length")] = statistics.fmean(lengths)
         if name == "sampled":
@@ -108,7 +115,7 @@ def try_reward(job: Job) -> dict[str, Any]:
     functions.check_columns(prompts, column)
     texts = job.spec["completions"] or _example_completions(job.spec, folder, prompts)
     completions = [texts[index % len(texts)] for index in range(len(prompts))]
-    parts = _trial(functions, prompts, completions, column)
+    parts = functions.score(prompts, completions, column)
     table = [
         {"prompt": row.prompt, "completion": text, "components": part, "score": functions.total(part)}
         for row, text, part in zip(prompts, completions, parts, strict=True)
@@ -117,17 +124,16 @@ def try_reward(job: Job) -> dict[str, Any]:
 
 
 def score_metrics(scores: list[ScoreRow], prefix: str) -> dict[str, float]:
-    """Mean, spread and count of what could be scored, and the mean of each component."""
+    """Mean, spread and count of what could be scored, and the mean of each component; left out where nothing could."""
     given = [row.score for row in scores if row.score is not None]
-    metrics = {
-        f"{prefix}/mean": statistics.fmean(given) if given else 0.0,
-        f"{prefix}/std": statistics.pstdev(given) if given else 0.0,
-        f"{prefix}/unscored": float(len(scores) - len(given)),
-    }
+    metrics = {f"{prefix}/unscored": float(len(scores) - len(given))}
+    if given:
+        metrics |= {f"{prefix}/mean": statistics.fmean(given), f"{prefix}/std": statistics.pstdev(given)}
     for name in scores[0].components:
         values = [row.components[name] for row in scores]
         known = [value for value in values if value is not None]
-        metrics[f"{prefix}/{name}"] = statistics.fmean(known) if known else 0.0
+        if known:
+            metrics[f"{prefix}/{name}"] = statistics.fmean(known)
     return metrics
 
 
@@ -137,8 +143,12 @@ def _scored(job: Job, reward: RewardSpec, column: str, split: str, rollouts: lis
     return score_rows(functions, [prompts[row.prompt_id] for row in rollouts], rollouts, column)
 
 
-def _trial(functions: RewardFunctions, rows: list[PromptRow], completions: list[str], column: str) -> list[Any]:
-    return functions.score(rows, completions, column)
+def _told(rows: list[dict[str, Any]], source: str, job: Job) -> Iterator[dict[str, Any]]:
+    """The rows, with a sign of life after every thousand: a large file must not look like a hung engine."""
+    for number, row in enumerate(rows, 1):
+        yield row
+        if number % ROWS_PER_REPORT == 0:
+            job.progress(number, len(rows), f"rows of {source} tokenized")
 
 
 def _samples(job: Job, rollouts: list[RolloutRow], scores: list[ScoreRow], count: int = 8) -> list[dict[str, Any]]:
@@ -157,14 +167,18 @@ def _example_completions(spec: Any, folder: Path, prompts: list[PromptRow]) -> l
         known = {str(row["prompt"]): completion_text(row) or "" for row in rows}
         texts = [known.get(str(row.prompt), completion_text(rows[0]) or "") for row in prompts]
     else:
-        texts = [row.reference_answer or "" for row in prompts]
+        texts = [_answer_text(row) for row in prompts]
     return [text if index % 2 == 0 else "" for index, text in enumerate(texts)]
 
 
 def _untokenized(number: int, row: Any, column: str) -> PromptRow:
     metadata = {key: value for key, value in row.items() if key not in ("prompt", column)}
-    answer = row.get(column)
-    return PromptRow(str(number), row["prompt"], [], None if answer is None else str(answer), metadata)
+    return PromptRow(str(number), row["prompt"], [], row.get(column), metadata)
+
+
+def _answer_text(row: PromptRow) -> str:
+    """A completion to try a reward on."""
+    return "" if row.reference_answer is None else str(row.reference_answer)
 
 
 def _check_enough(split: str, source: str, count: int, spec: PrepareDatasetJob) -> None:

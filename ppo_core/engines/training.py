@@ -17,7 +17,6 @@ from ppo_core.engines.protocol import serve, take_over_stdout
 def main(
     num_ranks: Annotated[int, typer.Option(min=1)] = 1,
     rank: Annotated[int, typer.Option(min=0)] = 0,
-    threads: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Serve training jobs on standard input and output (rank 0), or follow rank 0."""
     replies = take_over_stdout()
@@ -25,9 +24,8 @@ def main(
     from ppo_core.training.ranks import Ranks, start_other_ranks
 
     children = start_other_ranks(num_ranks) if rank == 0 else []
-    from ppo_core.training.service import TrainingEngine, follow, leading, use_threads
+    from ppo_core.training.service import TrainingEngine, follow, leading
 
-    use_threads(threads)
     engine = TrainingEngine(Ranks(rank, num_ranks, children))
     if rank > 0:
         follow(engine)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,28 +22,25 @@ from deepspeed.utils import (
     safe_set_full_optimizer_state,
 )
 
+from ppo_core.records import OptimizerSettings
+from ppo_core.spec import TrainingSpec
+
 MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """AdamW as torch has it; the learning rate is set before every step."""
-
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
-    max_grad_norm: float
 
 
 class Trainable:
     """A module with its optimizer under DeepSpeed. Gradients accumulate over `backward` calls until `step`."""
 
-    def __init__(self, module: nn.Module, settings: OptimizerSettings, *, zero_stage: int, dtype: str) -> None:
+    def __init__(self, module: Any, settings: OptimizerSettings, training: TrainingSpec, *, dtype: str) -> None:
+        zero_stage, recompute = training.zero_stage, training.activation_checkpointing
         self.zero_stage = zero_stage
         self.dtype = next(module.parameters()).dtype
-        self.module = module
+        self.module: nn.Module = module
+        if recompute:
+            module.gradient_checkpointing_enable({"use_reentrant": False})
         self.engine: Any = deepspeed.initialize(model=module, config=_config(settings, zero_stage, dtype))[0]
-        self.engine.eval()
+        # The library recomputes activations in training mode only; dropout is zero anyway.
+        self.engine.train(recompute)
         if zero_stage == 0:
             self.engine.enable_backward_allreduce = False  # step() below reduces first, to see the true gradient norm
         self._start_optimizer_state()

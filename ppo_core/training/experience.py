@@ -92,7 +92,7 @@ def predict(
         for number, rows in enumerate(parts):
             batch = [sequences[row] for row in rows]
             for index, model in enumerate((policy, reference)):
-                logprobs = response_logprobs(model, batch, temperature=job.rollout.temperature)
+                logprobs = response_logprobs(model, batch, temperature=job.temperature)
                 out[index, rows, : logprobs.shape[1]] = logprobs.cpu()
             values = response_values(critic, batch)
             out[2, rows, : values.values.shape[1]] = values.values.cpu()

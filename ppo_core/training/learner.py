@@ -8,10 +8,11 @@ from typing import Any
 from torch import nn
 
 from ppo_core.models import load_critic, load_policy
-from ppo_core.spec import ModelSpec, TrainingSpec, UpdateSpec
+from ppo_core.records import OptimizerSettings
+from ppo_core.spec import ModelSpec, TrainingSpec
 from ppo_core.tokenization import load_tokenizer
 from ppo_core.training.checkpoint import load_optimizer, read_state
-from ppo_core.training.deepspeed_engine import OptimizerSettings, Trainable
+from ppo_core.training.deepspeed_engine import Trainable
 from ppo_core.training.ranks import Ranks
 
 
@@ -24,26 +25,23 @@ class Learner:
         self.critic: Trainable | None = None
         self.tokenizer: Any = None
         self._held: tuple[Any, ...] | None = None
+        self._moved: tuple[Any, ...] | None = None
         self._reference: nn.Module | None = None
         self._reference_digest: str | None = None
 
     def checkpoint(
-        self, folder: Path, *, model: ModelSpec, update: UpdateSpec, training: TrainingSpec
+        self, folder: Path, *, model: ModelSpec, optimizer: OptimizerSettings, training: TrainingSpec
     ) -> tuple[Trainable, Trainable]:
         """Policy and critic with their optimizers, exactly as the checkpoint in `folder` has them."""
         state = read_state(folder)
-        settings = OptimizerSettings(update.betas, update.eps, update.weight_decay, update.max_grad_norm)
-        wanted = (state["identity"], settings, training.zero_stage, model.dtype, training.activation_checkpointing)
+        wanted = (state["identity"], optimizer, training.zero_stage, model.dtype, training.activation_checkpointing)
         if self._held != wanted or self.policy is None or self.critic is None:
             self.forget()
             self.tokenizer = load_tokenizer(folder / "policy")
             policy = load_policy(folder / "policy", dtype=model.dtype)
             critic = load_critic(folder / "critic", dtype=model.dtype)
-            if training.activation_checkpointing:
-                for network in (policy, critic.backbone):
-                    network.gradient_checkpointing_enable({"use_reentrant": False})
-            self.policy = self._trainable(policy, settings, training, model)
-            self.critic = self._trainable(critic, settings, training, model)
+            self.policy = Trainable(policy, optimizer, training, dtype=model.dtype)
+            self.critic = Trainable(critic, optimizer, training, dtype=model.dtype)
             load_optimizer(folder, "policy", self.policy, state["num_policy_steps"])
             load_optimizer(folder, "critic", self.critic, state["num_critic_steps"])
             self._held = wanted
@@ -73,11 +71,3 @@ class Learner:
             if trainable is not None:
                 trainable.close()
         self.policy = self.critic = self._held = None
-
-    def _trainable(
-        self, module: nn.Module, settings: OptimizerSettings, training: TrainingSpec, model: ModelSpec
-    ) -> Trainable:
-        trainable = Trainable(module, settings, zero_stage=training.zero_stage, dtype=model.dtype)
-        if training.activation_checkpointing:
-            trainable.engine.train()  # the library recomputes activations in training mode only; dropout is zero anyway
-        return trainable

@@ -6,7 +6,8 @@ import datetime
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +77,21 @@ class Ranks:
         for rank, child in enumerate(self.children, 1):
             if child.poll() is not None:
                 raise EngineDefect(f"training rank {rank} of {self.world_size} ended with status {child.returncode}")
+
+    def dismiss(self) -> None:
+        """End the other ranks: after an error that perhaps not all of them saw, the next job needs a new engine."""
+        for child in self.children:
+            child.kill()
+            child.wait()
+
+
+@contextmanager
+def first_rank_only() -> Iterator[None]:
+    """Around work of rank 0 for which the others wait in a barrier: any error ends the engine, not the job alone."""
+    try:
+        yield
+    except Exception as error:
+        raise EngineDefect(f"{type(error).__name__}: {error}") from error
 
 
 def start_other_ranks(world_size: int) -> list[subprocess.Popen[bytes]]:

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ppo_core.engines.protocol import EngineDefect, Job, JobInput
 from ppo_core.models import create_policy, load_policy
 from ppo_core.records import (
     ComputeAdvantagesJob,
     InputError,
+    OptimizerSettings,
     StartPolicyJob,
     TokenSequence,
     UpdatePolicyJob,
@@ -25,7 +24,7 @@ from ppo_core.training.checkpoint import full_weights, write_checkpoint, write_s
 from ppo_core.training.deepspeed_engine import Trainable
 from ppo_core.training.experience import Experience, build_experience, coefficient_after, predict
 from ppo_core.training.learner import Learner
-from ppo_core.training.ranks import Ranks
+from ppo_core.training.ranks import Ranks, first_rank_only
 from ppo_core.training.supervised import read_examples, supervised_settings, train_supervised
 from ppo_core.training.update import PPOUpdate
 
@@ -51,7 +50,7 @@ class TrainingEngine:
         metrics = {}
         if spec.sft is not None:
             settings = supervised_settings(spec.sft)
-            trainable = Trainable(policy, settings, zero_stage=spec.training.zero_stage, dtype=spec.model.dtype)
+            trainable = Trainable(policy, settings, spec.training, dtype=spec.model.dtype)
             examples = read_examples(job.inputs["dataset"].path / "sft.parquet")
             metrics = train_supervised(trainable, examples, spec, self.ranks, job.progress)
             weights = full_weights(trainable, self.ranks)
@@ -60,7 +59,8 @@ class TrainingEngine:
             weights = {name: p.detach() for name, p in policy.named_parameters()}
         if self.ranks.is_first:
             identity = content_digest(["start_policy", job.spec, {name: i.digest for name, i in job.inputs.items()}])
-            write_start(job.output, policy, weights, tokenizer, identity=identity, dtype=spec.model.dtype)
+            with first_rank_only():
+                write_start(job.output, policy, weights, tokenizer, identity=identity, dtype=spec.model.dtype)
         self.ranks.barrier()
         return {"metrics": metrics, "num_parameters": sum(tensor.numel() for tensor in weights.values())}
 
@@ -70,7 +70,7 @@ class TrainingEngine:
         rollouts = read_rollouts(job.inputs["rollouts"].path / "rollouts.parquet")
         scores = read_scores(job.inputs["scores"].path / "scores.parquet")
         check_aligned(rollouts, scores)
-        policy, critic = self._checkpoint(job.inputs["checkpoint"], spec)
+        policy, critic = self._checkpoint(job.inputs["checkpoint"], spec, spec.optimizer)
         start = job.inputs["reference"]
         reference = self.learner.reference(start.path / "policy", start.digest, model=spec.model)
         sequences = [TokenSequence(row.prompt_token_ids, row.response_token_ids) for row in rollouts]
@@ -83,8 +83,8 @@ class TrainingEngine:
         }
         if not stats["num_tokens"]:
             raise InputError(
-                "there is nothing to learn from: every score is None, or advantages.truncated=mask left out every "
-                "response because none ended within rollout.max_response_tokens"
+                "there is nothing to learn from: advantages.truncated=mask left out every response with a score, since "
+                "none of them ended within rollout.max_response_tokens: raise that, or set truncated to terminal"
             )
         if self.ranks.is_first:
             experience.save(job.output)
@@ -93,7 +93,7 @@ class TrainingEngine:
     def update_policy(self, job: Job) -> dict[str, Any]:
         """Checkpoint k+1 from checkpoint k and experience."""
         spec = UpdatePolicyJob.model_validate(job.spec)
-        policy, critic = self._checkpoint(job.inputs["checkpoint"], spec)
+        policy, critic = self._checkpoint(job.inputs["checkpoint"], spec, OptimizerSettings.of(spec.update))
         experience = Experience.load(job.inputs["experience"].path)
         inputs = {name: given.digest for name, given in job.inputs.items()}
         identity = content_digest(["update_policy", job.spec, inputs])
@@ -103,8 +103,10 @@ class TrainingEngine:
         self.learner.became(identity)
         return {"metrics": metrics}
 
-    def _checkpoint(self, given: JobInput, spec: ComputeAdvantagesJob | UpdatePolicyJob) -> tuple[Trainable, Trainable]:
-        return self.learner.checkpoint(given.path, model=spec.model, update=spec.update, training=spec.training)
+    def _checkpoint(
+        self, given: JobInput, spec: ComputeAdvantagesJob | UpdatePolicyJob, optimizer: OptimizerSettings
+    ) -> tuple[Trainable, Trainable]:
+        return self.learner.checkpoint(given.path, model=spec.model, optimizer=optimizer, training=spec.training)
 
     def _start_model(self, job: Job, spec: StartPolicyJob, tokenizer: Any) -> Any:
         if "model" in job.inputs:
@@ -120,31 +122,30 @@ def leading(engine: TrainingEngine, name: str) -> Callable[[Job], dict[str, Any]
     def handle(job: Job) -> dict[str, Any]:
         engine.ranks.check_children()
         inputs = {key: [str(i.path), i.digest] for key, i in job.inputs.items()}
-        engine.ranks.broadcast({"name": name, "inputs": inputs, "output": str(job.output), "spec": dict(job.spec)})
         try:
+            engine.ranks.broadcast({"name": name, "inputs": inputs, "output": str(job.output), "spec": dict(job.spec)})
             return engine.handlers[name](job)
         except InputError:
+            engine.ranks.dismiss()
+            raise
+        except EngineDefect:
             raise
         except Exception as error:
             # Collective calls may hang half way, and weights may have moved: only a new process is known to be whole.
-            raise EngineDefect(f"{type(error).__name__}: {error}") from error
+            # There numbers that are not finite would come out the same again.
+            retryable = not isinstance(error, FloatingPointError)
+            raise EngineDefect(f"{type(error).__name__}: {error}", retryable=retryable) from error
 
     return handle
 
 
 def follow(engine: TrainingEngine) -> None:
-    """Do what rank 0 broadcasts, for ever; any failure but bad input ends this rank, and so the engine."""
+    """Do what rank 0 broadcasts, for ever; any error ends this rank, and so the engine.
+
+    Also bad input: nothing says that rank 0 found it bad too, and it would wait for this rank in a collective call.
+    """
     while True:
         document = engine.ranks.broadcast()
         inputs = {key: JobInput(Path(path), digest) for key, (path, digest) in document["inputs"].items()}
         job = Job(document["name"], inputs, Path(document["output"]), document["spec"], lambda *_: None)
-        try:
-            engine.handlers[job.name](job)
-        except InputError:
-            continue  # every rank reads the same input; rank 0 reports it
-
-
-def use_threads(count: int) -> None:
-    """Compute threads per rank; 0 keeps torch's own choice."""
-    if count:
-        torch.set_num_threads(count)
+        engine.handlers[job.name](job)

@@ -11,10 +11,10 @@ from pyarrow import parquet
 
 from ppo_core.batches import lengths_of, microbatches, permutation
 from ppo_core.logprobs import response_logprobs
-from ppo_core.records import StartPolicyJob, TokenSequence
+from ppo_core.records import OptimizerSettings, StartPolicyJob, TokenSequence
 from ppo_core.schedules import cosine_learning_rate
 from ppo_core.spec import SupervisedSpec
-from ppo_core.training.deepspeed_engine import OptimizerSettings, Trainable
+from ppo_core.training.deepspeed_engine import Trainable
 from ppo_core.training.ranks import Ranks
 
 LOSS_WINDOW = 50
@@ -36,7 +36,9 @@ def example_order(count: int, wanted: int, seed: int) -> list[int]:
 
 def supervised_settings(spec: SupervisedSpec) -> OptimizerSettings:
     """AdamW as the spec's SFT section has it."""
-    return OptimizerSettings(spec.betas, 1e-8, spec.weight_decay, spec.max_grad_norm)
+    return OptimizerSettings(
+        betas=spec.betas, eps=1e-8, weight_decay=spec.weight_decay, max_grad_norm=spec.max_grad_norm
+    )
 
 
 def train_supervised(

@@ -16,7 +16,7 @@ from torch import Tensor
 from ppo_core.batches import lengths_of, microbatches, minibatches
 from ppo_core.logprobs import device_of, response_logprobs, response_values
 from ppo_core.losses import policy_loss, value_loss
-from ppo_core.metrics import Maximum, Mean, approximate_kl, clip_fraction, ratio_statistics, value_clip_fraction
+from ppo_core.metrics import Maximum, Mean, approximate_kl, clip_fraction, ratio_maximum, value_clip_fraction
 from ppo_core.records import TokenSequence, UpdatePolicyJob
 from ppo_core.schedules import learning_rate
 from ppo_core.training.deepspeed_engine import Trainable
@@ -35,14 +35,15 @@ class Rates:
 def rates_at(job: UpdatePolicyJob) -> Rates:
     """The schedule at the job's iteration."""
     spec = job.update
-    assert spec.decay_iterations is not None
+    decay_iterations = spec.decay_iterations
+    assert decay_iterations is not None
 
     def at(base: float) -> float:
         return learning_rate(
             base,
             iteration=job.iteration,
             warmup_iterations=spec.warmup_iterations,
-            decay_iterations=spec.decay_iterations or 0,
+            decay_iterations=decay_iterations,
             final_fraction=spec.final_lr_fraction,
         )
 
@@ -111,7 +112,11 @@ class PPOUpdate:
         data, mask = self.experience, of(self.experience.response_mask)
         old_logprobs, advantages = of(data.old_logprobs), of(data.advantages)
         logprobs, entropy = response_logprobs(
-            self.policy.engine, batch, temperature=self.job.temperature, with_entropy=True
+            self.policy.engine,
+            batch,
+            temperature=self.job.temperature,
+            with_entropy=True,
+            detach_entropy=spec.entropy_coef == 0,
         )
         loss = policy_loss(
             logprobs,
@@ -149,8 +154,8 @@ class PPOUpdate:
         )
         self._add("policy/clip_fraction", clipped)
         self._add("policy/approximate_kl", approximate_kl(logprobs, old_logprobs, mask))
-        ratio = ratio_statistics(logprobs, old_logprobs, mask)
-        self.maxima["policy/ratio_max"] = self.maxima.get("policy/ratio_max", Maximum()) + ratio.maximum
+        largest = ratio_maximum(logprobs, old_logprobs, mask)
+        self.maxima["policy/ratio_max"] = self.maxima.get("policy/ratio_max", Maximum()) + largest
 
     def _add(self, name: str, mean: Mean) -> None:
         self.means[name] = self.means.get(name, Mean()) + mean

@@ -70,10 +70,14 @@ def policy_bytes(home: Path, record: dict[str, Any]) -> bytes:
     return (home / "store" / "checkpoint" / key / "policy" / "model.safetensors").read_bytes()
 
 
-def wait_for(happened: Any, what: str, deadline_s: float = DEADLINE_S) -> None:
-    """Poll until `happened()` is true."""
+def wait_for(
+    happened: Any, what: str, deadline_s: float = DEADLINE_S, run: subprocess.Popen[str] | None = None
+) -> None:
+    """Poll until `happened()` is true; a `run` that ends before it does is a failure with its output."""
     deadline = time.monotonic() + deadline_s
     while not happened():
+        if run is not None and run.poll() is not None:
+            raise AssertionError(f"the run ended with {run.returncode} before {what}: {run.communicate()[0]}")
         assert time.monotonic() < deadline, f"{what}: not within {deadline_s} s"
         time.sleep(0.05)
 

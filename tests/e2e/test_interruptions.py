@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 def test_a_killed_run_ends_with_the_same_policy(smoke: FinishedRun, tmp_path: Path) -> None:
     killed = start(tmp_path, "killed")
-    wait_for(lambda: len(record_files(tmp_path, "killed")) >= 2, "iteration 1")
+    wait_for(lambda: len(record_files(tmp_path, "killed")) >= 2, "iteration 1", run=killed)
     killed.kill()
     killed.communicate()
     wait_for(lambda: not list(processes_of(tmp_path)), "no process is left", 5.0)
@@ -34,7 +34,7 @@ def test_a_killed_run_ends_with_the_same_policy(smoke: FinishedRun, tmp_path: Pa
 
 def test_sigterm_ends_a_run_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
     run = start(tmp_path, "stopped")
-    wait_for(lambda: len(record_files(tmp_path, "stopped")) >= 1, "the start")
+    wait_for(lambda: len(record_files(tmp_path, "stopped")) >= 1, "the start", run=run)
     stopped = time.monotonic()
     run.send_signal(signal.SIGTERM)
     output, _ = run.communicate(timeout=30)
@@ -66,7 +66,7 @@ def test_a_damaged_artifact_is_set_aside_and_made_again(smoke: FinishedRun, tmp_
 
 def test_a_dead_training_engine_costs_one_retry(smoke: FinishedRun, tmp_path: Path) -> None:
     run = start(tmp_path, "crashed")
-    wait_for(lambda: len(record_files(tmp_path, "crashed")) >= 2, "iteration 1")
+    wait_for(lambda: len(record_files(tmp_path, "crashed")) >= 2, "iteration 1", run=run)
     for process in processes_of(tmp_path):
         if process.cmdline()[1:3] == ["-m", "ppo_core.engines.training"]:
             os.kill(process.pid, signal.SIGKILL)

@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 
 from ppo_core.logprobs import response_logprobs
 from ppo_core.models import critic_from_policy, save_policy
-from ppo_core.records import StartPolicyJob, UpdatePolicyJob
+from ppo_core.records import OptimizerSettings, StartPolicyJob, UpdatePolicyJob
 from ppo_core.spec import ModelSpec, SupervisedSpec, TrainingSpec
 from ppo_core.training.checkpoint import full_weights, write_checkpoint, write_start
-from ppo_core.training.deepspeed_engine import OptimizerSettings, Trainable
+from ppo_core.training.deepspeed_engine import Trainable
 from ppo_core.training.experience import Experience
 from ppo_core.training.learner import Learner
 from ppo_core.training.ranks import Ranks
@@ -48,7 +48,8 @@ def silent(*_: Any) -> None:
 
 
 def load(learner: Learner, folder: Path, job: UpdatePolicyJob) -> tuple[Trainable, Trainable]:
-    return learner.checkpoint(folder, model=job.model, update=job.update, training=job.training)
+    optimizer = OptimizerSettings.of(job.update)
+    return learner.checkpoint(folder, model=job.model, optimizer=optimizer, training=job.training)
 
 
 def train(learner: Learner, start: Path, end: Path, job: UpdatePolicyJob, experience: Experience) -> Facts:
@@ -196,15 +197,18 @@ def explode(root: Path, ranks: Ranks) -> Facts:
 
 
 def supervised(root: Path, ranks: Ranks) -> Facts:
-    """One SFT step on eight examples, and forty on the same eight."""
+    """One SFT step on eight examples, with and without recomputed activations, and forty on the same eight."""
     facts: Facts = {}
-    for steps in (1, 40):
+    for name, steps in {"1": 1, "recomputed": 1, "40": 40}.items():
         spec = SupervisedSpec(data="sft.jsonl", num_steps=steps, batch_size=ROWS, warmup_steps=0, learning_rate=3e-3)
-        model, training = ModelSpec(path="policy"), TrainingSpec(microbatch_size=2)
-        job = StartPolicyJob(seed=1, model=model, sft=spec, training=training)
-        policy = Trainable(tiny_policy("llama-tied"), supervised_settings(spec), zero_stage=0, dtype="float32")
-        facts[str(steps)] = train_supervised(policy, ragged_sequences(ROWS), job, ranks, silent)
-        save_policy(policy.module, full_weights(policy, ranks), tiny_tokenizer(), root / f"sft{steps}")
+        training = TrainingSpec(microbatch_size=2, activation_checkpointing=name == "recomputed")
+        job = StartPolicyJob(seed=1, model=ModelSpec(path="policy"), sft=spec, training=training)
+        model, passes = tiny_policy("llama-tied"), []
+        model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, passes=passes: passes.append(1))
+        policy = Trainable(model, supervised_settings(spec), training, dtype="float32")
+        metrics = train_supervised(policy, ragged_sequences(ROWS), job, ranks, silent)
+        facts[name] = {**metrics, "passes": len(passes)}
+        save_policy(policy.module, full_weights(policy, ranks), tiny_tokenizer(), root / f"sft{name}")
         policy.close()
     return facts
 
@@ -212,13 +216,13 @@ def supervised(root: Path, ranks: Ranks) -> Facts:
 def accumulate(root: Path, ranks: Ranks) -> Facts:
     """The gradient norm of the same loss, in one backward pass and in two halves, before clipping, in every stage."""
     start = make_start(root, "llama-tied", "float32", ranks)
-    settings = OptimizerSettings((0.9, 0.95), 1e-5, 0.0, 1e-3)
+    settings = OptimizerSettings(betas=(0.9, 0.95), eps=1e-5, weight_decay=0.0, max_grad_norm=1e-3)
     facts: Facts = {}
     for stage in range(4):
         for parts in (1, 2):
             critic = critic_from_policy(start / "policy", dtype="float32")
             torch.nn.init.ones_(critic.value_head.weight)
-            trainable = Trainable(critic, settings, zero_stage=stage, dtype="float32")
+            trainable = Trainable(critic, settings, TrainingSpec(zero_stage=stage), dtype="float32")
             for _ in range(parts):
                 trainable.backward(trainable.engine(torch.tensor([[3, 4, 5]])).sum() / parts)
             facts[f"{stage} {parts}"] = trainable.step(1e-3)

@@ -1,12 +1,15 @@
-"""A pytest plugin: engines that test modules share, for importing vLLM takes longer than their jobs."""
+"""A pytest plugin: engines that test modules share, for importing vLLM takes longer than their jobs; and user data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.ppo_core.engine_jobs import Bench, open_engine
+from tests.ppo_core.scoring_jobs import REWARDS, ROWS, write_lines
+from tests.ppo_core.tiny_policies import make_policy
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +24,19 @@ def scoring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     bench = open_engine("scoring", tmp_path_factory.mktemp("scoring"))
     yield bench
     bench.engine.close()
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_policy(tmp_path_factory.mktemp("model") / "model", chat=True)
+
+
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sources")
+    (folder / "my_rewards.py").write_text(REWARDS)
+    write_lines(folder / "train.jsonl", ROWS)
+    chats = [{"prompt": [{"role": "user", "content": row["prompt"]}], "answer": row["answer"]} for row in ROWS]
+    write_lines(folder / "chat.jsonl", chats)
+    write_lines(folder / "sft.jsonl", [{"prompt": "w1 w2", "completion": "w5 w6"}])
+    return folder

@@ -42,6 +42,11 @@ def break_down(job: Job) -> dict[str, Any]:
     raise EngineDefect("half the weights moved")
 
 
+def break_down_for_good(job: Job) -> dict[str, Any]:
+    raise EngineDefect("half the weights moved", retryable=False)
+
+
 if __name__ == "__main__":
     stream = take_over_stdout()
-    serve({job.__name__: job for job in (echo, talk, refuse, fail, unspeakable, break_down)}, stream)
+    jobs = (echo, talk, refuse, fail, unspeakable, break_down, break_down_for_good)
+    serve({job.__name__: job for job in jobs}, stream)

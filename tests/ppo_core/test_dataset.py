@@ -37,7 +37,7 @@ def prompts_of(rows: list[dict[str, Any]], *, chat: bool = False, limits: Limits
 def test_text_prompts_with_answers_and_metadata(tmp_path: Path) -> None:
     source = write_lines(tmp_path, {"prompt": "w3 w4", "answer": 12, "level": 2}, "", {"prompt": "w5"})
     first, second = prompts_of(read_rows(source, tmp_path))
-    assert (first.prompt, first.prompt_token_ids, first.reference_answer) == ("w3 w4", [3, 4], "12")
+    assert (first.prompt, first.prompt_token_ids, first.reference_answer) == ("w3 w4", [3, 4], 12)
     assert first.metadata == {"level": 2}
     assert (second.prompt_token_ids, second.reference_answer, second.metadata) == ([5], None, {})
 

@@ -56,6 +56,27 @@ def test_gradients_equal_plain_ones(name: str) -> None:
         torch.testing.assert_close(ours[key], gradient, rtol=1e-4, atol=1e-4)
 
 
+def test_a_detached_entropy_is_the_same_and_keeps_nothing_for_a_backward_pass() -> None:
+    model = tiny_policy("llama")
+
+    def kept(*, detach: bool) -> tuple[Tensor, Tensor, int]:
+        """Logprobs, entropies and how many `[N, V]` tensors wait for the backward pass."""
+        saved: list[Tensor] = []
+        count = sum(len(response) for _, response in BATCHES["ragged"])
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+            logprobs, entropy = response_logprobs(
+                model, BATCHES["ragged"], temperature=0.7, with_entropy=True, detach_entropy=detach
+            )
+        return logprobs, entropy, len({x.data_ptr() for x in saved if x.shape == (count, VOCABULARY)})
+
+    logprobs, entropy, many = kept(detach=False)
+    same_logprobs, detached, few = kept(detach=True)
+    assert torch.equal(detached, entropy.detach())
+    assert torch.equal(same_logprobs, logprobs)
+    assert (entropy.requires_grad, detached.requires_grad, same_logprobs.requires_grad) == (True, False, True)
+    assert (few, many > 2) == (1, True)  # the one is that of the logprobs
+
+
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_values_equal_plain_ones(name: str, batch: str) -> None:

@@ -62,9 +62,10 @@ def test_errors_are_replies_and_the_engine_goes_on(name: str, kind: str, message
     assert done.returncode == 0
 
 
-def test_a_defect_is_reported_and_ends_the_process() -> None:
-    replies, done = talk_to_engine({"name": "break_down"}, {"name": "echo"})
+@pytest.mark.parametrize(("name", "retryable"), [("break_down", True), ("break_down_for_good", False)])
+def test_a_defect_is_reported_and_ends_the_process(name: str, retryable: bool) -> None:
+    replies, done = talk_to_engine({"name": name}, {"name": "echo"})
     assert [reply["event"] for reply in replies] == ["error"]
-    assert replies[0]["error"]["retryable"] is True
+    assert (replies[0]["error"]["retryable"], replies[0]["error"]["ending"]) == (retryable, True)
     assert "half the weights moved" in replies[0]["error"]["message"]
     assert done.returncode == 1

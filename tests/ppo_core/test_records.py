@@ -22,6 +22,7 @@ from ppo_core.records import (
 )
 from ppo_core.tables import (
     check_aligned,
+    longest_prompt,
     read_prompts,
     read_rollouts,
     read_scores,
@@ -35,6 +36,8 @@ PROMPTS = [
     PromptRow("a", "7+5=", [10, 20], "2", {"level": 1, "tags": ["x", None]}),
     PromptRow("b", CHAT, [1], None, {}),
     PromptRow("c", "", [], "", {"nested": {"deep": [1.5]}}),
+    PromptRow("d", "7+5=", [10, 20, 8], 12, {}),
+    PromptRow("e", "sort", [1, 2], {"z": [1, None, "ü"], "a": False}, {}),
 ]
 ROLLOUTS = [
     RolloutRow("a", 0, [10, 20], [8, 2], "2", [-0.5, -0.125], "stop"),
@@ -58,7 +61,9 @@ def test_prompts_survive_their_table(tmp_path: Path) -> None:
     assert table.column_names == [
         "prompt_id", "prompt", "messages", "prompt_token_ids", "reference_answer", "metadata",
     ]  # fmt: skip
-    assert table["prompt"].to_pylist() == ["7+5=", None, ""]
+    assert table["prompt"].to_pylist() == ["7+5=", None, "", "7+5=", "sort"]
+    assert table["reference_answer"].to_pylist()[:4] == ['"2"', None, '""', "12"]
+    assert longest_prompt(tmp_path / "train.parquet") == 3
 
 
 def test_rollouts_survive_their_table_in_fp32(tmp_path: Path) -> None:

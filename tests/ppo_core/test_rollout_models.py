@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from infra.engines import EngineJobError
 from infra.mlmodel import write_mlmodel
 from infra.registry import register, resolve
-from ppo_core.records import RolloutRow
+from ppo_core.records import OptimizerSettings, RolloutRow
+from ppo_core.spec import UpdateSpec
 from tests.ppo_core.engine_jobs import Bench, open_engine
 from tests.ppo_core.tiny_policies import (
     ARCHITECTURES,
@@ -33,7 +34,7 @@ def small_letters(prompts, completions, answer):
     texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
     return [sum(letter.islower() for letter in text) / 16 for text in texts]
 """
-UPDATE = {
+UPDATE: dict[str, Any] = {
     "num_ppo_epochs": 1,
     "num_minibatches": 2,
     "learning_rate": 3e-3,
@@ -93,10 +94,10 @@ class Loop:
         self.scoring.run("score_rollouts", inputs, spec, scores)
         spec = {
             "model": {"path": str(self.model)},
-            "rollout": {"prompts_per_iteration": 4, "samples_per_prompt": 4, "max_response_tokens": 16},
+            "temperature": 1.0,
             "advantages": {},
             "training": TRAINING,
-            "update": UPDATE,
+            "optimizer": OptimizerSettings.of(UpdateSpec(**UPDATE)).model_dump(mode="json"),
             "kl_coef": 0.01,
         }
         inputs = {"checkpoint": checkpoint, "reference": reference, "rollouts": rollouts, "scores": scores}
@@ -181,6 +182,19 @@ def test_a_registered_policy_gives_everybody_the_same_answers(
     assert len(set(expected)) > 4
     assert sampled == [" ".join(VOCABULARY[token] for token in expected if token > 3)]
     assert served["generated_text"].split() == sampled[0].split()
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_question_by_hand_goes_through_the_template_where_there_is_one_and_it_is_wished(
+    rollout: Bench, tmp_path: Path, chat: bool
+) -> None:
+    templated = ["user", "w1", "w7", "<end>", "assistant"]
+    wish = {"prompt": "w1 w7", "temperature": 0.0, "max_tokens": 12, "count": 1, "seed": 0, "chat": chat}
+    for template, words in ((True, templated if chat else ["w1", "w7"]), (False, ["w1", "w7"])):
+        policy = make_policy(tmp_path / f"template-{template}", seed=4, chat=template)
+        (answer,) = rollout.run("sample", {"policy": policy}, wish, None).result["responses"]
+        expected = greedy_tokens(policy, [VOCABULARY.index(word) for word in words], 12)
+        assert answer == " ".join(VOCABULARY[token] for token in expected if token > 3)
 
 
 @pytest.mark.parametrize(

@@ -15,106 +15,10 @@ from infra.engines import EngineJobError
 from ppo_core.records import RolloutRow
 from ppo_core.tables import write_rollouts
 from tests.ppo_core.engine_jobs import Bench, open_engine, write_dataset
-from tests.ppo_core.tiny_policies import CONTEXT, EOS, VOCABULARY, make_policy, make_tokenizer
+from tests.ppo_core.scoring_jobs import prepare, score
+from tests.ppo_core.tiny_policies import CONTEXT, EOS, VOCABULARY, make_tokenizer
 
 pytest_plugins = ["tests.ppo_core.engine_fixtures"]
-
-REWARDS = """
-from __future__ import annotations
-import asyncio, os, subprocess, sys
-from dataclasses import dataclass
-
-@dataclass
-class Seen:
-    words: int
-
-def length(prompts, completions, **columns):
-    return [float(Seen(len(text.split())).words) for text in completions]
-
-def level(completions, level, bonus=0.0):
-    return [value + bonus for value in level]
-
-async def later(completions, **columns):
-    await asyncio.sleep(0.01)
-    return [0.5] * len(completions)
-
-def talks(completions, **columns):
-    print('{"event": "result", "id": 1, "seconds": 0, "result": {}}')
-    os.write(1, b"not JSON\\n")
-    subprocess.run([sys.executable, "-c", "import sys; print(len(sys.stdin.read()))"], check=True)
-    return [float(len(sys.stdin.read()))] * len(completions)
-
-def messages(prompts, completions, **columns):
-    assert all(prompt[-1]["role"] == "user" for prompt in prompts)
-    assert all(c[0]["role"] == "assistant" and len(c) == 1 for c in completions)
-    return [float(len(c[0]["content"])) for c in completions]
-
-def raises(completions, **columns):
-    raise ConnectionError("the judge does not answer")
-
-def nan(completions, **columns): return [0.0] * (len(completions) - 1) + [float("nan")]
-def short(completions, **columns): return [1.0]
-def nothing(completions, **columns): return None
-def text(completions, **columns): return ["1.0"] * len(completions)
-def some(completions, **columns): return [None, *[1.0] * (len(completions) - 1)]
-"""
-ROWS = [
-    {"prompt": "w1 w2", "answer": 7, "level": 1},
-    {"prompt": "w3", "answer": "eight", "level": 2},
-    {"prompt": "w3", "answer": "eight", "level": 2},
-]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_policy(tmp_path_factory.mktemp("model") / "model", chat=True)
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sources")
-    (folder / "my_rewards.py").write_text(REWARDS)
-    write_lines(folder / "train.jsonl", ROWS)
-    chats = [{"prompt": [{"role": "user", "content": row["prompt"]}], "answer": row["answer"]} for row in ROWS]
-    write_lines(folder / "chat.jsonl", chats)
-    write_lines(folder / "sft.jsonl", [{"prompt": "w1 w2", "completion": "w5 w6"}])
-    return folder
-
-
-def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def prepare(bench: Bench, sources: Path, start: Path, function: str = "length", **changes: Any) -> Path:
-    """`start`: the folder of the model, or of the tokenizer where a model's configuration is among the changes."""
-    dataset = {"train": "train.jsonl", **changes.pop("dataset", {})}
-    spec = {
-        "dataset": dataset,
-        "model": {"path": str(start)},
-        "sft_data": None,
-        "max_response_tokens": 8,
-        "num_eval_prompts": 2,
-        "reward": {"function": f"my_rewards.py:{function}"},
-        **changes,
-    }
-    output = bench.output()
-    weights = {"model": start} if "path" in spec["model"] else {}
-    bench.run("prepare_dataset", {"sources": sources, "tokenizer": start, **weights}, spec, output)
-    return output
-
-
-def score(bench: Bench, sources: Path, dataset: Path, reward: dict[str, Any], responses: list[str]) -> list[Any]:
-    """The scores as they lie in the table; responses in the order of the dataset's rows."""
-    rows = pq.read_table(dataset / "train.parquet").to_pylist()
-    rollouts = [
-        RolloutRow(row["prompt_id"], 0, row["prompt_token_ids"], [5, EOS], text, [-1.0, -1.0], finish)
-        for row, text, finish in zip(rows, responses, ["stop", "length", "stop"], strict=True)
-    ]
-    folder, output = bench.output(), bench.output()
-    write_rollouts(folder / "rollouts.parquet", rollouts)
-    inputs = {"sources": sources, "rollouts": folder, "dataset": dataset}
-    bench.run("score_rollouts", inputs, {"reward": reward, "answer_column": "answer", "split": "train"}, output)
-    return pq.read_table(output / "scores.parquet").to_pylist()
 
 
 def test_a_dataset_holds_what_the_rows_say(scoring: Bench, sources: Path, model: Path) -> None:
@@ -123,7 +27,7 @@ def test_a_dataset_holds_what_the_rows_say(scoring: Bench, sources: Path, model:
     rows = pq.read_table(folder / "train.parquet").to_pylist()
     assert [row["prompt"] for row in rows] == ["w1 w2", "w3", "w3"]
     assert [row["prompt_token_ids"] for row in rows] == [[5, 6], [7], [7]]
-    assert [row["reference_answer"] for row in rows] == ["7", "eight", "eight"]
+    assert [row["reference_answer"] for row in rows] == ["7", '"eight"', '"eight"']
     assert [json.loads(row["metadata"]) for row in rows] == [{"level": 1}, {"level": 2}, {"level": 2}]
     assert [row["messages"] for row in rows] == [None] * 3
     content = '["w3","eight",{"level":2}]'

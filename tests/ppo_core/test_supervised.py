@@ -25,11 +25,15 @@ def test_one_step_is_one_of_adamw_on_the_cross_entropy_of_the_completions(traine
     loss.backward()
     torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
     torch.optim.AdamW(policy.parameters(), lr=3e-3, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.01).step()
-    facts = json.loads((trained / "supervised-1.json").read_text())["1"]
-    assert facts == pytest.approx({"sft/first_loss": loss.item(), "sft/loss": loss.item()}, abs=1e-5)
-    trained_policy = AutoModelForCausalLM.from_pretrained(trained / "sft1")
-    for name, parameter in policy.named_parameters():
-        torch.testing.assert_close(trained_policy.get_parameter(name).detach(), parameter.detach(), rtol=0, atol=1e-5)
+    facts = json.loads((trained / "supervised-1.json").read_text())
+    microbatches = ROWS // 2
+    for case, passes in {"1": microbatches, "recomputed": 2 * microbatches}.items():
+        expected = {"sft/first_loss": loss.item(), "sft/loss": loss.item(), "passes": passes}
+        assert facts[case] == pytest.approx(expected, abs=1e-5)
+        trained_policy = AutoModelForCausalLM.from_pretrained(trained / f"sft{case}")
+        for name, parameter in policy.named_parameters():
+            observed = trained_policy.get_parameter(name).detach()
+            torch.testing.assert_close(observed, parameter.detach(), rtol=0, atol=1e-5)
 
 
 def test_forty_steps_on_the_same_examples_learn_them(trained: Path) -> None:

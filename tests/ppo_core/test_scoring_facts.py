@@ -1,0 +1,89 @@
+"""What reaches the reward functions, what is made of scores that are missing, and what the flow hears meanwhile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from infra.engines import EngineJobError
+from ppo_core.engines.protocol import Job, JobInput
+from ppo_core.engines.scoring import prepare_dataset, score_metrics
+from ppo_core.records import RolloutRow, ScoreRow
+from ppo_core.tables import write_rollouts
+from tests.ppo_core.engine_jobs import Bench
+from tests.ppo_core.scoring_jobs import prepare, score, write_lines
+
+pytest_plugins = ["tests.ppo_core.engine_fixtures"]
+
+
+def test_an_iteration_without_a_single_score_is_refused_and_may_be_tried_again(
+    scoring: Bench, sources: Path, model: Path
+) -> None:
+    dataset = prepare(scoring, sources, model)
+    with pytest.raises(
+        EngineJobError, match=r"none of the 3 responses has a score \(not scored by nobody\)"
+    ) as refused:
+        score(scoring, sources, dataset, {"function": "my_rewards.py:nobody"}, ["a", "b", "c"])
+    assert refused.value.retryable
+    assert not list((scoring.folder / f"job-{next(scoring.numbers) - 1}").iterdir())
+
+
+def test_the_mean_of_nothing_is_no_metric() -> None:
+    unscored = ScoreRow("a", 0, None, {"judge": None, "length": 2.0}, False, "not scored by judge")
+    scored = ScoreRow("b", 0, 3.0, {"judge": 1.0, "length": 2.0}, False, None)
+    assert score_metrics([unscored], "score") == {"score/unscored": 1.0, "score/length": 2.0}
+    assert score_metrics([unscored, scored], "score") == {
+        "score/unscored": 1.0, "score/mean": 3.0, "score/std": 0.0, "score/judge": 1.0, "score/length": 2.0,
+    }  # fmt: skip
+
+
+def test_an_evaluation_without_scores_measures_lengths_only(scoring: Bench, sources: Path, model: Path) -> None:
+    dataset = prepare(scoring, sources, model, dataset={"evaluation": "train.jsonl"})
+    rows = pq.read_table(dataset / "eval.parquet").to_pylist()
+    folder = scoring.output()
+    write_rollouts(folder / "rollouts.parquet", [RolloutRow(rows[0]["prompt_id"], 0, [5], [6], "w2", [-1.0], "stop")])
+    inputs = {"sources": sources, "sampled": folder, "greedy": folder, "dataset": dataset}
+
+    def measured(function: str) -> dict[str, float]:
+        spec = {"reward": {"function": f"my_rewards.py:{function}"}, "answer_column": "answer", "pass_score": 1.0}
+        metrics: dict[str, float] = scoring.run("score_evaluation", inputs, spec, scoring.output()).result["metrics"]
+        return metrics
+
+    lengths = {"evaluation/response_length": 1.0, "evaluation/greedy_response_length": 1.0}
+    assert measured("nobody") == lengths
+    scores = {"evaluation/score": 1.0, "evaluation/accuracy": 1.0}
+    greedy = {"evaluation/greedy_score": 1.0, "evaluation/greedy_accuracy": 1.0}
+    assert measured("length") == {**lengths, **scores, **greedy}
+
+
+@pytest.mark.parametrize("answers", [[7, 1.5, "1.5"], [[1, "a"], {"b": [None]}, False]])
+def test_an_answer_comes_to_the_reward_as_it_is_in_the_row(
+    scoring: Bench, sources: Path, model: Path, tmp_path: Path, answers: list[Any]
+) -> None:
+    write_lines(tmp_path / "typed.jsonl", [{"prompt": "w1 w2", "answer": answer} for answer in answers])
+    dataset = prepare(scoring, sources, model, dataset={"train": str(tmp_path / "typed.jsonl")})
+    right = [json.dumps(answer) for answer in answers]
+    scores = score(scoring, sources, dataset, {"function": "my_rewards.py:exact"}, right)
+    assert [row["score"] for row in scores] == [1.0] * 3
+
+
+def test_long_tables_give_signs_of_life(sources: Path, model: Path, tmp_path: Path) -> None:
+    write_lines(tmp_path / "long.jsonl", [{"prompt": "w1", "completion": "w2"}] * 2001)
+    long, seen = str(tmp_path / "long.jsonl"), []
+    spec = {
+        "dataset": {"train": long},
+        "model": {"path": str(model)},
+        "sft_data": long,
+        "max_response_tokens": 8,
+        "num_eval_prompts": 0,
+        "reward": {"function": "my_rewards.py:length"},
+    }
+    inputs = {
+        name: JobInput(path, "") for name, path in {"sources": sources, "tokenizer": model, "model": model}.items()
+    }
+    prepare_dataset(Job("prepare_dataset", inputs, tmp_path, spec, lambda *report: seen.append(report)))
+    assert [(done, total) for done, total, _ in seen] == [(1000, 2001), (2000, 2001)] * 2
