@@ -33,7 +33,7 @@ TOKENIZER_FILES = (
     "tokenizer.model",
     "config.json",  # AutoTokenizer reads the model type in it
 )
-REQUIRED_PACKAGES = ("mlflow", "torch", "transformers", "accelerate", "safetensors", "numpy")
+REQUIRED_PACKAGES = ("mlflow", "torch", "transformers", "safetensors", "numpy")
 SERVED_NEW_TOKENS = 256
 
 

@@ -167,6 +167,11 @@ def start_vllm(policy: Path, spec: GenerateJob, context: int) -> Any:
     from vllm import LLM
 
     on_gpu = torch.cuda.is_available()
+    options: dict[str, Any] = {}
+    if on_gpu:
+        # vLLM refuses to start where less is free than its share of the card, and the training engine has some already.
+        free, total = torch.cuda.mem_get_info()
+        options["gpu_memory_utilization"] = 0.95 * free / total
     return LLM(
         model=str(policy),
         dtype=spec.model.dtype,
@@ -181,6 +186,7 @@ def start_vllm(policy: Path, spec: GenerateJob, context: int) -> Any:
         generation_config="vllm",
         disable_log_stats=True,
         seed=0,
+        **options,
     )
 
 
