@@ -55,15 +55,19 @@ def train(spec: RunSpec, run: str | None = None) -> RunReport:
         console.say(f"run {bench.run}; Prefect page {page_url()} (flow ppo-training)")
         record = last_record(bench.records)
         greet(console, bench, record)
-        dataset = prepare_dataset(bench)
-        if record is None:
-            record = begin(bench, dataset)
-            show(bench, console, record)
-            console.samples("answers before PPO", record, record)
-        while record.iteration < bench.spec.iterations:
-            record = iterate(bench, dataset, record)
-            show(bench, console, record)
-        return finish(bench, console, record)
+        try:
+            dataset = prepare_dataset(bench)
+            if record is None:
+                record = begin(bench, dataset)
+                show(bench, console, record)
+                console.samples("answers before PPO", record, record)
+            while record.iteration < bench.spec.iterations:
+                record = iterate(bench, dataset, record)
+                show(bench, console, record)
+            return finish(bench, console, record)
+        except BaseException:
+            leave_best(bench)
+            raise
 
 
 def begin(bench: Workbench, dataset: DatasetRef) -> IterationRecord:
@@ -127,6 +131,13 @@ def show(bench: Workbench, console: RunConsole, record: IterationRecord) -> None
     tell(console, report(bench, record))
     if record.best.iteration == record.iteration:
         export_best(bench, record.best)
+
+
+def leave_best(bench: Workbench) -> None:
+    """However a run ends, the best policy that was committed lies in its folder."""
+    last = last_record(bench.records)
+    if last is not None:
+        export_best(bench, last.best)
 
 
 def tell(console: RunConsole, complaint: str | None) -> None:
