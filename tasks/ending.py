@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol
 
@@ -59,7 +60,18 @@ def places(policy: Path) -> list[str]:
     prefect = ["env", f"PREFECT_HOME={settings.prefect_home}", str(programs / "prefect"), "server", "start"]
     return [
         f"  policy folder      {policy}",
-        f"  serve it           {shlex.join([str(programs / 'vllm'), 'serve', str(policy)])}",
+        f"  serve it           {serving(policy, programs)}",
         f"  Prefect's page     {page_url() or shlex.join(prefect)}",
         f"  MLflow's page      {without_password(tracking) if tracking.startswith('http') else shlex.join(mlflow)}",
     ]
+
+
+def serving(policy: Path, programs: Path) -> str:
+    """The command that serves the policy. vLLM's CPU build comes under another name, which its own command does not
+    know; its server does."""
+    try:
+        version("vllm")
+    except PackageNotFoundError:
+        server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(policy)]
+        return f"{shlex.join(server)}   (with CUDA: vllm serve {shlex.quote(str(policy))})"
+    return shlex.join([str(programs / "vllm"), "serve", str(policy)])
