@@ -153,7 +153,6 @@ def greet(console: RunConsole, bench: Workbench, record: IterationRecord | None)
         console.say(f"a new run of {bench.spec.iterations} iterations; engines are starting")
     else:
         console.say(f"going on after iteration {record.iteration} of {bench.spec.iterations}, data at {record.cursor}")
-        export_best(bench, record.best)
 
 
 def evaluates_at(spec: RunSpec, iteration: int) -> bool:

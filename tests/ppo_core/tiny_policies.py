@@ -39,15 +39,7 @@ def make_tokenizer(*, chat: bool = False, pad: str = "<pad>") -> PreTrainedToken
     vocabulary = {word: number for number, word in enumerate(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=pad,
-        eos_token="<eos>",
-        unk_token="<unk>",
-        additional_special_tokens=["<end>"],
-        model_max_length=CONTEXT,
-        chat_template=CHAT_TEMPLATE if chat else None,
-    )
+    return _wrapped(tokenizer, chat=chat, pad=pad)
 
 
 def make_letter_tokenizer(*, chat: bool, pad: str) -> PreTrainedTokenizerFast:
@@ -55,6 +47,10 @@ def make_letter_tokenizer(*, chat: bool, pad: str) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(LETTERS)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    return _wrapped(tokenizer, chat=chat, pad=pad)
+
+
+def _wrapped(tokenizer: Tokenizer, *, chat: bool, pad: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=pad,
