@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from prefect import Flow
+from prefect.client.orchestration import get_client
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
 
-from infra.prefect_server import PrefectServer
+from infra.prefect_server import PrefectServer, PrefectServerError
 from infra.settings import Settings
 
 P = ParamSpec("P")
@@ -31,6 +32,7 @@ def prefect_api() -> Iterator[None]:
     configured = configured_url()
     if configured:
         with temporary_settings({PREFECT_API_URL: configured}):
+            require_answer(configured)
             yield
         return
     server = PrefectServer(Settings().prefect_home)
@@ -44,6 +46,16 @@ def prefect_api() -> Iterator[None]:
                 APILogHandler().flush()  # what the server has not got by now it never will
     finally:
         server.close()
+
+
+def require_answer(url: str) -> None:
+    """Raise PrefectServerError where no server answers at `url`."""
+    with get_client(sync_client=True) as client:
+        error = client.api_healthcheck()
+    if error is not None:
+        raise PrefectServerError(
+            f"no Prefect server answers at {url} ({error}): start it, or unset PREFECT_API_URL to have one embedded"
+        )
 
 
 def configured_url() -> str | None:

@@ -74,3 +74,12 @@ def test_a_dead_training_engine_costs_one_retry(smoke: FinishedRun, tmp_path: Pa
     assert run.returncode == 0, output
     last, expected = records(tmp_path, "crashed")[-1], records(smoke.home, "first")[-1]
     assert policy_bytes(tmp_path, last) == policy_bytes(smoke.home, expected)
+
+
+def test_a_prefect_server_that_is_not_there_is_named_in_a_line(tmp_path: Path) -> None:
+    done = train(tmp_path, "alone", PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert done.returncode == 2
+    assert "no Prefect server answers at http://127.0.0.1:9/api" in done.stderr
+    assert "unset PREFECT_API_URL" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "store").exists()
