@@ -111,6 +111,7 @@ class StartPolicyJob(Section):
     model: ModelSpec
     sft: SupervisedSpec | None
     training: TrainingSpec
+    deterministic: bool = False
 
 
 class GenerateJob(Section):
@@ -132,6 +133,7 @@ class GenerateJob(Section):
     model: ModelSpec
     kv_cache_gib: float
     tensor_parallel_size: int
+    deterministic: bool = False
 
 
 class PrepareDatasetJob(Section):
@@ -176,7 +178,7 @@ class OptimizerSettings(Section):
 
 
 class ComputeAdvantagesJob(Section):
-    """Rollouts and scores to experience. Inputs: checkpoint, reference, rollouts, scores."""
+    """Rollouts and scores to experience. Inputs: checkpoint, reference, rollouts, scores; and what `Replay` says."""
 
     model: ModelSpec
     temperature: float
@@ -185,10 +187,17 @@ class ComputeAdvantagesJob(Section):
     # Nothing is trained here, but the checkpoint is loaded with its optimizer, and so stays loaded for the update.
     optimizer: OptimizerSettings
     kl_coef: float
+    deterministic: bool = False
 
 
 class UpdatePolicyJob(Section):
-    """One PPO update. Inputs: checkpoint, experience. `iteration` counts from 0, for the schedules and the order."""
+    """One PPO update. Inputs: checkpoint, experience; and what `Replay` says.
+
+    `iteration` counts from 0, for the schedules and the order. `rate_factor` multiplies both learning rates. After
+    `max_skipped_steps` optimizer steps in a row without a finite loss and gradient the job fails. With `full` the
+    result holds critic and optimizer too; without, only the policy and how to replay the update. That and
+    `max_skipped_steps` leave the weights as they are.
+    """
 
     seed: int
     iteration: int
@@ -196,6 +205,23 @@ class UpdatePolicyJob(Section):
     update: UpdateSpec
     training: TrainingSpec
     temperature: float
+    rate_factor: float = 1.0
+    max_skipped_steps: int = 3
+    full: bool = True
+    deterministic: bool = False
+
+
+class Replay(Section):
+    """One update that made a thin checkpoint out of the last full one: what `state.json` says of it.
+
+    A full checkpoint holds policy, critic and optimizer; a thin one the policy, and in `replay` how the rest is made
+    again. A job whose input `checkpoint` is thin gets the inputs `base` (the last full checkpoint) and `replay_0`,
+    `replay_1`, … (the experiences, in this order) besides: a warm engine leaves them alone, a cold one needs them, and
+    they enter no result. `experience` is the experience's digest.
+    """
+
+    spec: UpdatePolicyJob
+    experience: str
 
 
 def canonical_json(value: Any) -> str:

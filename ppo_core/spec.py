@@ -7,7 +7,8 @@ from typing import Any, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from ppo_core.spec_loading import SpecError, differing_keys, load_run_spec
+from ppo_core.spec_loading import SpecError, differing_keys, load_run_spec, overridden
+from ppo_core.spec_safety import CheckpointSpec, GuardsSpec
 from ppo_core.spec_sections import (
     AdaptiveKl,
     AdvantageSpec,
@@ -28,10 +29,12 @@ from ppo_core.spec_sections import (
 __all__ = [
     "AdaptiveKl",
     "AdvantageSpec",
+    "CheckpointSpec",
     "DatasetSpec",
     "EnginesSpec",
     "EvaluationSpec",
     "FixedKl",
+    "GuardsSpec",
     "ModelSpec",
     "RegistrySpec",
     "RewardSpec",
@@ -63,6 +66,10 @@ class RunSpec(Section):
     update: UpdateSpec = Field(UpdateSpec(), description="The PPO update of policy and critic")
     training: TrainingSpec = Field(TrainingSpec(), description="How the training engine runs")
     evaluation: EvaluationSpec = Field(EvaluationSpec(), description="Held-out prompts, sampled and greedy")
+    checkpoint: CheckpointSpec = Field(
+        CheckpointSpec(), description="What is checkpointed, and for how long it is kept"
+    )
+    guards: GuardsSpec = Field(GuardsSpec(), description="When training counts as gone wrong, and what happens then")
     engines: EnginesSpec = Field(EnginesSpec(), description="How long engines may be silent, and their memory")
     registry: RegistrySpec = Field(RegistrySpec(), description="The MLflow model that the best policy goes to")
     folder: str = Field(".", description="Where relative paths start; a spec file's own folder. No part of the run")
@@ -136,6 +143,10 @@ class RunSpec(Section):
         Raises: SpecError (a ValueError), one line per problem.
         """
         return load_run_spec(cls, Path(path), overrides)
+
+    def with_overrides(self, overrides: list[str]) -> RunSpec:
+        """This spec with `section.key=value` texts applied. Raises SpecError, one line per problem."""
+        return overridden(self, overrides)
 
     def document(self) -> dict[str, Any]:
         """The run's identity as JSON: everything but `folder`."""

@@ -30,6 +30,18 @@ def load_run_spec(cls: type[RunSpec], path: Path, overrides: Iterable[str]) -> R
         raise SpecError("\n".join(f"{path}: {line}" for line in explain(cls, error))) from None
 
 
+def overridden(spec: RunSpec, overrides: Iterable[str]) -> RunSpec:
+    """Apply `overrides` to a spec and validate. Raises SpecError."""
+    document = spec.model_dump(mode="json")
+    for override in overrides:
+        apply_override(document, override)
+    cls = type(spec)
+    try:
+        return cls.model_validate(document)
+    except ValidationError as error:
+        raise SpecError("\n".join(explain(cls, error))) from None
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The file's mapping. Raises SpecError for a missing file, broken YAML, or another type."""
     try:

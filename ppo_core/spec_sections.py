@@ -223,6 +223,11 @@ class EnginesSpec(Section):
     reward_timeout_s: PositiveFloat = Field(300.0, description="The same for the reward functions")
     kv_cache_gib: PositiveFloat = Field(1.0, description="vLLM's key-value cache, GiB per rank")
     tensor_parallel_size: PositiveInt = Field(1, description="GPUs of the rollout engine")
+    deterministic: bool = Field(
+        False,
+        description="On GPUs: deterministic kernels in training and batch-invariant sampling, slower, so that the "
+        "same job gives the same bits again. On CPU it always does",
+    )
 
 
 class RegistrySpec(Section):

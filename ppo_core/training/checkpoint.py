@@ -1,15 +1,14 @@
 """A checkpoint as files: everything that moves, by parameter name, loadable into any ZeRO stage and rank count.
 
 policy/     Hugging Face folder with the tokenizer
-    critic/     trunk as Hugging Face folder, value_head.safetensors
+critic/     trunk as Hugging Face folder, value_head.safetensors
 optimizer/  <part>-00000.safetensors: exp_avg/<name>, exp_avg_sq/<name>, and master/<name> where weights are not fp32
-state.json  format, identity, step counts
+state.json  identity, step counts, and in a thin checkpoint, which lacks critic and optimizer, how to make them again
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +17,41 @@ from safetensors.torch import save_file
 from torch import Tensor, float32
 
 from ppo_core.models import critic_from_policy, save_critic, save_policy
-from ppo_core.records import InputError
-from ppo_core.training.deepspeed_engine import MOMENTS, Trainable
+from ppo_core.records import Replay
+from ppo_core.training.deepspeed_engine import MOMENTS, Trainable, full_shape
+from ppo_core.training.intact import optimizer_shards
 from ppo_core.training.ranks import Ranks
+from ppo_core.training.state import CheckpointState, SkippedSteps
 
-FORMAT = 1
 SHARD_BYTES = 2 << 30
 
 
 def write_checkpoint(
-    folder: Path, policy: Trainable, critic: Trainable, tokenizer: Any, ranks: Ranks, *, identity: str
+    folder: Path,
+    policy: Trainable,
+    critic: Trainable,
+    tokenizer: Any,
+    ranks: Ranks,
+    *,
+    identity: str,
+    replay: Sequence[Replay] = (),
 ) -> None:
-    """Write `folder`: all ranks gather, rank 0 writes. `identity` names the content by its derivation."""
+    """Write `folder`: all ranks gather, rank 0 writes. `identity` names the content by its derivation.
+
+    With `replay`, the updates since the last full checkpoint, a thin one: without critic and optimizer.
+    """
     policy_weights = full_weights(policy, ranks)
-    critic_weights = full_weights(critic, ranks)
     if ranks.is_first:
         save_policy(policy.module, policy_weights, tokenizer, folder / "policy")
-        save_critic(critic.module, critic_weights, folder / "critic")  # type: ignore[arg-type]
-        (folder / "optimizer").mkdir()
-    for part, trainable in (("policy", policy), ("critic", critic)):
-        _write_shards(folder / "optimizer", part, _optimizer_tensors(trainable), ranks)
+    if not replay:
+        critic_weights = full_weights(critic, ranks)
+        if ranks.is_first:
+            save_critic(critic.module, critic_weights, folder / "critic")  # type: ignore[arg-type]
+            (folder / "optimizer").mkdir()
+        for part, trainable in (("policy", policy), ("critic", critic)):
+            _write_shards(folder / "optimizer", part, _optimizer_tensors(trainable), ranks)
     if ranks.is_first:
-        _write_state(folder, identity, policy.num_steps, critic.num_steps)
+        _state(identity, policy, critic, replay).write(folder)
     ranks.barrier()
 
 
@@ -50,21 +62,9 @@ def write_start(
     save_policy(policy, weights, tokenizer, folder / "policy")
     critic = critic_from_policy(folder / "policy", dtype=dtype)
     save_critic(critic, {name: p.detach() for name, p in critic.named_parameters()}, folder / "critic")
-    _write_state(folder, identity, 0, 0)
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """`state.json`, checked. Raises InputError for a missing one or a newer format."""
-    path = folder / "state.json"
-    if not path.is_file():
-        raise InputError(f"{folder} is no checkpoint: state.json is missing")
-    state: dict[str, Any] = json.loads(path.read_text())
-    if state["format"] > FORMAT:
-        raise InputError(
-            f"{folder} has checkpoint format {state['format']}, this version of ppoflow reads up to {FORMAT}: "
-            "use the version that wrote it, or a newer one"
-        )
-    return state
+    CheckpointState(
+        identity=identity, full=True, num_policy_steps=0, num_critic_steps=0, skipped_steps=SkippedSteps(), replay=()
+    ).write(folder)
 
 
 def full_weights(trainable: Trainable, ranks: Ranks) -> dict[str, Tensor]:
@@ -78,35 +78,34 @@ def full_weights(trainable: Trainable, ranks: Ranks) -> dict[str, Tensor]:
 
 
 def load_optimizer(folder: Path, part: str, trainable: Trainable, num_steps: int) -> None:
-    """Put moments (and masters) of `folder/optimizer` into a fresh engine that holds the checkpoint's weights."""
+    """Put moments (and masters) of `folder/optimizer` into a fresh engine that holds the checkpoint's weights.
+
+    Raises InputError where they are missing, or those of another architecture.
+    """
     if num_steps == 0:
         return
     parameters = dict(trainable.parameters())
-    missing = {f"{kind}/{name}" for name in parameters for kind in MOMENTS}
-    for shard in sorted((folder / "optimizer").glob(f"{part}-*.safetensors")):
+    shapes = {f"{kind}/{name}": tuple(full_shape(p)) for name, p in parameters.items() for kind in MOMENTS}
+    for shard in optimizer_shards(folder, part, shapes):
         with safe_open(shard, framework="pt") as tensors:
             for key in tensors.keys():  # noqa: SIM118 (a safetensors handle is no mapping)
                 kind, _, name = key.partition("/")
-                if name not in parameters:
-                    raise InputError(f"{shard} holds {key}, which this {part} does not have: another architecture?")
-                missing.discard(key)
                 if kind == "master":
                     trainable.set_weight(parameters[name], tensors.get_tensor(key))
                 else:
                     trainable.set_moment(parameters[name], kind, tensors.get_tensor(key))
-    if missing:
-        raise InputError(f"{folder}/optimizer lacks {sorted(missing)[0]} and {len(missing) - 1} more: it is incomplete")
     trainable.num_steps = num_steps
 
 
-def _write_state(folder: Path, identity: str, num_policy_steps: int, num_critic_steps: int) -> None:
-    state = {
-        "format": FORMAT,
-        "identity": identity,
-        "num_policy_steps": num_policy_steps,
-        "num_critic_steps": num_critic_steps,
-    }
-    (folder / "state.json").write_text(json.dumps(state, indent=2, sort_keys=True) + "\n")
+def _state(identity: str, policy: Trainable, critic: Trainable, replay: Sequence[Replay]) -> CheckpointState:
+    return CheckpointState(
+        identity=identity,
+        full=not replay,
+        num_policy_steps=policy.num_steps,
+        num_critic_steps=critic.num_steps,
+        skipped_steps=SkippedSteps(policy=policy.skipped_in_a_row, critic=critic.skipped_in_a_row),
+        replay=tuple(replay),
+    )
 
 
 def _optimizer_tensors(trainable: Trainable) -> Iterator[tuple[str, Tensor]]:

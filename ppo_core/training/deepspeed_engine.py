@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,6 +44,7 @@ class Trainable:
         self.engine.train(recompute)
         if zero_stage == 0:
             self.engine.enable_backward_allreduce = False  # step() below reduces first, to see the true gradient norm
+        self.skipped_in_a_row = 0
         self._start_optimizer_state()
 
     def backward(self, loss: Tensor) -> None:
@@ -50,17 +52,31 @@ class Trainable:
         self.engine.backward(loss)
 
     def step(self, learning_rate: float) -> float:
-        """Clip by the global norm and update. Returns the gradient norm before clipping."""
+        """Clip by the global norm and update. Returns the gradient norm before clipping, the same on every rank.
+
+        Where that is not finite the step is skipped: weights, moments and step count stay as they are, to the bit, and
+        the gradients are dropped.
+        """
         for group in self.engine.optimizer.param_groups:
             group["lr"] = learning_rate
-        norm = 0.0
-        if self.zero_stage == 0:
-            self.engine.buffered_allreduce_fallback()
-            norm = float(
-                torch.nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])
-            )
+        norm = self._step_unsharded() if self.zero_stage == 0 else self._step_sharded()
+        self.skipped_in_a_row = 0 if math.isfinite(norm) else self.skipped_in_a_row + 1
+        return norm
+
+    def _step_unsharded(self) -> float:
+        """Without ZeRO DeepSpeed would apply any gradient."""
+        self.engine.buffered_allreduce_fallback()
+        norm = float(torch.nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None]))
+        if math.isfinite(norm):
+            self.engine.step()
+        else:
+            self.engine.zero_grad()
+        return norm
+
+    def _step_sharded(self) -> float:
+        """ZeRO itself drops a gradient whose norm over all ranks is not finite, and then reports infinity."""
         self.engine.step()
-        return norm if self.zero_stage == 0 else float(self.engine.get_global_grad_norm())
+        return float(self.engine.get_global_grad_norm())
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Trained parameters by name, each once (tied ones under their first name), in a fixed order."""
@@ -69,7 +85,7 @@ class Trainable:
     def weight(self, parameter: nn.Parameter) -> Tensor:
         """The full fp32 master weight, gathered from all ranks (every rank must call this), on the CPU."""
         full = parameter.detach() if self.zero_stage == 0 else safe_get_full_fp32_param(parameter)
-        return full.reshape(_full_shape(parameter)).float().cpu().clone()
+        return full.reshape(full_shape(parameter)).float().cpu().clone()
 
     def moment(self, parameter: nn.Parameter, key: str) -> Tensor:
         """A full fp32 optimizer moment, gathered from all ranks, on the CPU."""
@@ -77,7 +93,7 @@ class Trainable:
             full = self._inner.state[parameter][key]
         else:
             full = safe_get_full_optimizer_state(parameter, key)
-        return full.reshape(_full_shape(parameter)).float().cpu().clone()
+        return full.reshape(full_shape(parameter)).float().cpu().clone()
 
     def set_weight(self, parameter: nn.Parameter, value: Tensor) -> None:
         """Set the fp32 master; the module's own copy must already hold its rounding."""
@@ -130,7 +146,8 @@ class Trainable:
             self.engine.optimizer._lazy_init_hp_params_optimizer_state()
 
 
-def _full_shape(parameter: nn.Parameter) -> torch.Size:
+def full_shape(parameter: nn.Parameter) -> torch.Size:
+    """The shape of a parameter on all ranks together."""
     return torch.Size(vars(parameter).get("ds_shape", parameter.shape))
 
 
@@ -147,6 +164,6 @@ def _config(settings: OptimizerSettings, zero_stage: int, dtype: str) -> dict[st
         "gradient_clipping": settings.max_grad_norm,
         "zero_optimization": {"stage": zero_stage, "overlap_comm": False, "contiguous_gradients": True},
         "zero_allow_untested_optimizer": True,
-        "bf16": {"enabled": dtype == "bfloat16"},
+        "bf16": {"enabled": dtype == "bfloat16", "check_grad_overflow": True},
         "steps_per_print": 10**9,
     }

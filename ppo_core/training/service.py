@@ -12,6 +12,7 @@ from ppo_core.records import (
     ComputeAdvantagesJob,
     InputError,
     OptimizerSettings,
+    Replay,
     StartPolicyJob,
     TokenSequence,
     UpdatePolicyJob,
@@ -22,11 +23,13 @@ from ppo_core.tables import check_aligned, read_rollouts, read_scores
 from ppo_core.tokenization import load_tokenizer
 from ppo_core.training.checkpoint import full_weights, write_checkpoint, write_start
 from ppo_core.training.deepspeed_engine import Trainable
-from ppo_core.training.experience import Experience, build_experience, coefficient_after, predict
+from ppo_core.training.determinism import deterministic
+from ppo_core.training.experience import build_experience, coefficient_after, predict
 from ppo_core.training.learner import Learner
 from ppo_core.training.ranks import Ranks, first_rank_only
+from ppo_core.training.replay import hold_checkpoint, run_update
+from ppo_core.training.state import derivation, read_state
 from ppo_core.training.supervised import read_examples, supervised_settings, train_supervised
-from ppo_core.training.update import PPOUpdate
 
 
 class TrainingEngine:
@@ -52,7 +55,8 @@ class TrainingEngine:
             settings = supervised_settings(spec.sft)
             trainable = Trainable(policy, settings, spec.training, dtype=spec.model.dtype)
             examples = read_examples(job.inputs["dataset"].path / "sft.parquet")
-            metrics = train_supervised(trainable, examples, spec, self.ranks, job.progress)
+            with deterministic(spec.deterministic):
+                metrics = train_supervised(trainable, examples, spec, self.ranks, job.progress)
             weights = full_weights(trainable, self.ranks)
             trainable.close()
         else:
@@ -70,11 +74,12 @@ class TrainingEngine:
         rollouts = read_rollouts(job.inputs["rollouts"].path / "rollouts.parquet")
         scores = read_scores(job.inputs["scores"].path / "scores.parquet")
         check_aligned(rollouts, scores)
-        policy, critic = self._checkpoint(job.inputs["checkpoint"], spec, spec.optimizer)
+        policy, critic = self._checkpoint(job, spec, spec.optimizer)
         start = job.inputs["reference"]
         reference = self.learner.reference(start.path / "policy", start.digest, model=spec.model)
         sequences = [TokenSequence(row.prompt_token_ids, row.response_token_ids) for row in rollouts]
-        predictions = predict(policy.engine, reference, critic.engine, sequences, spec, self.ranks, job.progress)
+        with deterministic(spec.deterministic):
+            predictions = predict(policy.engine, reference, critic.engine, sequences, spec, self.ranks, job.progress)
         experience, metrics = build_experience(rollouts, scores, predictions, spec.advantages, kl_coef=spec.kl_coef)
         stats = {
             "metrics": metrics,
@@ -91,22 +96,34 @@ class TrainingEngine:
         return stats
 
     def update_policy(self, job: Job) -> dict[str, Any]:
-        """Checkpoint k+1 from checkpoint k and experience."""
+        """Checkpoint k+1 from checkpoint k and experience, full or thin."""
         spec = UpdatePolicyJob.model_validate(job.spec)
-        policy, critic = self._checkpoint(job.inputs["checkpoint"], spec, OptimizerSettings.of(spec.update))
-        experience = Experience.load(job.inputs["experience"].path)
-        inputs = {name: given.digest for name, given in job.inputs.items()}
-        identity = content_digest(["update_policy", job.spec, inputs])
-        self.learner.moving()
-        metrics = PPOUpdate(policy, critic, experience, spec, self.ranks).run(job.progress)
-        write_checkpoint(job.output, policy, critic, self.learner.tokenizer, self.ranks, identity=identity)
-        self.learner.became(identity)
-        return {"metrics": metrics}
+        before, experience = read_state(job.inputs["checkpoint"].path), job.inputs["experience"]
+        policy, critic = self._checkpoint(job, spec, OptimizerSettings.of(spec.update))
+        metrics = run_update(self.learner, experience, spec, job.progress)
+        made = Replay(spec=derivation(spec), experience=experience.digest)
+        write_checkpoint(
+            job.output,
+            policy,
+            critic,
+            self.learner.tokenizer,
+            self.ranks,
+            identity=str(self.learner.identity),
+            replay=() if spec.full else (*before.replay, made),
+        )
+        return {"metrics": metrics, "full": spec.full}
 
     def _checkpoint(
-        self, given: JobInput, spec: ComputeAdvantagesJob | UpdatePolicyJob, optimizer: OptimizerSettings
+        self, job: Job, spec: ComputeAdvantagesJob | UpdatePolicyJob, optimizer: OptimizerSettings
     ) -> tuple[Trainable, Trainable]:
-        return self.learner.checkpoint(given.path, model=spec.model, optimizer=optimizer, training=spec.training)
+        return hold_checkpoint(
+            self.learner,
+            job.inputs,
+            model=spec.model,
+            optimizer=optimizer,
+            training=spec.training,
+            tick=job.progress,
+        )
 
     def _start_model(self, job: Job, spec: StartPolicyJob, tokenizer: Any) -> Any:
         if "model" in job.inputs:

@@ -55,15 +55,20 @@ def train_supervised(
     losses: list[float] = []
     for step in range(spec.num_steps):
         batch = [examples[row] for row in order[step * spec.batch_size : (step + 1) * spec.batch_size]]
-        losses.append(_step(policy, batch, job, ranks, step))
-        if not math.isfinite(losses[-1]):
-            raise FloatingPointError(f"SFT step {step}: the loss is {losses[-1]}: lower sft.learning_rate")
+        loss, norm = _step(policy, batch, job, ranks, step)
+        for name, value in (("loss", loss), ("gradient norm", norm)):
+            if not math.isfinite(value):
+                raise FloatingPointError(f"SFT step {step}: the {name} is {value}: lower sft.learning_rate")
+        losses.append(loss)
         tick(step + 1, spec.num_steps, f"loss {losses[-1]:.3f}")
     window = losses[-LOSS_WINDOW:]
     return {"sft/first_loss": losses[0], "sft/loss": sum(window) / len(window)}
 
 
-def _step(policy: Trainable, batch: list[TokenSequence], job: StartPolicyJob, ranks: Ranks, step: int) -> float:
+def _step(
+    policy: Trainable, batch: list[TokenSequence], job: StartPolicyJob, ranks: Ranks, step: int
+) -> tuple[float, float]:
+    """Loss and gradient norm of one optimizer step."""
     spec = job.sft
     assert spec is not None
     normalizer = sum(len(completion) for _, completion in batch)
@@ -80,5 +85,5 @@ def _step(policy: Trainable, batch: list[TokenSequence], job: StartPolicyJob, ra
         total_steps=spec.num_steps,
         final_fraction=spec.final_lr_fraction,
     )
-    policy.step(rate)
-    return float(ranks.sum(total))
+    norm = policy.step(rate)
+    return float(ranks.sum(total)), norm

@@ -33,13 +33,13 @@ class Rates:
 
 
 def rates_at(job: UpdatePolicyJob) -> Rates:
-    """The schedule at the job's iteration."""
+    """The schedule at the job's iteration, times the job's factor."""
     spec = job.update
     decay_iterations = spec.decay_iterations
     assert decay_iterations is not None
 
     def at(base: float) -> float:
-        return learning_rate(
+        return job.rate_factor * learning_rate(
             base,
             iteration=job.iteration,
             warmup_iterations=spec.warmup_iterations,
@@ -56,18 +56,23 @@ class PPOUpdate:
     def __init__(
         self, policy: Trainable, critic: Trainable, experience: Experience, job: UpdatePolicyJob, ranks: Ranks
     ) -> None:
-        self.policy, self.critic, self.experience, self.job, self.ranks = policy, critic, experience, job, ranks
+        self.networks = {"policy": policy, "critic": critic}
+        self.experience, self.job, self.ranks = experience, job, ranks
         self.sequences: list[TokenSequence] = experience.sequences()
         self.lengths = lengths_of(self.sequences)
-        self.means: dict[str, Mean] = {}
-        self.maxima: dict[str, Maximum] = {}
+        self.measured: dict[str, Mean | Maximum] = {}
+        self.losses: dict[str, float] = {}
+        self.skipped = dict.fromkeys(self.networks, 0)
 
     def run(self, tick: Callable[[int, int, str], None]) -> dict[str, float]:
-        """All epochs; returns the metrics. Raises FloatingPointError for a loss or gradient that is not finite."""
+        """All epochs; returns the metrics, to which a skipped step of a network adds nothing but its count.
+
+        Raises FloatingPointError after `max_skipped_steps` skipped steps of a network in a row.
+        """
         spec, rates = self.job.update, rates_at(self.job)
         total, done, steps = spec.num_ppo_epochs * spec.num_minibatches, 0, 0
         for epoch in range(spec.num_ppo_epochs):
-            before = self.means.get("policy/approximate_kl", Mean())
+            before = self._mean("policy/approximate_kl")
             for rows in minibatches(
                 len(self.sequences), spec.num_minibatches, self.job.seed, self.job.iteration, "update", epoch
             ):
@@ -77,8 +82,8 @@ class PPOUpdate:
             if self._left_trust_region(before):
                 break
         return {
-            **{name: self._over_ranks(mean).value for name, mean in sorted(self.means.items())},
-            **{name: self.ranks.largest(maximum.value) for name, maximum in sorted(self.maxima.items())},
+            **{name: self._over_ranks(part) for name, part in sorted(self.measured.items())},
+            **{f"{name}/skipped_steps": float(count) for name, count in self.skipped.items()},
             "policy/learning_rate": rates.policy,
             "critic/learning_rate": rates.critic,
             "update/optimizer_steps": float(steps),
@@ -89,22 +94,40 @@ class PPOUpdate:
         normalizer = int(self.experience.response_mask[rows].sum())
         if normalizer == 0:
             return False
+        before = dict(self.measured)
+        self.losses = dict.fromkeys(self.networks, 0.0)
         for part in microbatches(self.ranks.share(rows), self.lengths, self.job.training.microbatch_size):
             self._microbatch(part, normalizer)
-        for name, trainable, rate in (("policy", self.policy, rates.policy), ("critic", self.critic, rates.critic)):
-            norm = trainable.step(rate)
-            if not math.isfinite(norm):
-                raise FloatingPointError(
-                    f"{name}: the gradient norm is {norm}: lower update.learning_rate or the scores"
-                )
-            self._add(f"{name}/gradient_norm", Mean(norm, 1.0))
+        for name, rate in (("policy", rates.policy), ("critic", rates.critic)):
+            norm = self.networks[name].step(rate)
+            if math.isfinite(norm):
+                self._add(f"{name}/gradient_norm", Mean(norm, 1.0))
+            else:
+                self._skip(name, norm, before)
         return True
 
+    def _skip(self, name: str, norm: float, before: dict[str, Mean | Maximum]) -> None:
+        """Count a skipped step, and forget what was measured in it: the numbers need not be finite."""
+        self.skipped[name] += 1
+        others = {key: part for key, part in self.measured.items() if not key.startswith(f"{name}/")}
+        self.measured = others | {key: part for key, part in before.items() if key.startswith(f"{name}/")}
+        loss = float(self.ranks.sum(torch.tensor(self.losses[name], dtype=torch.float64)))
+        in_a_row, limit = self.networks[name].skipped_in_a_row, self.job.max_skipped_steps
+        if in_a_row >= limit:
+            rate = "update.critic_learning_rate" if name == "critic" else "update.learning_rate"
+            steps = "step" if in_a_row == 1 else "steps in a row"
+            raise FloatingPointError(
+                f"{name}: {in_a_row} optimizer {steps} had no finite loss and gradient norm (in the last the "
+                f"loss is {loss} and the norm {norm}), and guards.max_skipped_steps={limit} ends the run there: lower "
+                f"{rate}, and look at the scores"
+            )
+
     def _microbatch(self, rows: list[int], normalizer: int) -> None:
-        spec, world = self.job.update, self.ranks.world_size
+        spec = self.job.update
         batch = [self.sequences[row] for row in rows]
         width = max(len(response) for _, response in batch)
-        device = device_of(self.policy.module)
+        policy, critic = self.networks["policy"], self.networks["critic"]
+        device = device_of(policy.module)
 
         def of(tensor: Tensor) -> Tensor:
             return tensor[rows, :width].to(device)
@@ -112,7 +135,7 @@ class PPOUpdate:
         data, mask = self.experience, of(self.experience.response_mask)
         old_logprobs, advantages = of(data.old_logprobs), of(data.advantages)
         logprobs, entropy = response_logprobs(
-            self.policy.engine,
+            policy.engine,
             batch,
             temperature=self.job.temperature,
             with_entropy=True,
@@ -129,15 +152,15 @@ class PPOUpdate:
             normalizer=normalizer,
         )
         entropy_sum = torch.where(mask, entropy, 0.0).sum()
-        self.policy.backward((loss - spec.entropy_coef * entropy_sum / normalizer) * world)
+        self._backward("policy", loss - spec.entropy_coef * entropy_sum / normalizer, logprobs)
 
         values, old_values, returns = (
-            response_values(self.critic.engine, batch).values,
+            response_values(critic.engine, batch).values,
             of(data.values),
             of(data.returns),
         )
         critic_loss = value_loss(values, old_values, returns, mask, clip=spec.value_clip, normalizer=normalizer)
-        self.critic.backward(critic_loss * world)
+        self._backward("critic", critic_loss, values)
         with torch.no_grad():
             self._add("policy/loss", Mean(float(loss) * normalizer, float(mask.sum())))
             self._add("critic/loss", Mean(float(critic_loss) * normalizer, float(mask.sum())))
@@ -154,19 +177,36 @@ class PPOUpdate:
         )
         self._add("policy/clip_fraction", clipped)
         self._add("policy/approximate_kl", approximate_kl(logprobs, old_logprobs, mask))
-        largest = ratio_maximum(logprobs, old_logprobs, mask)
-        self.maxima["policy/ratio_max"] = self.maxima.get("policy/ratio_max", Maximum()) + largest
+        self._add("policy/ratio_max", ratio_maximum(logprobs, old_logprobs, mask))
 
-    def _add(self, name: str, mean: Mean) -> None:
-        self.means[name] = self.means.get(name, Mean()) + mean
+    def _backward(self, name: str, loss: Tensor, outputs: Tensor) -> None:
+        """Add the gradient of `loss`; one of NaN where it is not finite, so that every rank skips the step.
+
+        By itself the gradient of an infinite loss may well be finite. All of `outputs` depends on the weights.
+        """
+        value = float(loss.detach())
+        self.losses[name] += value
+        scale = self.ranks.world_size
+        self.networks[name].backward(loss * scale if math.isfinite(value) else outputs.sum() * math.nan)
+
+    def _add(self, name: str, part: Mean | Maximum) -> None:
+        so_far = self.measured.get(name, type(part)())
+        self.measured[name] = so_far + part  # type: ignore[operator]
+
+    def _mean(self, name: str) -> Mean:
+        mean = self.measured.get(name, Mean())
+        assert isinstance(mean, Mean)
+        return mean
 
     def _left_trust_region(self, before: Mean) -> bool:
         """Whether the KL to the old policy in the epoch just done passed `update.max_kl`, on all ranks together."""
         limit = self.job.update.max_kl
         if limit is None:
             return False
-        now = self.means.get("policy/approximate_kl", Mean())
-        return self._over_ranks(Mean(now.total - before.total, now.count - before.count)).value > limit
+        now = self._mean("policy/approximate_kl")
+        return self._over_ranks(Mean(now.total - before.total, now.count - before.count)) > limit
 
-    def _over_ranks(self, mean: Mean) -> Mean:
-        return Mean(*self.ranks.sum(torch.tensor([mean.total, mean.count], dtype=torch.float64)).tolist())
+    def _over_ranks(self, part: Mean | Maximum) -> float:
+        if isinstance(part, Maximum):
+            return self.ranks.largest(part.value)
+        return Mean(*self.ranks.sum(torch.tensor([part.total, part.count], dtype=torch.float64)).tolist()).value

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -177,27 +176,8 @@ RECIPES: list[dict[str, Any]] = [
 ]
 
 
-def explode(root: Path, ranks: Ranks) -> Facts:
-    """An advantage that is infinite, in every stage: what the update says of it."""
-    experience = make_experience()
-    advantages = experience.advantages.clone()
-    advantages[0, 0] = torch.inf
-    facts: Facts = {}
-    for stage, dtype in FP32:
-        job, learner = update_job(zero_stage=stage, dtype=dtype), Learner(ranks)
-        policy, critic = load(learner, make_start(root, "llama-tied", dtype, ranks), job)
-        try:
-            facts[f"{stage} {dtype}"] = PPOUpdate(
-                policy, critic, replace(experience, advantages=advantages), job, ranks
-            ).run(silent)
-        except FloatingPointError as error:
-            facts[f"{stage} {dtype}"] = str(error)
-        learner.forget()
-    return facts
-
-
 def supervised(root: Path, ranks: Ranks) -> Facts:
-    """One SFT step on eight examples, with and without recomputed activations, and forty on the same eight."""
+    """One SFT step on eight examples, also recomputed, forty on the same eight, and broken ones."""
     facts: Facts = {}
     for name, steps in {"1": 1, "recomputed": 1, "40": 40}.items():
         spec = SupervisedSpec(data="sft.jsonl", num_steps=steps, batch_size=ROWS, warmup_steps=0, learning_rate=3e-3)
@@ -209,6 +189,19 @@ def supervised(root: Path, ranks: Ranks) -> Facts:
         metrics = train_supervised(policy, ragged_sequences(ROWS), job, ranks, silent)
         facts[name] = {**metrics, "passes": len(passes)}
         save_policy(policy.module, full_weights(policy, ranks), tiny_tokenizer(), root / f"sft{name}")
+        policy.close()
+    for name in ("nan weight", "infinite gradient"):
+        model, job = tiny_policy("llama-tied"), job.model_copy(update={"training": TrainingSpec()})
+        weight = model.model.norm.weight
+        if name == "nan weight":
+            torch.nn.init.constant_(weight, torch.nan)
+        else:
+            weight.register_hook(lambda gradient: gradient * torch.inf)
+        policy = Trainable(model, supervised_settings(spec), job.training, dtype="float32")
+        try:
+            facts[name] = train_supervised(policy, ragged_sequences(ROWS), job, ranks, silent)
+        except FloatingPointError as error:
+            facts[name] = str(error)
         policy.close()
     return facts
 
@@ -231,18 +224,18 @@ def accumulate(root: Path, ranks: Ranks) -> Facts:
 
 
 SCENARIOS: dict[str, Callable[[Path, Ranks], Facts]] = {
-    scenario.__name__: scenario for scenario in (resume, spread, move, updates, explode, supervised, accumulate, agree)
+    scenario.__name__: scenario for scenario in (resume, spread, move, updates, supervised, accumulate, agree)
 }
 
 
-def main(names: str, root: Path) -> None:
+def main(names: str, root: Path, scenarios: Mapping[str, Callable[[Path, Ranks], Facts]]) -> None:
     torch.set_num_threads(1)
     ranks = Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     for name in names.split(","):
-        facts = SCENARIOS[name](root, ranks)
+        facts = scenarios[name](root, ranks)
         if ranks.is_first:
             (root / f"{name}-{ranks.world_size}.json").write_text(json.dumps(facts))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), SCENARIOS)

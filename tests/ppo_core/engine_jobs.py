@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.engines import EngineInput, EngineJob, EngineProcess, EngineReply
+from infra.engines import EngineInput, EngineJob, EngineProcess, EngineProgress, EngineReply
 from infra.settings import Settings
 from ppo_core.records import PromptRow, RolloutRow
 from ppo_core.spec import RunSpec
 from ppo_core.tables import read_rollouts, write_prompts
-from tasks.engines import PROGRAMS, quiet, rollout_environment, training_environment
+from tasks.engines import PROGRAMS, quiet, rollout_environment, training_command, training_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120.0
@@ -34,10 +33,17 @@ class Bench:
         folder.mkdir()
         return folder
 
-    def run(self, name: str, inputs: Mapping[str, Path], spec: Mapping[str, Any], output: Path | None) -> EngineReply:
+    def run(
+        self,
+        name: str,
+        inputs: Mapping[str, Path],
+        spec: Mapping[str, Any],
+        output: Path | None,
+        on_progress: Callable[[EngineProgress], None] | None = None,
+    ) -> EngineReply:
         """One job; a folder's path serves as its digest, for no test writes into one twice."""
         given = {key: EngineInput(path, str(path)) for key, path in inputs.items()}
-        return self.engine.run(EngineJob(name, given, output, spec), timeout_s=TIMEOUT_S)
+        return self.engine.run(EngineJob(name, given, output, spec), timeout_s=TIMEOUT_S, on_progress=on_progress)
 
     def generate(self, checkpoint: Path, dataset: Path, **changes: Any) -> list[RolloutRow]:
         """The rollouts of `checkpoint` (a folder with `policy/`) for the prompts of `dataset`."""
@@ -46,18 +52,19 @@ class Bench:
         return read_rollouts(output / "rollouts.parquet")
 
 
-def open_engine(name: str, folder: Path) -> Bench:
-    """An engine in the environment that the tasks give it."""
+def open_engine(name: str, folder: Path, spec: RunSpec | None = None) -> Bench:
+    """An engine as the tasks start it for a run of `spec`."""
+    spec = spec or minimal_spec()
     settings = Settings(home=folder)
     environment = {"rollout": rollout_environment(settings), "scoring": quiet(settings)}.get(name)
     if environment is None:
-        environment = dict(training_environment(minimal_spec(), settings))
+        environment = dict(training_environment(spec, settings))
     engine = EngineProcess(
         name,
         PROGRAMS[name],
         log=folder / f"{name}.log",
         environment={**environment, "PYTHONPATH": str(ROOT)},
-        command=[sys.executable, "-m", PROGRAMS[name]],
+        command=training_command(spec) if name == "training" else None,
     )
     engine.start()
     return Bench(engine, folder, itertools.count())

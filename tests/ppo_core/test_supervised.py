@@ -41,6 +41,12 @@ def test_forty_steps_on_the_same_examples_learn_them(trained: Path) -> None:
     assert facts["sft/loss"] < 0.5 * facts["sft/first_loss"]
 
 
+def test_a_step_that_is_not_finite_ends_it(trained: Path) -> None:
+    facts = json.loads((trained / "supervised-1.json").read_text())
+    assert facts["nan weight"] == "SFT step 0: the loss is nan: lower sft.learning_rate"
+    assert facts["infinite gradient"].startswith("SFT step 0: the gradient norm is ")
+
+
 def test_examples_come_in_whole_epochs_each_in_its_own_order() -> None:
     order = example_order(7, 17, seed=3)
     first, second, rest = order[:7], order[7:14], order[14:]

@@ -1,0 +1,155 @@
+"""The training state of a thin checkpoint, made again: the last full one, and every update since then once more.
+
+base ──► update with replay_0 ──► update with replay_1 ──► … ──► the same policy, to the byte, or an error
+
+It holds policy, critic and optimizer then as if the engine that made them had never ended.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ppo_core.engines.protocol import JobInput
+from ppo_core.models import load_policy
+from ppo_core.records import InputError, OptimizerSettings, UpdatePolicyJob
+from ppo_core.spec import ModelSpec, TrainingSpec
+from ppo_core.training.checkpoint import full_weights, write_checkpoint
+from ppo_core.training.deepspeed_engine import Trainable
+from ppo_core.training.determinism import deterministic
+from ppo_core.training.experience import Experience
+from ppo_core.training.intact import check_policy
+from ppo_core.training.learner import Learner, Setting
+from ppo_core.training.state import CheckpointState, identity_after, read_state
+from ppo_core.training.update import PPOUpdate
+
+Tick = Callable[[int, int, str], None]
+
+
+def hold_checkpoint(
+    learner: Learner,
+    inputs: Mapping[str, JobInput],
+    *,
+    model: ModelSpec,
+    optimizer: OptimizerSettings,
+    training: TrainingSpec,
+    tick: Tick,
+) -> tuple[Trainable, Trainable]:
+    """Policy and critic of the input `checkpoint`, full or thin; see `Replay` for the inputs that a thin one needs.
+
+    Raises InputError where they are missing, and where the updates give other weights than the checkpoint has.
+    """
+    folder = inputs["checkpoint"].path
+    state = read_state(folder)
+    if not state.full and not learner.holds(state.identity, Setting.of(model, optimizer, training)):
+        if learner.identity != state.identity:
+            _check_inputs(folder, state, inputs, learner.ranks.world_size)
+            _replay(learner, folder, state, inputs, tick)
+        _hold_as(learner, model, optimizer, training)
+    return learner.checkpoint(folder, model=model, optimizer=optimizer, training=training)
+
+
+def run_update(learner: Learner, experience: JobInput, spec: UpdatePolicyJob, tick: Tick) -> dict[str, float]:
+    """Train what `learner` holds, which then is the next checkpoint. Returns the metrics."""
+    policy, critic = learner.trainables()
+    identity = identity_after(spec, str(learner.identity), experience.digest)
+    rows = Experience.load(experience.path)
+    learner.moving()
+    with deterministic(spec.deterministic):
+        metrics = PPOUpdate(policy, critic, rows, spec, learner.ranks).run(tick)
+    learner.became(identity)
+    return metrics
+
+
+def _replay(learner: Learner, folder: Path, state: CheckpointState, inputs: Mapping[str, JobInput], tick: Tick) -> None:
+    if learner.ranks.is_first:
+        check_policy(folder)
+    specs = [update.spec for update in state.replay]
+    for number, spec in enumerate(specs):
+        optimizer = OptimizerSettings.of(spec.update)
+        if number == 0:
+            learner.checkpoint(inputs["base"].path, model=spec.model, optimizer=optimizer, training=spec.training)
+        _hold_as(learner, spec.model, optimizer, spec.training)
+        # What the update did once it may do again, whatever the limit was at that time.
+        unlimited = spec.model_copy(update={"max_skipped_steps": sys.maxsize})
+
+        def noted(done: int, total: int, _: str, number: int = number) -> None:
+            tick(done, total, f"replaying update {number + 1} of {len(specs)}")
+
+        run_update(learner, inputs[f"replay_{number}"], unlimited, noted)
+    _check_same_policy(learner, folder, state)
+
+
+def _hold_as(learner: Learner, model: ModelSpec, optimizer: OptimizerSettings, training: TrainingSpec) -> None:
+    """The same weights in the setting of another job, by way of files, as if a full checkpoint lay between the two."""
+    identity = str(learner.identity)
+    if learner.holds(identity, Setting.of(model, optimizer, training)):
+        return
+    policy, critic = learner.trainables()
+    with tempfile.TemporaryDirectory() as mine:
+        folder = Path(learner.ranks.broadcast(mine))
+        write_checkpoint(folder, policy, critic, learner.tokenizer, learner.ranks, identity=identity)
+        learner.checkpoint(folder, model=model, optimizer=optimizer, training=training)
+        learner.ranks.barrier()
+
+
+def _check_inputs(folder: Path, state: CheckpointState, inputs: Mapping[str, JobInput], num_ranks: int) -> None:
+    """Raise InputError unless `inputs` are those that the checkpoint in `folder` was made of."""
+    names = ["base", *(f"replay_{number}" for number in range(len(state.replay)))]
+    missing = [name for name in names if name not in inputs]
+    if missing:
+        raise InputError(
+            f"{folder} is a thin checkpoint, and this engine does not hold its critic and optimizer: to replay "
+            f"{len(state.replay)} updates it needs the inputs {', '.join(names)}; missing: {', '.join(missing)}"
+        )
+    base = read_state(inputs["base"].path)
+    if not base.full:
+        raise InputError(f"{inputs['base'].path} is a thin checkpoint itself: base must be the last full one")
+    identity = base.identity
+    for number, update in enumerate(state.replay):
+        given, made_with = inputs[f"replay_{number}"].digest, update.spec.training.num_ranks
+        if given != update.experience:
+            raise InputError(f"replay_{number} is experience {given}, but {folder} was made with {update.experience}")
+        if made_with != num_ranks:
+            raise InputError(
+                f"{folder} was made by {made_with} training ranks, and {num_ranks} would round otherwise: set "
+                f"training.num_ranks={made_with} for now, or {_new_start(state)}"
+            )
+        identity = identity_after(update.spec, identity, update.experience)
+    if identity != state.identity:
+        raise InputError(f"{inputs['base'].path} is not the full checkpoint that {folder} goes back to")
+
+
+def _check_same_policy(learner: Learner, folder: Path, state: CheckpointState) -> None:
+    """Raise InputError, on the first rank, unless the held policy is the one in `folder`, bit for bit."""
+    policy, _ = learner.trainables()
+    replayed = full_weights(policy, learner.ranks)
+    if not learner.ranks.is_first:
+        return
+    dtype = "float32" if policy.dtype is torch.float32 else "bfloat16"
+    stored = dict(load_policy(folder / "policy", dtype=dtype).named_parameters())
+    other = [name for name, weight in replayed.items() if not _same_bytes(weight, stored[name])]
+    if other:
+        learner.forget()
+        raise InputError(
+            f"the {len(state.replay)} updates since the last full checkpoint, replayed, give other policy weights than "
+            f"{folder} has ({len(other)} of {len(replayed)} tensors differ, {other[0]} first): another kind of CPU or "
+            "GPU, number of threads, or version of a library than when it was made. Go on where it was made, or "
+            f"{_new_start(state)}"
+        )
+
+
+def _same_bytes(one: Tensor, other: Any) -> bool:
+    left, right = (tensor.detach().cpu().contiguous().flatten().view(torch.uint8) for tensor in (one, other))
+    return torch.equal(left, right)
+
+
+def _new_start(state: CheckpointState) -> str:
+    """The first replayed update counts from 0 what the run's iterations count from 1."""
+    return f"start from the last full checkpoint: ppoflow fork RUN@{state.replay[0].spec.iteration} NEW"

@@ -1,0 +1,94 @@
+"""`state.json` of a checkpoint: which one it is, how far it has trained, and how a thin one is made whole again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import NonNegativeInt, ValidationError
+
+from ppo_core.records import InputError, Replay, Section, UpdatePolicyJob, content_digest
+from ppo_core.spec_loading import explain
+
+FORMAT = 2
+FILE = "state.json"
+NO_PART_OF_THE_RESULT = {"full", "max_skipped_steps"}
+
+
+class SkippedSteps(Section):
+    """Skipped optimizer steps in a row up to here, of each network."""
+
+    policy: NonNegativeInt = 0
+    critic: NonNegativeInt = 0
+
+
+class CheckpointState(Section):
+    """What `state.json` says.
+
+    `identity` names the content by its derivation, the same for a full and a thin checkpoint of one policy. `replay`
+    has every update since the last full checkpoint, this one's own included; in a full one nothing.
+    """
+
+    format: int = FORMAT
+    identity: str
+    full: bool
+    num_policy_steps: NonNegativeInt
+    num_critic_steps: NonNegativeInt
+    skipped_steps: SkippedSteps
+    replay: tuple[Replay, ...]
+
+    def write(self, folder: Path) -> None:
+        """Write `state.json`."""
+        (folder / FILE).write_text(json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True) + "\n")
+
+
+def read_state(folder: Path) -> CheckpointState:
+    """`state.json`, checked. Raises InputError for one that is missing, damaged, or of a newer format."""
+    path = folder / FILE
+    try:
+        document = json.loads(path.read_text())
+        written_in = int(document["format"])
+    except FileNotFoundError:
+        raise InputError(f"{folder} is no checkpoint: {FILE} is missing") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}") from None
+    if written_in > FORMAT:
+        raise InputError(
+            f"{folder} has checkpoint format {written_in}; this ppoflow reads formats 1 to {FORMAT}: use the ppoflow "
+            f"that wrote it{_writer(folder)} or a newer one"
+        )
+    if written_in < FORMAT:
+        document = {"full": True, "skipped_steps": {}, "replay": [], **document}
+    try:
+        state = CheckpointState.model_validate(document)
+    except ValidationError as error:
+        raise _damaged(path, "; ".join(explain(CheckpointState, error))) from None
+    if state.full == bool(state.replay):
+        raise _damaged(path, f"full={state.full} does not go with {len(state.replay)} updates in replay")
+    return state
+
+
+def derivation(spec: UpdatePolicyJob) -> UpdatePolicyJob:
+    """The job without what leaves its result as it is."""
+    return UpdatePolicyJob.model_validate(spec.model_dump(exclude=NO_PART_OF_THE_RESULT))
+
+
+def identity_after(spec: UpdatePolicyJob, before: str, experience: str) -> str:
+    """The identity of what an update makes of the checkpoint `before` and the experience of that digest."""
+    return content_digest(
+        ["update_policy", spec.model_dump(mode="json", exclude=NO_PART_OF_THE_RESULT), before, experience]
+    )
+
+
+def _damaged(path: Path, why: str) -> InputError:
+    return InputError(f"{path} is damaged ({why}): take the checkpoint from a copy, or an earlier one")
+
+
+def _writer(folder: Path) -> str:
+    """The version in the manifest that a stored checkpoint has beside its state, where it says one."""
+    try:
+        libraries: dict[str, Any] = json.loads((folder / "manifest.json").read_text())["libraries"]
+        return f" ({libraries['ppoflow']})"
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""

@@ -1,0 +1,82 @@
+"""A checkpoint that cannot be used is refused with what is wrong, before anything is computed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppo_core.records import InputError
+from ppo_core.training.state import read_state
+from tests.ppo_core.bad_checkpoints import DAMAGES, SAID
+from tests.ppo_core.update_cases import update_job
+
+FIRST = {"format": 1, "identity": "abc", "num_policy_steps": 3, "num_critic_steps": 4}
+SECOND = {**FIRST, "format": 2, "full": True, "skipped_steps": {"policy": 0, "critic": 2}, "replay": []}
+UPDATE = {"spec": update_job().model_dump(mode="json"), "experience": "d1"}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_is_wrong_is_said_before_anything_is_computed(replayed: Path, name: str) -> None:
+    fact = json.loads((replayed / "damaged-1.json").read_text())[name]
+    for words in SAID[name]:
+        assert words in fact["said"]
+    assert not fact["computed"]
+
+
+def written(folder: Path, text: str, manifest: Any = None) -> Path:
+    (folder / "state.json").write_text(text)
+    if manifest is not None:
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ("{", "is damaged (JSONDecodeError"),
+        ("[1]", "is damaged (TypeError"),
+        ({"identity": "abc"}, "is damaged (KeyError: 'format'"),
+        ({**SECOND, "format": "new"}, "is damaged (ValueError"),
+        ({key: value for key, value in FIRST.items() if key != "identity"}, "identity: is required, and missing"),
+        ({key: value for key, value in SECOND.items() if key != "full"}, "full: is required, and missing"),
+        ({**SECOND, "num_policy_steps": -1}, "num_policy_steps=-1"),
+        ({**SECOND, "full": False}, "full=False does not go with 0 updates in replay"),
+        ({**SECOND, "replay": [UPDATE]}, "full=True does not go with 1 updates in replay"),
+        ({**SECOND, "full": False, "replay": [{"spec": {}, "experience": "d1"}]}, "replay.0.spec.seed: is required"),
+    ],
+)
+def test_a_damaged_state_is_refused(tmp_path: Path, document: Any, words: str) -> None:
+    text = document if isinstance(document, str) else json.dumps(document)
+    with pytest.raises(InputError) as refusal:
+        read_state(written(tmp_path, text))
+    assert words in str(refusal.value)
+    assert "state.json is damaged" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "writer"),
+    [
+        ({"libraries": {"ppoflow": "0.9.0"}}, "that wrote it (0.9.0) or a newer one"),
+        ({"libraries": {"torch": "2.13.0"}}, "that wrote it or a newer one"),
+        (["no manifest"], "that wrote it or a newer one"),
+        (None, "that wrote it or a newer one"),
+    ],
+)
+def test_a_newer_format_names_who_can_read_it(tmp_path: Path, manifest: Any, writer: str) -> None:
+    folder = written(tmp_path, json.dumps({"format": 3, "unheard": "of"}), manifest)
+    with pytest.raises(InputError) as refusal:
+        read_state(folder)
+    assert str(refusal.value) == (
+        f"{folder} has checkpoint format 3; this ppoflow reads formats 1 to 2: use the ppoflow {writer}"
+    )
+
+
+def test_both_formats_are_read(tmp_path: Path) -> None:
+    first = read_state(written(tmp_path, json.dumps(FIRST)))
+    assert (first.full, first.num_policy_steps, first.skipped_steps.critic, first.replay) == (True, 3, 0, ())
+    assert read_state(written(tmp_path, json.dumps(SECOND))).skipped_steps.critic == 2
+    thin = read_state(written(tmp_path, json.dumps({**SECOND, "full": False, "replay": [UPDATE]})))
+    assert (thin.full, thin.replay[0].experience, thin.replay[0].spec.iteration) == (False, "d1", 0)

@@ -1,0 +1,97 @@
+"""A training engine that is killed in the middle of an update, and started anew, makes the checkpoint it would have."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from infra.engines import EngineDied, EngineProgress
+from ppo_core.records import UpdatePolicyJob
+from ppo_core.spec import TrainingSpec
+from tests.ppo_core.engine_jobs import Bench, minimal_spec, open_engine
+from tests.ppo_core.tiny_models import tiny_config, tiny_tokenizer
+from tests.ppo_core.update_cases import make_experience, save_experience, update_job
+
+pytestmark = pytest.mark.slow
+TRAINING = TrainingSpec(num_ranks=2, zero_stage=2, microbatch_size=4)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = open_engine("training", tmp_path, minimal_spec().model_copy(update={"training": TRAINING}))
+    yield bench
+    bench.engine.close()
+
+
+@pytest.fixture
+def start(bench: Bench, tmp_path: Path) -> Path:
+    """Checkpoint 0."""
+    tiny_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    spec = {"seed": 1, "sft": None, "training": TRAINING.model_dump(mode="json")}
+    output, inputs = bench.output(), {"dataset": tmp_path, "tokenizer": tmp_path / "tokenizer"}
+    bench.run(
+        "start_policy", inputs, {**spec, "model": {"config": tiny_config("llama-tied"), "tokenizer": "x"}}, output
+    )
+    return output
+
+
+def job(number: int, *, full: bool) -> UpdatePolicyJob:
+    changes = {"training": TRAINING, "full": full}
+    return update_job(iteration=number - 1, num_ppo_epochs=2, num_minibatches=2).model_copy(update=changes)
+
+
+def update(bench: Bench, number: int, inputs: dict[str, Path], *, full: bool, **watch: Any) -> Path:
+    output, spec = bench.output(), job(number, full=full)
+    bench.run("update_policy", inputs, spec.model_dump(mode="json"), output, **watch)
+    return output
+
+
+def engine_processes() -> list[int]:
+    """Rank 0 and rank 1, below this process."""
+    program = [sys.executable, "-m", "ppo_core.engines.training"]
+    children = psutil.Process().children(recursive=True)
+    return [child.pid for child in children if child.cmdline()[:3] == program]
+
+
+def kill(_: EngineProgress) -> None:
+    """In the middle of the job."""
+    os.kill(engine_processes()[0], signal.SIGKILL)
+
+
+def test_three_updates_with_thin_checkpoints_and_a_kill_in_each(bench: Bench, start: Path, tmp_path: Path) -> None:
+    experiences = [tmp_path / f"experience{number}" for number in range(3)]
+    for number, folder in enumerate(experiences):
+        save_experience(make_experience(noise=0.1 + 0.1 * number), folder)
+    unbroken, checkpoint = [], start
+    for number in (1, 2, 3):
+        checkpoint = update(bench, number, {"checkpoint": checkpoint, "experience": experiences[number - 1]}, full=True)
+        unbroken.append(checkpoint)
+    checkpoint, origin = start, {}
+    for number in (1, 2, 3):
+        inputs = {"checkpoint": checkpoint, "experience": experiences[number - 1], **origin}
+        with pytest.raises(EngineDied):
+            update(bench, number, inputs, full=False, on_progress=kill)
+        notes: list[str] = []
+        checkpoint = update(
+            bench,
+            number,
+            inputs,
+            full=number == 3,
+            on_progress=lambda progress, notes=notes: notes.append(progress.note),
+        )
+        replays = {note for note in notes if note.startswith("replaying")}
+        assert replays == {f"replaying update {i} of {number - 1}" for i in range(1, number)}
+        origin |= {"base": start, f"replay_{number - 1}": experiences[number - 1]}
+        policy = "policy/model.safetensors"
+        assert (checkpoint / policy).read_bytes() == (unbroken[number - 1] / policy).read_bytes()
+        assert (checkpoint / "optimizer").exists() == (number == 3)
+    for path in unbroken[-1].rglob("*"):
+        if path.is_file():
+            assert path.read_bytes() == (checkpoint / path.relative_to(unbroken[-1])).read_bytes(), path

@@ -1,0 +1,89 @@
+"""What the three models say of rollouts, against forward passes of plain transformers, one sequence at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ppo_core.models import Critic
+from ppo_core.records import ComputeAdvantagesJob, OptimizerSettings
+from ppo_core.spec import AdvantageSpec, ModelSpec, TrainingSpec
+from ppo_core.training.experience import Predictions, predict
+from tests.ppo_core.plain_torch import plain_logprobs, plain_values
+from tests.ppo_core.tiny_models import ragged_sequences, tiny_policy
+
+SEQUENCES = ragged_sequences(8)
+TEMPERATURE = 0.7
+FIELDS = ("old_logprobs", "reference_logprobs", "values", "final_values")
+
+
+@dataclass
+class Lonely:
+    """One of several ranks whose sum over ranks is its own part."""
+
+    rank: int
+    world_size: int
+
+    def share(self, rows: Sequence[Any]) -> list[Any]:
+        return list(rows[self.rank :: self.world_size])
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+def models(name: str) -> tuple[Any, Any, Critic]:
+    critic = Critic(tiny_policy(name, seed=2).base_model)
+    torch.nn.init.normal_(critic.value_head.weight, generator=torch.Generator().manual_seed(3))
+    return tiny_policy(name), tiny_policy(name, seed=1), critic
+
+
+def predicted(name: str, *, microbatch_size: int = 3, rank: int = 0, world_size: int = 1) -> Predictions:
+    job = ComputeAdvantagesJob(
+        model=ModelSpec(path="policy"),
+        temperature=TEMPERATURE,
+        advantages=AdvantageSpec(),
+        training=TrainingSpec(microbatch_size=microbatch_size),
+        optimizer=OptimizerSettings(betas=(0.9, 0.95), eps=1e-5, weight_decay=0.0, max_grad_norm=1.0),
+        kl_coef=0.0,
+    )
+    ticks: list[tuple[int, int]] = []
+    ranks: Any = Lonely(rank, world_size)
+    result = predict(*models(name), SEQUENCES, job, ranks, lambda done, total, _: ticks.append((done, total)))
+    assert ticks[-1][0] == ticks[-1][1] == len(ticks)
+    return result
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize("microbatch_size", [1, 3, 8])
+def test_predictions_are_those_of_plain_forward_passes(name: str, microbatch_size: int) -> None:
+    policy, reference, critic = models(name)
+    with torch.no_grad():
+        values, final = plain_values(critic.backbone, critic.value_head.weight, SEQUENCES)
+        expected = (
+            plain_logprobs(policy, SEQUENCES, TEMPERATURE),
+            plain_logprobs(reference, SEQUENCES, TEMPERATURE),
+            values,
+            final,
+        )
+    observed = predicted(name, microbatch_size=microbatch_size)
+    for field, tensor in zip(FIELDS, expected, strict=True):
+        assert vars(observed)[field].dtype == torch.float32
+        torch.testing.assert_close(vars(observed)[field].double(), tensor, rtol=1e-5, atol=1e-5)
+    assert (expected[0] - expected[1]).abs().max() > 0.1, "policy and reference differ, or mixing them up would pass"
+    for row, (_, response) in enumerate(SEQUENCES):
+        assert not observed.old_logprobs[row, len(response) :].any()
+        assert not observed.values[row, len(response) :].any()
+
+
+def test_every_rank_fills_its_own_rows_and_zeros_elsewhere() -> None:
+    whole, parts = predicted("llama"), [predicted("llama", rank=rank, world_size=3) for rank in range(3)]
+    for field in FIELDS:
+        torch.testing.assert_close(sum(vars(p)[field] for p in parts), vars(whole)[field], rtol=1e-5, atol=1e-5)
+        for rank, part in enumerate(parts):
+            others = [row for row in range(len(SEQUENCES)) if row % 3 != rank]
+            assert not vars(part)[field][others].any()
