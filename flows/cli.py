@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import shlex
-import signal
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from flows import cli_runs
+from flows.cli_app import Overrides, Wait, app
+from flows.telling import command_line, run_training, say, set_options, told_clearly
 from ppo_core.spec import RunSpec
 
-app = typer.Typer(help="Train language-model policies with PPO as a restartable workflow.", no_args_is_help=True)
+__all__ = ["app", "cli_runs"]
+
 SpecPath = Annotated[Path, typer.Argument(help="A run's spec, a YAML file", show_default=False)]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="section.key=value, any number of times")]
-REFUSED, INTERRUPTED = 2, 130
 
 
 @app.command()
@@ -29,25 +26,12 @@ def train(
         str | None, typer.Option(help="Name of the run; a known one goes on. Default: the spec's name")
     ] = None,
     overrides: Overrides = None,
+    wait: Wait = False,
 ) -> None:
     """Train a policy, or go on with the run of this name."""
     with told_clearly():
         loaded = RunSpec.from_yaml(spec, overrides or [])
-        quiet_prefect()
-        from flows.ppo import ppo_training
-        from tasks.ending import ending, interrupted
-        from tasks.errors import EngineError
-
-        stop_on_sigterm()
-        try:
-            report = ppo_training(loaded, run)
-        except KeyboardInterrupt:
-            say(interrupted(run or loaded.name, again(spec, run, overrides)))
-            raise typer.Exit(INTERRUPTED) from None
-        except EngineError:
-            say(f"what was finished is kept; go on with  {again(spec, run, overrides)}")
-            raise
-        say(ending(report, again(spec, run, overrides)))
+        run_training(loaded, run, again(spec, run, overrides), wait=wait)
 
 
 @app.command()
@@ -108,44 +92,9 @@ def reward(
             raise typer.Exit(1)
 
 
-@contextmanager
-def told_clearly() -> Iterator[None]:
-    """Show what went wrong as a message, not as a traceback; the exit status is 2."""
-    from tasks.errors import FAILURES
-
-    try:
-        yield
-    except FAILURES as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        raise typer.Exit(REFUSED) from None
-
-
-def say(text: str) -> None:
-    """A text as it is."""
-    Console().print(text, highlight=False, markup=False, soft_wrap=True)
-
-
 def again(spec: Path, run: str | None, overrides: list[str] | None) -> str:
     """The command that goes on with this run."""
-    options = [part for text in overrides or [] for part in ("--set", text)]
-    return shlex.join(["ppoflow", "train", str(spec), *(["--run", run] if run else []), *options])
-
-
-def stop_on_sigterm() -> None:
-    """End on SIGTERM as on Ctrl-C: Prefect then marks the run Crashed, and everything is closed."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    handler: Callable[..., Any] = interrupt
-    signal.signal(signal.SIGTERM, handler)
-
-
-def quiet_prefect() -> None:
-    """The console belongs to the run's table; Prefect's log lines go to its page."""
-    from tasks.prefect_environment import prepare
-
-    prepare()
+    return command_line("train", str(spec), *(["--run", run] if run else []), *set_options(overrides))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tasks.commit_iteration import IterationRecord
+from tasks.iteration_record import IterationRecord
 
 COLUMNS: dict[str, tuple[str, str]] = {
     "score": ("score/mean", ".3f"),

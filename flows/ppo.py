@@ -13,25 +13,29 @@ from __future__ import annotations
 from pathlib import Path
 
 from prefect.runtime import flow_run
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from flows.console import RunConsole
+from flows.iteration import STAGES, StageName, begin, iterate
+from flows.recovery import last_whole, mend
+from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing
 from ppo_core.spec import RunSpec
-from tasks.commit_iteration import IterationRecord, commit_iteration
-from tasks.compute_advantages import compute_advantages
-from tasks.errors import RegistryError
-from tasks.evaluate_policy import evaluate_policy
-from tasks.generate_rollouts import generate_rollouts
-from tasks.open_run import effective_spec, first_record, last_record
+from tasks.check_whole import needs_of
+from tasks.errors import InputError, RegistryError
+from tasks.guards import finish_rollback
+from tasks.iteration_record import IterationRecord
+from tasks.open_run import effective_spec, first_record, last_record, record_at
+from tasks.predecessors import holder_note, mark_crashed
 from tasks.prefect_api import EmbeddedFlow, page_url
 from tasks.prepare_dataset import prepare_dataset
 from tasks.references import DatasetRef
 from tasks.register_policy import RegisteredPolicy, export_best, register_policy
 from tasks.report import report, report_end
-from tasks.score_rollouts import score_rollouts
-from tasks.start_policy import start_policy
-from tasks.update_policy import update_policy
+from tasks.retention import release
 from tasks.workbench import Workbench, open_workbench
+
+DAMAGES = 3
+"""So often in a row artifacts are found damaged while an iteration works with them, before the run gives up."""
 
 
 class RunReport(BaseModel):
@@ -48,58 +52,85 @@ class RunReport(BaseModel):
     metrics: dict[str, float]
 
 
-def train(spec: RunSpec, run: str | None = None) -> RunReport:
-    """Train a policy with PPO, or go on where the run of this name stopped."""
+class Rerun(BaseModel):
+    """Do iteration `iteration` again from stage `start` on; what the stages before it made is taken from its record."""
+
+    model_config = ConfigDict(frozen=True)
+
+    iteration: PositiveInt
+    start: StageName
+
+
+def train(spec: RunSpec, run: str | None = None, wait: bool = False, rerun: Rerun | None = None) -> RunReport:
+    """Train a policy with PPO, or go on where the run of this name stopped.
+
+    A run has one writer: where another process has this one, it is refused, or with `wait` begins when that one ends.
+    """
     console = RunConsole(run or spec.name, spec.iterations)
-    with console, open_workbench(spec, run, console.progress, effective_spec) as bench:
+    opened = open_workbench(spec, run, console.progress, effective_spec, note=holder_note(), wait=wait)
+    with console, opened as bench:
         console.say(f"run {bench.run}; Prefect page {page_url()} (flow ppo-training)")
-        record = last_record(bench.records)
-        greet(console, bench, record)
+        take_over(bench, console)
+        greet(console, bench, last_record(bench.records))
         try:
             dataset = prepare_dataset(bench)
+            record = last_whole(bench, console)
+            if rerun is not None:
+                record = do_again(bench, console, dataset, rerun)
             if record is None:
                 record = begin(bench, dataset)
                 show(bench, console, record)
                 console.samples("answers before PPO", record, record)
-            while record.iteration < bench.spec.iterations:
-                record = iterate(bench, dataset, record)
-                show(bench, console, record)
+            record = go_on(bench, console, dataset, record)
             return finish(bench, console, record)
         except BaseException:
-            leave_best(bench)
+            leave_best(bench, console)
             raise
 
 
-def begin(bench: Workbench, dataset: DatasetRef) -> IterationRecord:
-    """Record 0: the policy that PPO starts from, and how good it is."""
-    checkpoint = start_policy(bench, dataset)
-    evaluation = evaluate_policy(bench, checkpoint, dataset) if bench.spec.dataset.evaluation else None
-    return commit_iteration(
-        bench, iteration=0, previous=None, dataset=dataset, checkpoint=checkpoint, evaluation=evaluation
-    )
+def take_over(bench: Workbench, console: RunConsole) -> None:
+    """Finish what holders of the run that died have left half done, and have Prefect's pages say that they died."""
+    if bench.lease is not None:
+        for name in mark_crashed(bench.lease.predecessors):
+            console.say(f"flow run {name} had died; Prefect shows it as Crashed now")
+    finish_rollback(bench)
 
 
-def iterate(bench: Workbench, dataset: DatasetRef, previous: IterationRecord) -> IterationRecord:
-    """One iteration, from the record before to its own."""
-    number = previous.iteration + 1
-    rollouts = generate_rollouts(bench, previous.checkpoint, dataset, iteration=number, position=previous.position)
-    scores = score_rollouts(bench, rollouts, dataset)
-    experience = compute_advantages(
-        bench, previous.checkpoint, previous.reference, rollouts, scores, kl_coef=previous.next_kl_coef
-    )
-    checkpoint = update_policy(bench, previous.checkpoint, experience, dataset, iteration=number)
-    evaluation = evaluate_policy(bench, checkpoint, dataset) if evaluates_at(bench.spec, number) else None
-    return commit_iteration(
-        bench,
-        iteration=number,
-        previous=previous,
-        dataset=dataset,
-        checkpoint=checkpoint,
-        rollouts=rollouts,
-        scores=scores,
-        experience=experience,
-        evaluation=evaluation,
-    )
+def go_on(bench: Workbench, console: RunConsole, dataset: DatasetRef, record: IterationRecord) -> IterationRecord:
+    """Iterate up to the last iteration. What is found damaged on the way is made again."""
+    damages = 0
+    while record.iteration < bench.spec.iterations:
+        try:
+            after = iterate(bench, console, dataset, record)
+        except (ArtifactCorrupted, ArtifactMissing) as error:
+            damages += 1
+            console.say(f"! {error}")
+            if damages == DAMAGES:
+                raise
+            dataset = prepare_dataset(bench)
+            record = last_whole(bench, console) or begin(bench, dataset)
+            continue
+        damages = 0
+        if after.iteration > record.iteration:  # not rolled back
+            show(bench, console, after)
+            release(bench)
+        record = after
+    return record
+
+
+def do_again(bench: Workbench, console: RunConsole, dataset: DatasetRef, rerun: Rerun) -> IterationRecord:
+    """Take an iteration and those after it out of the run, and do it again from a stage on."""
+    given, previous = record_at(bench.records, rerun.iteration), record_at(bench.records, rerun.iteration - 1)
+    made = (given.rollouts, given.scores, given.experience, given.checkpoint)[: STAGES.index(rerun.start)]
+    taken = [(rerun.iteration, ref) for ref in made if ref is not None]
+    if mend(bench, console, [*needs_of(previous), *taken]) is not None:
+        raise InputError(f"iteration {rerun.iteration} cannot be done again: what it starts from is not whole")
+    replaced = bench.supersede(previous.iteration)
+    console.say(f"iteration {rerun.iteration} again from stage {rerun.start}; taken out of the run: {replaced}")
+    record = iterate(bench, console, dataset, previous, given=given, start=rerun.start)
+    if record.iteration == rerun.iteration:
+        show(bench, console, record)
+    return record
 
 
 def finish(bench: Workbench, console: RunConsole, record: IterationRecord) -> RunReport:
@@ -133,11 +164,14 @@ def show(bench: Workbench, console: RunConsole, record: IterationRecord) -> None
         export_best(bench, record.best)
 
 
-def leave_best(bench: Workbench) -> None:
-    """However a run ends, the best policy that was committed lies in its folder."""
-    last = last_record(bench.records)
-    if last is not None:
-        export_best(bench, last.best)
+def leave_best(bench: Workbench, console: RunConsole) -> None:
+    """However a run ends, the best policy that was committed lies in its folder. Never hides why the run ended."""
+    try:
+        last = last_record(bench.records)
+        if last is not None:
+            export_best(bench, last.best)
+    except (ArtifactError, OSError) as error:
+        console.say(f"! the best policy could not be left in the run's folder: {error}")
 
 
 def tell(console: RunConsole, complaint: str | None) -> None:
@@ -155,19 +189,13 @@ def greet(console: RunConsole, bench: Workbench, record: IterationRecord | None)
         console.say(f"going on after iteration {record.iteration} of {bench.spec.iterations}, data at {record.cursor}")
 
 
-def evaluates_at(spec: RunSpec, iteration: int) -> bool:
-    """Whether an iteration ends with an evaluation: every so often, and at the end."""
-    due = iteration % spec.evaluation.every == 0 or iteration == spec.iterations
-    return due and spec.dataset.evaluation is not None
-
-
 def run_name() -> str:
     """A flow run is called as the training run."""
     run, spec = flow_run.parameters.get("run"), flow_run.parameters["spec"]
     return str(run or (spec.name if isinstance(spec, RunSpec) else spec.get("name", "ppo")))
 
 
-ppo_training: EmbeddedFlow[[RunSpec, str | None], RunReport] = EmbeddedFlow(
+ppo_training: EmbeddedFlow[[RunSpec, str | None, bool, Rerun | None], RunReport] = EmbeddedFlow(
     fn=train,
     name="ppo-training",
     flow_run_name=run_name,

@@ -23,6 +23,7 @@ from infra.filesystem import (
     writing_to,
 )
 from infra.integrity import Checker, content_of, describe, seal
+from infra.liveness import ProcessIdentity, this_process
 from infra.manifest import (
     MANIFEST_NAME,
     ArtifactCorrupted,
@@ -35,20 +36,29 @@ from infra.manifest import (
     validate_name,
 )
 
+# What a reader can meet where the collector takes an artifact away that it has not pinned.
+COLLECTED_ERRORS = (ArtifactCorrupted, FileNotFoundError)
 TAKEN_ERRORS = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 
 
 class LocalStore:
     """An `ArtifactStore` in a folder; safe for several threads and processes at once.
 
-    `libraries` are the versions that manifests name: without any, those of the installed ones.
+    `libraries` are the versions that manifests name: without any, those of the installed ones. `writer` is the process
+    whose name scratch folders bear, so that they can be removed once it is gone: without any, this one.
     """
 
     def __init__(
-        self, root: Path, *, files: FileSystem | None = None, libraries: Mapping[str, str] | None = None
+        self,
+        root: Path,
+        *,
+        files: FileSystem | None = None,
+        libraries: Mapping[str, str] | None = None,
+        writer: ProcessIdentity | None = None,
     ) -> None:
         self._root = root
         self._files: FileSystem = LocalFiles() if files is None else files
+        self._writer = writer
         self._given_libraries = libraries
         self._checker = Checker(self._files)
         self._made: set[Path] = set()
@@ -85,15 +95,26 @@ class LocalStore:
                 "set it aside and make it again from its inputs"
             )
         place = self._place(ref.kind, ref.key)
-        self._checker.check_content(place, manifest)
+        try:
+            self._checker.check_content(place, manifest)
+        except COLLECTED_ERRORS as error:
+            if self._files.status(place) is None:
+                raise self._missing(ref) from error
+            raise
         return place
 
     def find(self, kind: str, key: str) -> ArtifactRef | None:
         """The reference of a stored artifact, or None; see `ArtifactStore.find`."""
-        manifest = self._read_manifest(kind, key)
-        if manifest is None:
-            return None
-        self._checker.check_sizes(self._place(kind, key), manifest)
+        place = self._place(kind, key)
+        try:
+            manifest = self._read_manifest(kind, key)
+            if manifest is None:
+                return None
+            self._checker.check_sizes(place, manifest)
+        except COLLECTED_ERRORS:
+            if self._files.status(place) is None:
+                return None
+            raise
         return self._reference(manifest)
 
     def set_aside(self, kind: str, key: str, *, digest: str | None = None) -> Path | None:
@@ -123,7 +144,8 @@ class LocalStore:
         with writing_to(self._root):
             self._make(parent)
             self._require_writable(parent)
-            self._files.make_folder(folder := parent / uuid4().hex)
+            writer = self._writer or this_process()
+            self._files.make_folder(folder := parent / f"{writer.token}-{uuid4().hex}")
         return folder
 
     def manifest(self, ref: ArtifactRef) -> Manifest:
@@ -132,13 +154,16 @@ class LocalStore:
         if manifest is not None:
             return manifest
         if self._files.status(place := self._place(ref.kind, ref.key)) is None:
-            raise ArtifactMissing(
-                f"the store {self._root} holds no artifact {ref.kind}/{ref.key} (made as {ref.uri}): "
-                "open the store that does, or make it again"
-            )
+            raise self._missing(ref)
         raise ArtifactCorrupted(
             f"artifact {ref.kind}/{ref.key}: file {MANIFEST_NAME}: expected in {place}, found no such file: "
             "set it aside and make it again"
+        )
+
+    def _missing(self, ref: ArtifactRef) -> ArtifactMissing:
+        return ArtifactMissing(
+            f"the store {self._root} holds no artifact {ref.kind}/{ref.key} (made as {ref.uri}): "
+            "open the store that does, or make it again"
         )
 
     def _place(self, kind: str, key: str) -> Path:
@@ -160,7 +185,12 @@ class LocalStore:
                 f"artifact {kind}/{key}: file {MANIFEST_NAME}: expected a file, found a {status.kind}: "
                 "set it aside and make it again"
             )
-        return parse_manifest(read_whole(self._files, path), kind, key)
+        try:
+            content = read_whole(self._files, path)
+        except FileNotFoundError:
+            # Collected since.
+            return None
+        return parse_manifest(content, kind, key)
 
     def _whole(self, kind: str, key: str) -> Manifest | None:
         """The manifest of an artifact of which every byte is right; what was remembered does not count here."""
@@ -168,7 +198,7 @@ class LocalStore:
             manifest = self._read_manifest(kind, key)
             if manifest is not None:
                 self._checker.check_content(self._place(kind, key), manifest, again=True)
-        except ArtifactCorrupted:
+        except COLLECTED_ERRORS:
             return None
         return manifest
 
@@ -227,11 +257,14 @@ class LocalStore:
             if self._files.status(staged) is not None:
                 remove_tree(self._files, staged)
 
-    def _move_aside(self, place: Path, damaged: Path) -> Path:
+    def _move_aside(self, place: Path, damaged: Path) -> Path | None:
         number = 1
         while self._files.status(aside := damaged / f"{place.parent.name}-{place.name}-{number}") is not None:
             number += 1
-        self._files.rename(place, aside)
+        try:
+            self._files.rename(place, aside)
+        except FileNotFoundError:
+            return None  # collected since
         self._files.sync_folder(damaged)
         self._files.sync_folder(place.parent)
         return aside

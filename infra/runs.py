@@ -1,98 +1,90 @@
-"""The records of a run, in `<root>/runs/<run>/`: its spec, and one file for each committed iteration.
+"""The records of a run, in `<root>/runs/<run>/`: its spec, one file for each committed iteration, and notes.
 
 A record is the truth of its run. It is created exactly once, whole and durable, after everything that it names;
-nothing ever changes it. Each file carries a seal, the sha256 of its content and its own name; reading checks it and
-takes it off.
-Not-a-number and infinity are kept (as Python's JSON spells them), for a metric may be either.
+nothing ever changes it. Only the holder of the run's lease writes: whatever it changes goes through the folder of the
+lease, so that it can change nothing once another process has taken the run over.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from infra.filesystem import FileSystem, LocalFiles, local_root, make_folders, read_whole, writing_to
-from infra.manifest import sha256_of
+from infra.filesystem import FileSystem, LocalFiles, local_root, make_folders, remove_tree, writing_to
+from infra.lease import Lease
+from infra.lease_folders import TAKEN_ERRORS
+from infra.liveness import this_process
+from infra.run_names import InvalidRunName, is_run_name, validate_run_name
+from infra.sealed import (
+    RecordCorrupted,
+    RecordError,
+    RecordExists,
+    RecordFormatTooNew,
+    RecordMissing,
+    read_sealed,
+    seal,
+)
 
-RECORD_FORMAT = 1
-SEAL = "seal"
-RUN_NAME_LIMIT = 100
-_RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-_ITERATION_FILE = re.compile(r"(\d{6}|[1-9]\d{6,})\.json")
+__all__ = [
+    "NOTES",
+    "InvalidRunName",
+    "RecordCorrupted",
+    "RecordError",
+    "RecordExists",
+    "RecordFormatTooNew",
+    "RecordMissing",
+    "RunRecords",
+    "create_run",
+    "list_runs",
+    "validate_run_name",
+]
 
-
-class InvalidRunName(ValueError):
-    """This name cannot name a run."""
-
-
-class RecordError(RuntimeError):
-    """Something is wrong with a run's records."""
-
-
-class RecordExists(RecordError):
-    """The record is there already; records are written once."""
-
-
-class RecordMissing(RecordError):
-    """There is no such record."""
-
-
-class RecordCorrupted(RecordError):
-    """A record is not what was written."""
-
-
-class RecordFormatTooNew(RecordError):
-    """A newer version wrote this record, and this one cannot read it."""
-
-
-def validate_run_name(name: str) -> str:
-    """Return a run's name, or say why it cannot be one."""
-    if len(name) > RUN_NAME_LIMIT:
-        raise InvalidRunName(f"run name of {len(name)} characters: use at most {RUN_NAME_LIMIT}")
-    if _RUN_NAME.fullmatch(name) is None or ".." in name:
-        raise InvalidRunName(
-            f"run name {name!r}: use letters, digits, dots, dashes and underscores, "
-            "beginning with a letter, a digit or an underscore, without two dots in a row"
-        )
-    return name
+NOTES = ("rollbacks", "divergences")
+_SPEC = "spec.json"
+_NUMBERED_FILE = re.compile(r"(\d{6}|[1-9]\d{6,})\.json")
 
 
 def list_runs(root: str | Path, *, files: FileSystem | None = None) -> list[str]:
-    """The names of the runs that have records in a store, sorted."""
+    """The names of the runs of a store that were started, sorted."""
     seam: FileSystem = LocalFiles() if files is None else files
     folder = local_root(root) / "runs"
     if seam.status(folder) is None:
         return []
-    return [name for name in seam.names(folder) if _RUN_NAME.fullmatch(name) is not None]
+    return [name for name in seam.names(folder) if is_run_name(name) and seam.status(folder / name / _SPEC) is not None]
 
 
 class RunRecords:
-    """The records of one run; the folder is made by the first write."""
+    """The records of one run. Reading needs no lease; writing needs the run's, and fails with LeaseLost without it.
 
-    def __init__(self, root: str | Path, run: str, *, files: FileSystem | None = None) -> None:
+    After an OSError or LeaseLost, what was to be written may be there or not: read it, and write it again if it is not.
+    """
+
+    def __init__(
+        self, root: str | Path, run: str, *, files: FileSystem | None = None, lease: Lease | None = None
+    ) -> None:
         self.run = validate_run_name(run)
         self._files: FileSystem = LocalFiles() if files is None else files
         self._root = local_root(root)
         self.folder = self._root / "runs" / run
+        if lease is not None and lease.folder.parent.parent != self.folder:
+            raise ValueError(f"the lease {lease.folder} is not one of the run {self.folder}: acquire that run's")
+        self._lease = lease
         self._made: set[Path] = set()
 
     def create_spec(self, spec: Mapping[str, Any]) -> None:
         """Write the run's spec; RecordExists if it has one."""
-        self._create("spec.json", spec)
+        self._create(_SPEC, spec)
 
     def read_spec(self) -> dict[str, Any] | None:
         """The run's spec, or None for a run that was never started."""
-        return self._read("spec.json")
+        return self._read(_SPEC)
 
     def commit(self, iteration: int, record: Mapping[str, Any]) -> None:
-        """Create the record of an iteration, durable when this returns; RecordExists if there is one.
-
-        After an OSError the record may be there or not: read it, and commit again if it is not.
-        """
+        """Create the record of an iteration, durable when this returns; RecordExists if there is one."""
         self._create(_iteration_name(iteration), record)
 
     def read(self, iteration: int) -> dict[str, Any]:
@@ -104,11 +96,7 @@ class RunRecords:
 
     def iterations(self) -> list[int]:
         """The committed iterations in order."""
-        folder = self.folder / "iterations"
-        if self._files.status(folder) is None:
-            return []
-        found = [_ITERATION_FILE.fullmatch(name) for name in self._files.names(folder)]
-        return sorted(int(match[1]) for match in found if match is not None)
+        return self._numbers("iterations")
 
     def last(self) -> int | None:
         """The last committed iteration, or None."""
@@ -116,63 +104,150 @@ class RunRecords:
         return iterations[-1] if iterations else None
 
     def all(self) -> list[dict[str, Any]]:
-        """Every record, in the order of the iterations."""
-        return [self.read(iteration) for iteration in self.iterations()]
+        """Every record, in the order of the iterations; not those that are superseded while this reads."""
+        records = (self._read(_iteration_name(iteration)) for iteration in self.iterations())
+        return [record for record in records if record is not None]
+
+    def supersede(self, after: int) -> list[int]:
+        """Take the records of all later iterations out of the run, the last one first; return their numbers.
+
+        They lie in the lease's folder from then on. After an OSError the later ones of them may be out: call it again.
+        """
+        lease = self._writing_lease()
+        folder = self.folder / "iterations"
+        taken = []
+        with writing_to(self._root), lease.fenced():
+            lease.check()
+            for iteration in reversed(self.iterations()):
+                if iteration <= after:
+                    break
+                self._files.rename(folder / f"{iteration:06d}.json", self._superseded(lease, iteration))
+                self._files.sync_folder(lease.superseded)
+                self._files.sync_folder(folder)
+                taken.append(iteration)
+            if not taken and self._files.status(folder) is not None:
+                # Whoever took the last one out may have died before that was durable.
+                self._files.sync_folder(folder)
+        return taken
+
+    def note(self, kind: str, document: Mapping[str, Any]) -> int:
+        """Create the next note of a kind, durable when this returns; its number."""
+        number = (self._numbers(_note_kind(kind)) or [0])[-1] + 1
+        while True:
+            try:
+                self._create(f"{kind}/{number:06d}.json", document)
+            except RecordExists:
+                number += 1
+            else:
+                return number
+
+    def notes(self, kind: str) -> list[dict[str, Any]]:
+        """Every note of a kind, in order."""
+        numbers = self._numbers(_note_kind(kind))
+        notes = (self._read(f"{kind}/{number:06d}.json") for number in numbers)
+        return [note for note in notes if note is not None]
 
     def _create(self, name: str, document: Mapping[str, Any]) -> None:
-        content = _sealed(name, document)
-        with writing_to(self._root):
-            self._write_once(self.folder / name, content)
+        lease = self._writing_lease()
+        content = seal(name, document)
+        with writing_to(self._root), lease.fenced():
+            self._write_once(lease, self.folder / name, content)
 
-    def _write_once(self, target: Path, content: bytes) -> None:
+    def _write_once(self, lease: Lease, target: Path, content: bytes) -> None:
         self._make(target.parent)
         if self._files.status(target) is not None:
-            raise self._exists(target)
-        self._make(partial := self.folder / "partial")
-        written = partial / f"{target.stem}-{uuid4().hex}.json"
-        self._files.write(written, [content])
-        self._files.protect(written)
-        self._files.sync_file(written)
+            raise self._exists(lease, target)
+        written = lease.partial / f"{target.stem}-{uuid4().hex}.json"
+        _write_durable(self._files, written, content)
         try:
-            # Unlike a rename, a link never replaces what another writer has created in the meantime.
+            # Unlike a rename, a link never replaces what another thread has created in the meantime.
             self._files.link(written, target)
         except FileExistsError:
             self._files.remove(written)
-            raise self._exists(target) from None
+            raise self._exists(lease, target) from None
         self._files.sync_folder(target.parent)
         self._files.remove(written)
 
-    def _exists(self, target: Path) -> RecordExists:
+    def _exists(self, lease: Lease, target: Path) -> RecordExists:
+        # The successor of a lost lease may have created it: that one must not be taken for our own.
+        lease.check()
         # Whoever created it may have died before its name was durable.
         self._files.sync_folder(target.parent)
         return RecordExists(f"run {self.run}: {target} exists and is written once: read it, or choose another run name")
 
+    def _superseded(self, lease: Lease, iteration: int) -> Path:
+        count = 1
+        place = lease.superseded / f"{iteration:06d}.json"
+        while self._files.status(place) is not None:
+            count += 1
+            place = lease.superseded / f"{iteration:06d}-{count}.json"
+        return place
+
+    def _writing_lease(self) -> Lease:
+        if self._lease is None:
+            raise ValueError(f"run {self.run} is open for reading only: pass the lease of acquire_lease to write to it")
+        return self._lease
+
+    def _numbers(self, kind: str) -> list[int]:
+        folder = self.folder / kind
+        if self._files.status(folder) is None:
+            return []
+        found = [_NUMBERED_FILE.fullmatch(name) for name in self._files.names(folder)]
+        return sorted(int(match[1]) for match in found if match is not None)
+
     def _read(self, name: str) -> dict[str, Any] | None:
-        path = self.folder / name
-        if self._files.status(path) is None:
-            return None
-        content = read_whole(self._files, path)
-        try:
-            document = json.loads(content)
-        except ValueError as error:
-            raise _corrupted(path, f"is no JSON ({error})") from error
-        seal = document.pop(SEAL, None) if isinstance(document, dict) else None
-        if not isinstance(seal, dict):
-            raise _corrupted(path, "carries no seal")
-        stated = seal.get("format")
-        if isinstance(stated, int) and stated > RECORD_FORMAT:
-            raise RecordFormatTooNew(
-                f"{path} has record format {stated} (or is damaged), this version reads up to format {RECORD_FORMAT}: "
-                f"use a ppoflow that reads record format {stated}"
-            )
-        if _sealed(name, document) != content:
-            raise _corrupted(path, f"does not have its own sha256 {seal.get('sha256')}")
-        return document
+        return read_sealed(self._files, self.folder / name, name)
 
     def _make(self, folder: Path) -> None:
         if folder not in self._made:
             make_folders(self._files, folder, top=self._root)
             self._made.add(folder)
+
+
+def create_run(
+    root: str | Path,
+    run: str,
+    spec: Mapping[str, Any],
+    records: Mapping[int, Mapping[str, Any]],
+    *,
+    files: FileSystem | None = None,
+) -> None:
+    """Create a whole run, which appears at once and durable with all its records; RecordExists if there is one.
+
+    After an OSError it may be there or not.
+    """
+    seam: FileSystem = LocalFiles() if files is None else files
+    place = local_root(root)
+    runs, target = place / "runs", place / "runs" / validate_run_name(run)
+    documents = {_SPEC: spec, **{_iteration_name(iteration): record for iteration, record in records.items()}}
+    contents = {name: seal(name, document) for name, document in documents.items()}
+    staged = runs / f".new-{this_process().token}-{uuid4().hex}"
+    with writing_to(place):
+        make_folders(seam, runs, top=place)
+        try:
+            seam.make_folder(staged)
+            seam.make_folder(staged / "iterations")
+            for name, content in contents.items():
+                _write_durable(seam, staged / name, content)
+            seam.sync_folder(staged / "iterations")
+            seam.sync_folder(staged)
+            seam.rename(staged, target)
+            seam.sync_folder(runs)
+        except OSError as error:
+            with suppress(OSError):
+                if seam.status(staged) is not None:
+                    remove_tree(seam, staged)
+            if error.errno in TAKEN_ERRORS:
+                # Whoever created it may have died before its name was durable.
+                seam.sync_folder(runs)
+                raise RecordExists(f"run {run} exists in {runs}: choose another name") from None
+            raise
+
+
+def _write_durable(files: FileSystem, path: Path, content: bytes) -> None:
+    files.write(path, [content])
+    files.protect(path)
+    files.sync_file(path)
 
 
 def _iteration_name(iteration: int) -> str:
@@ -181,13 +256,7 @@ def _iteration_name(iteration: int) -> str:
     return f"iterations/{iteration:06d}.json"
 
 
-def _sealed(name: str, document: Mapping[str, Any]) -> bytes:
-    if SEAL in document:
-        raise ValueError(f"a record cannot have a key {SEAL!r} of its own: the store adds it")
-    plain = json.loads(json.dumps(dict(document)))
-    seal = {"format": RECORD_FORMAT, "sha256": sha256_of({"name": name, "record": plain})}
-    return (json.dumps({**plain, SEAL: seal}, indent=1) + "\n").encode()
-
-
-def _corrupted(path: Path, complaint: str) -> RecordCorrupted:
-    return RecordCorrupted(f"{path} {complaint}: move it away to fall back to the iteration before it")
+def _note_kind(kind: str) -> str:
+    if kind not in NOTES:
+        raise ValueError(f"a run has no notes of kind {kind!r}: use one of {', '.join(NOTES)}")
+    return kind

@@ -122,10 +122,12 @@ class RunTracker:
         self.nan_skipped += len(points) - len(usable)
         return True
 
-    def seen_steps(self, key: str) -> set[int] | None:
-        """The steps at which `key` is there already; None when MLflow does not answer."""
+    def seen_points(self, key: str) -> set[tuple[int, int]] | None:
+        """Step and timestamp (ms) of each point of `key` that is there already; None when MLflow does not answer."""
         name = entry_name(key)
-        return self._call(lambda run: {metric.step for metric in run.client.get_metric_history(run.run_id, name)})
+        return self._call(
+            lambda run: {(point.step, point.timestamp) for point in run.client.get_metric_history(run.run_id, name)}
+        )
 
     def log_text(self, name: str, text: str) -> bool:
         return self._tell(lambda run: run.client.log_text(run.run_id, text, name))

@@ -1,111 +1,90 @@
-"""The record of an iteration: the truth of the run, written once, after everything it names is durable."""
+"""Drafting an iteration's record from what its stages made, and writing it once."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict
+from dataclasses import dataclass
 
 from infra.runs import RecordExists
 from ppo_core.records import content_digest
+from tasks.iteration_record import Attempt, Best, IterationRecord, read_record
+from tasks.open_run import changed_values, recorded_spec
 from tasks.references import CheckpointRef, DatasetRef, EvaluationRef, ExperienceRef, RolloutsRef, ScoresRef
 from tasks.stage import stage
 from tasks.workbench import Workbench
 
 
-class Best(BaseModel):
-    """The best policy so far, by `metric`."""
+@dataclass(frozen=True)
+class Made:
+    """What the stages of one iteration made; of iteration 0 only checkpoint and evaluation."""
 
-    model_config = ConfigDict(frozen=True)
-
-    metric: str
-    iteration: int
-    value: float | None
-    checkpoint: CheckpointRef
-
-
-class IterationRecord(BaseModel):
-    """Everything that iteration `iteration` made and what the next one starts from.
-
-    Record 0 is the start: checkpoint 0 and its evaluation. `position` is the data cursor: prompts drawn so far.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    run: str
-    iteration: int
-    spec_digest: str
-    dataset: DatasetRef
-    reference: CheckpointRef
     checkpoint: CheckpointRef
     rollouts: RolloutsRef | None = None
     scores: ScoresRef | None = None
     experience: ExperienceRef | None = None
     evaluation: EvaluationRef | None = None
-    metrics: dict[str, float]
-    position: int
-    epoch: int
-    index: int
-    next_kl_coef: float
-    best: Best
-    cached_stages: list[str] = []
-    committed_at_ms: int
 
-    @property
-    def cursor(self) -> str:
-        """The data cursor as people read it."""
-        return f"epoch {self.epoch}, prompt {self.index}"
+    def metrics(self) -> dict[str, float]:
+        """All that they measured."""
+        metrics: dict[str, float] = {}
+        for part in (self.rollouts, self.scores, self.experience, self.checkpoint, self.evaluation):
+            metrics |= part.metrics if part is not None else {}
+        return metrics
 
 
-@stage("commit_iteration", retries=1)
-def commit_iteration(
-    bench: Workbench,
-    *,
-    iteration: int,
-    previous: IterationRecord | None,
-    dataset: DatasetRef,
-    checkpoint: CheckpointRef,
-    rollouts: RolloutsRef | None = None,
-    scores: ScoresRef | None = None,
-    experience: ExperienceRef | None = None,
-    evaluation: EvaluationRef | None = None,
+def draft_record(
+    bench: Workbench, made: Made, dataset: DatasetRef, previous: IterationRecord | None, attempt: Attempt
 ) -> IterationRecord:
-    """Write the record of `iteration`, create-only; with the first one also the run's spec."""
+    """The record of the iteration after `previous`, not yet written."""
     spec = bench.spec
-    parts = [rollouts, scores, experience, checkpoint, evaluation]
-    metrics: dict[str, float] = {}
-    for part in parts:
-        metrics |= part.metrics if part is not None else {}
-    cached = bench.timings.cached_stages()
-    metrics |= bench.timings.measured()
-    if rollouts is not None:
-        metrics |= throughput(metrics, rollouts)
-    drawn = spec.rollout.prompts_per_iteration if previous is not None else 0
-    position = (previous.position if previous is not None else 0) + drawn
+    metrics = made.metrics() | bench.timings.measured()
+    if made.rollouts is not None:
+        metrics |= throughput(metrics, made.rollouts)
+    iteration = 0 if previous is None else previous.iteration + 1
+    position = 0 if previous is None else previous.position + spec.rollout.prompts_per_iteration
     epoch, index = divmod(position, dataset.counts["train"])
     record = IterationRecord(
         run=bench.run,
         iteration=iteration,
         spec_digest=content_digest(spec.document()),
         dataset=dataset,
-        reference=previous.reference if previous is not None else checkpoint,
-        checkpoint=checkpoint,
-        rollouts=rollouts,
-        scores=scores,
-        experience=experience,
-        evaluation=evaluation,
+        reference=previous.reference if previous is not None else made.checkpoint,
+        checkpoint=made.checkpoint,
+        rollouts=made.rollouts,
+        scores=made.scores,
+        experience=made.experience,
+        evaluation=made.evaluation,
         metrics=metrics,
         position=position,
         epoch=epoch,
         index=index,
-        next_kl_coef=experience.next_kl_coef if experience is not None else spec.advantages.kl.coef,
-        best=best_of(spec.registry.metric, metrics, iteration, checkpoint, records_before(bench, previous)),
-        cached_stages=cached,
+        next_kl_coef=made.experience.next_kl_coef if made.experience is not None else spec.advantages.kl.coef,
+        best=best_of(spec.registry.metric, metrics, iteration, made.checkpoint, records_before(bench, previous)),
+        cached_stages=bench.timings.cached_stages(),
+        attempt=attempt.number,
+        rate_factor=attempt.rate_factor,
+        changed=changed_values(recorded_spec(bench.records) or spec, spec),
+        retention=spec.checkpoint,
+        lease=bench.lease.number if bench.lease is not None else 0,
         committed_at_ms=int(time.time() * 1000),
     )
+    return record if previous is None else record.model_copy(update=replayable(record, previous))
+
+
+def replayable(record: IterationRecord, previous: IterationRecord) -> dict[str, object]:
+    """Where the record's checkpoint is not full: from which one on, and over which experiences, it is made again."""
+    if record.checkpoint.full or record.experience is None:
+        return {}
+    return {"base": previous.base or previous.checkpoint, "replay": (*previous.replay, record.experience.bare())}
+
+
+@stage("commit_iteration", retries=1)
+def commit_iteration(bench: Workbench, record: IterationRecord) -> IterationRecord:
+    """Write a record, create-only; with the first one also the run's spec."""
     committed = write_once(bench, record)
+    if bench.lease is not None:
+        bench.lease.unpin_all()
     bench.timings.restart()
     return committed
 
@@ -113,7 +92,7 @@ def commit_iteration(
 def write_once(bench: Workbench, record: IterationRecord) -> IterationRecord:
     """Create the record; where an earlier try already has, that one counts, if it made the same."""
     if record.iteration == 0 and bench.records.read_spec() is None:
-        bench.records.create_spec(bench.spec.document())
+        bench.records.create_spec(bench.spec.model_dump(mode="json"))
     try:
         bench.records.commit(record.iteration, record.model_dump(mode="json"))
     except RecordExists:
@@ -160,8 +139,3 @@ def throughput(metrics: dict[str, float], rollouts: RolloutsRef) -> dict[str, fl
         "throughput/rollout_tokens_per_second": tokens / sampling if sampling else 0.0,
         "throughput/tokens_per_second": tokens / whole if whole else 0.0,
     }
-
-
-def read_record(document: dict[str, Any]) -> IterationRecord:
-    """A stored record."""
-    return IterationRecord.model_validate(document)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from infra.artifacts import ArtifactRef
 from ppo_core.records import ComputeAdvantagesJob, OptimizerSettings
 from tasks.references import CheckpointRef, ExperienceRef, RolloutsRef, ScoresRef
 from tasks.stage import Work, perform, stage
@@ -17,8 +20,9 @@ def compute_advantages(
     scores: ScoresRef,
     *,
     kl_coef: float,
+    restoration: Mapping[str, ArtifactRef],
 ) -> ExperienceRef:
-    """What the update learns from, and the next KL coefficient."""
+    """What the update learns from, and the next KL coefficient. `restoration`: see `IterationRecord`."""
     spec = bench.spec
     job = ComputeAdvantagesJob(
         model=spec.model,
@@ -27,7 +31,19 @@ def compute_advantages(
         training=spec.training,
         optimizer=OptimizerSettings.of(spec.update),
         kl_coef=kl_coef,
+        deterministic=spec.engines.deterministic,
     )
     inputs = {"checkpoint": checkpoint, "reference": reference, "rollouts": rollouts, "scores": scores}
-    work = Work("compute_advantages", "experience", "training", "compute_advantages", job, inputs, made=ExperienceRef)
-    return perform(bench, work)
+    return perform(
+        bench,
+        Work(
+            "compute_advantages",
+            "experience",
+            "training",
+            "compute_advantages",
+            job,
+            inputs,
+            made=ExperienceRef,
+            restoration=restoration,
+        ),
+    )

@@ -35,7 +35,10 @@ class Engines:
     def __init__(self, spec: RunSpec, settings: Settings, logs: Path) -> None:
         self.by_name = {
             "rollout": EngineProcess(
-                "rollout", PROGRAMS["rollout"], log=logs / "rollout.log", environment=rollout_environment(settings)
+                "rollout",
+                PROGRAMS["rollout"],
+                log=logs / "rollout.log",
+                environment=rollout_environment(settings, deterministic=spec.engines.deterministic),
             ),
             "training": EngineProcess(
                 "training",
@@ -72,11 +75,11 @@ def quiet(settings: Settings) -> dict[str, str]:
     }
 
 
-def rollout_environment(settings: Settings) -> dict[str, str]:
+def rollout_environment(settings: Settings, *, deterministic: bool = False) -> dict[str, str]:
     """vLLM's switches: on CPU its core lives in the engine's own process and nothing is compiled."""
     common = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", **quiet(settings)}
     if has_nvidia_gpu():
-        return common
+        return {**common, **({"VLLM_BATCH_INVARIANT": "1"} if deterministic else {})}
     return {**common, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1"}
 
 
@@ -89,6 +92,8 @@ def training_environment(spec: RunSpec, settings: Settings) -> Mapping[str, str]
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "TRANSFORMERS_VERBOSITY": "error",
+        # What torch asks for before it makes cuBLAS deterministic; without a GPU nothing reads it.
+        **({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if spec.engines.deterministic else {}),
         **quiet(settings),
     }
 

@@ -50,6 +50,7 @@ def _answers(bench: Workbench, checkpoint: CheckpointRef, dataset: DatasetRef, t
         model=spec.model,
         kv_cache_gib=spec.engines.kv_cache_gib,
         tensor_parallel_size=spec.engines.tensor_parallel_size,
+        deterministic=spec.engines.deterministic,
     )
     inputs = {"checkpoint": checkpoint, "dataset": dataset}
     work = Work("evaluate_policy", "rollouts", "rollout", "generate_rollouts", job, inputs, made=RolloutsRef)

@@ -10,13 +10,13 @@ from tasks.workbench import Workbench
 
 @stage("generate_rollouts")
 def generate_rollouts(
-    bench: Workbench, checkpoint: CheckpointRef, dataset: DatasetRef, *, iteration: int, position: int
+    bench: Workbench, checkpoint: CheckpointRef, dataset: DatasetRef, *, iteration: int, position: int, attempt: int = 0
 ) -> RolloutsRef:
-    """One iteration's responses; `position` is the data cursor."""
+    """One iteration's responses; `position` is the data cursor. Another `attempt` draws other samples."""
     spec = bench.spec
     job = GenerateJob(
         seed=spec.seed,
-        stream=iteration,
+        stream=f"{iteration}, attempt {attempt}" if attempt else iteration,
         split="train",
         position=position,
         num_prompts=spec.rollout.prompts_per_iteration,
@@ -27,6 +27,7 @@ def generate_rollouts(
         model=spec.model,
         kv_cache_gib=spec.engines.kv_cache_gib,
         tensor_parallel_size=spec.engines.tensor_parallel_size,
+        deterministic=spec.engines.deterministic,
     )
     inputs = {"checkpoint": checkpoint, "dataset": dataset}
     return perform(

@@ -8,7 +8,7 @@ from infra.artifacts import open_store
 from infra.runs import RunRecords, list_runs
 from infra.settings import Settings
 from ppo_core.records import InputError
-from tasks.commit_iteration import IterationRecord, read_record
+from tasks.iteration_record import IterationRecord, read_record
 
 
 @dataclass(frozen=True)

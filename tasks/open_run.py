@@ -1,17 +1,38 @@
-"""Where a run stands: nothing yet, or after its last committed iteration."""
+"""Where a run stands: nothing yet, or after its last committed iteration. And which spec it really has."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from infra.runs import RunRecords
+from infra.artifacts import open_store
+from infra.runs import RunRecords, list_runs
+from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec, differing_keys
-from tasks.commit_iteration import IterationRecord, read_record
+from tasks.iteration_record import IterationRecord, read_record
 
-MAY_CHANGE = ("iterations: ", "engines.", "registry.", "training.")
-"""What a run may go on with another value of: its length, how engines run, where its policy goes."""
+MAY_CHANGE = ("iterations: ", "checkpoint.", "engines.", "guards.", "registry.", "training.")
+"""What a run may go on with another value of: its length, how engines run, what is kept, where its policy goes."""
+
+
+def recorded_spec(records: RunRecords) -> RunSpec | None:
+    """The spec that a run was started with, its folder included; None for a new run."""
+    document = records.read_spec()
+    return None if document is None else RunSpec.model_validate(document)
+
+
+def spec_of_run(run: str, folder: str | None = None) -> RunSpec:
+    """The spec of a run that exists. `folder`: where its sources are now, if they have moved.
+
+    Raises InputError where there is no such run, naming those there are.
+    """
+    root = open_store(Settings().store_root).root
+    spec = recorded_spec(RunRecords(root, run))
+    if spec is None:
+        known = ", ".join(list_runs(root)) or "none"
+        raise InputError(f"there is no run {run} in {root} (runs there: {known})")
+    return spec if folder is None else spec.model_copy(update={"folder": folder})
 
 
 def effective_spec(spec: RunSpec, records: RunRecords) -> RunSpec:
@@ -19,13 +40,13 @@ def effective_spec(spec: RunSpec, records: RunRecords) -> RunSpec:
 
     Raises InputError when the run exists with another spec, listing the keys that differ.
     """
-    recorded = records.read_spec()
+    recorded = recorded_spec(records)
     decay = spec.update.decay_iterations or spec.iterations
     if recorded is not None and spec.update.decay_iterations is None:
-        decay = int(recorded["update"]["decay_iterations"])
+        decay = recorded.update.decay_iterations or recorded.iterations
     resolved = spec.model_copy(update={"update": spec.update.model_copy(update={"decay_iterations": decay})})
     if recorded is not None:
-        refuse_other_spec(records.run, recorded, resolved.document())
+        refuse_other_spec(records.run, recorded.document(), resolved.document())
     return resolved
 
 
@@ -36,8 +57,38 @@ def refuse_other_spec(run: str, recorded: Mapping[str, Any], requested: Mapping[
         listed = "\n  ".join(keys)
         raise InputError(
             f"run {run} exists with another spec (recorded -> requested):\n  {listed}\n"
-            "choose another --run name, or restore these keys"
+            f"choose another --run name, or restore these keys; ppoflow fork {run}@ITERATION NEW --set … goes on from "
+            "there with other settings"
         )
+
+
+def changed_values(recorded: RunSpec, now: RunSpec) -> dict[str, Any]:
+    """The keys that have other values now than recorded, as far as they may change, by their dotted names."""
+    before, after = flat(recorded.document()), flat(now.document())
+    return {key: value for key, value in after.items() if before.get(key) != value}
+
+
+def with_changes(spec: RunSpec, changed: Mapping[str, Any]) -> RunSpec:
+    """The spec with these values by dotted names."""
+    document = spec.model_dump(mode="json")
+    for name, value in changed.items():
+        *sections, key = name.split(".")
+        target = document
+        for section in sections:
+            target = target[section]
+        target[key] = value
+    return RunSpec.model_validate(document)
+
+
+def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots."""
+    leaves: dict[str, Any] = {}
+    for key, value in document.items():
+        if isinstance(value, Mapping) and value:
+            leaves |= flat(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
 
 
 def last_record(records: RunRecords) -> IterationRecord | None:
@@ -46,6 +97,22 @@ def last_record(records: RunRecords) -> IterationRecord | None:
     return None if last is None else read_record(records.read(last))
 
 
+def record_at(records: RunRecords, iteration: int) -> IterationRecord:
+    """The record of one iteration."""
+    return read_record(records.read(iteration))
+
+
+def require_iteration(run: str, iteration: int) -> None:
+    """Raise InputError where a run has no record of an iteration."""
+    have = RunRecords(open_store(Settings().store_root).root, run).iterations()
+    if iteration not in have:
+        raise InputError(
+            f"run {run} has no iteration {iteration}: it has {have[0]}..{have[-1]}"
+            if have
+            else f"run {run} has no committed iteration"
+        )
+
+
 def first_record(records: RunRecords) -> IterationRecord:
     """Record 0: the policy that PPO started from."""
-    return read_record(records.read(0))
+    return record_at(records, 0)

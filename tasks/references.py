@@ -35,7 +35,9 @@ class DatasetRef(StageRef):
 
 
 class CheckpointRef(StageRef):
-    """Policy, critic and optimizers."""
+    """The policy; where it is `full`, with critic and optimizers."""
+
+    full: bool = True
 
 
 class RolloutsRef(StageRef):

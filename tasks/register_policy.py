@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from infra.registry import DIGEST_TAG, register
-from tasks.commit_iteration import Best, IterationRecord
+from tasks.iteration_record import Best, IterationRecord
 from tasks.stage import stage
 from tasks.workbench import Workbench
 

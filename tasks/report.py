@@ -6,7 +6,7 @@ An outage of tracking delays a curve and loses nothing: the next report starts f
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,8 @@ from prefect.logging import get_run_logger
 
 from infra.figures import Panel, learning_curves
 from infra.tracking import Point
-from tasks.commit_iteration import IterationRecord, read_record
+from tasks.iteration_record import IterationRecord, read_record
+from tasks.open_run import flat
 from tasks.stage import stage
 from tasks.workbench import Workbench
 
@@ -55,6 +56,8 @@ def report_end(bench: Workbench) -> str | None:
     """The curves as one figure, the table of all iterations in Prefect, and the end of the MLflow run."""
     records = [read_record(document) for document in bench.records.all()]
     bench.tracker.open()
+    if not bench.reported:
+        _introduce(bench, records[-1])
     complete = _log_missing(bench, records[-1])
     complete &= bench.tracker.log_figure("learning_curves", learning_curves(bench.run, panels(records)))
     complete &= bench.tracker.finish()
@@ -78,7 +81,7 @@ def panels(records: list[IterationRecord]) -> list[Panel]:
 def _introduce(bench: Workbench, record: IterationRecord) -> None:
     """Parameters, lineage tags and the spec, at this process's first report."""
     document = bench.spec.document()
-    bench.tracker.log_parameters(flatten(document))
+    bench.tracker.log_parameters(flat(document))
     bench.tracker.log_text("spec.json", json.dumps(document, indent=2))
     bench.tracker.set_tags(
         {
@@ -87,8 +90,10 @@ def _introduce(bench: Workbench, record: IterationRecord) -> None:
             "ppoflow.reference_digest": record.reference.digest,
         }
     )
-    seen = bench.tracker.seen_steps(SEEN_BY)
-    bench.reported.update(seen or ())
+    seen = bench.tracker.seen_points(SEEN_BY)
+    if seen:  # by their time: an iteration that was done again has another record, and new points
+        records = (read_record(document) for document in bench.records.all())
+        bench.reported.update(r.iteration for r in records if (r.iteration, r.committed_at_ms) in seen)
 
 
 def _log_missing(bench: Workbench, record: IterationRecord) -> bool:
@@ -129,17 +134,6 @@ def tolerated(what: str) -> Iterator[None]:
         yield
     except (HTTPError, PrefectException) as error:
         get_run_logger().warning("Prefect did not get %s: %s", what, error)
-
-
-def flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys joined by dots."""
-    flat: dict[str, Any] = {}
-    for key, value in document.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _text(prompt: Any) -> str:

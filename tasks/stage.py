@@ -23,7 +23,9 @@ from prefect.states import Completed
 
 from infra.artifacts import ArtifactRef
 from infra.engine_protocol import EngineError, EngineInput, EngineJob
-from infra.manifest import ArtifactCorrupted
+from infra.lease import LeaseLost
+from infra.manifest import ArtifactCorrupted, ArtifactError
+from infra.runs import RecordError
 from ppo_core.records import InputError, content_digest
 from ppo_core.spec import Section
 from tasks.references import StageRef
@@ -34,6 +36,8 @@ R = TypeVar("R")
 RETRIES = 2
 RETRY_DELAYS_S = [1.0, 5.0]
 STATS = "stats.json"
+LASTING = (InputError, ValueError, ArtifactError, RecordError, LeaseLost)
+"""Errors that the same stage would meet again."""
 
 
 class Stage(Task[P, R]):
@@ -63,12 +67,15 @@ def stage(name: str, *, retries: int = RETRIES) -> Callable[[Callable[P, Any]], 
 def may_help_again(task: Any, task_run: TaskRun, state: State[Any]) -> bool:
     """Whether a failed stage is worth another try."""
     error = state.result(raise_on_failure=False)
-    return error.retryable if isinstance(error, EngineError) else not isinstance(error, InputError | ValueError)
+    return error.retryable if isinstance(error, EngineError) else not isinstance(error, LASTING)
 
 
 @dataclass(frozen=True)
 class Work:
-    """One stage's work: `inputs` are artifacts, `paths` other folders; `finish` completes the folder made."""
+    """One stage's work: `inputs` are artifacts, `paths` other folders; `finish` completes the folder made.
+
+    `restoration` is what an engine that has lost its warm state needs besides to have it again; the result is the same.
+    """
 
     stage: str
     kind: str
@@ -78,7 +85,8 @@ class Work:
     inputs: Mapping[str, StageRef] = field(default_factory=dict)
     paths: Mapping[str, EngineInput] = field(default_factory=dict)
     made: type[StageRef] = StageRef
-    finish: Callable[[Path, str], None] | None = None
+    finish: Callable[[Path], None] | None = None
+    restoration: Mapping[str, ArtifactRef] = field(default_factory=dict)
 
 
 def key_of(bench: Workbench, work: Work) -> str:
@@ -94,6 +102,7 @@ def perform(bench: Workbench, work: Work) -> State[Any] | StageRef:
     started = time.perf_counter()
     key = key_of(bench, work)
     with bench.timings.outside("store"):
+        bench.pin(work.kind, key)
         found = find_whole(bench, work.kind, key)
     if found is not None:
         ref = work.made.of(found, json.loads((bench.store.fetch(found) / STATS).read_text()))
@@ -107,7 +116,8 @@ def perform(bench: Workbench, work: Work) -> State[Any] | StageRef:
 def make(bench: Workbench, work: Work, key: str) -> tuple[float, StageRef]:
     """Run the job into a new folder and store it; after a failure the folder is gone."""
     with bench.timings.outside("store"):
-        inputs = {name: EngineInput(bench.store.fetch(ref.bare()), ref.digest) for name, ref in work.inputs.items()}
+        given = {name: ref.bare() for name, ref in work.inputs.items()} | dict(work.restoration)
+        inputs = {name: EngineInput(bench.store.fetch(ref), ref.digest) for name, ref in given.items()}
         output = bench.store.scratch()
     try:
         sent = time.perf_counter()
@@ -118,7 +128,7 @@ def make(bench: Workbench, work: Work, key: str) -> tuple[float, StageRef]:
         bench.timings.add_outside("hops", time.perf_counter() - sent - reply.seconds)
         with bench.timings.outside("store"):
             if work.finish is not None:
-                work.finish(output, key)
+                work.finish(output)
             (output / STATS).write_text(json.dumps(reply.result, indent=2, sort_keys=True) + "\n")
             stored = bench.store.put(output, work.kind, key, [ref.bare() for ref in work.inputs.values()])
     finally:

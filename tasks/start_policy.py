@@ -15,7 +15,13 @@ from tasks.workbench import Workbench
 def start_policy(bench: Workbench, dataset: DatasetRef) -> CheckpointRef:
     """Also the reference of the whole run."""
     spec = bench.spec
-    job = StartPolicyJob(seed=spec.seed, model=spec.model, sft=spec.sft, training=spec.training)
+    job = StartPolicyJob(
+        seed=spec.seed,
+        model=spec.model,
+        sft=spec.sft,
+        training=spec.training,
+        deterministic=spec.engines.deterministic,
+    )
     paths = {"tokenizer": bench.tokenizer(), **bench.model_inputs()}
     finish = partial(describe_policy, context_length=dataset.context_length)
     return perform(

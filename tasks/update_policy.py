@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
+from infra.artifacts import ArtifactRef
 from ppo_core.records import UpdatePolicyJob
 from tasks.model_card import describe_policy
 from tasks.references import CheckpointRef, DatasetRef, ExperienceRef
@@ -13,9 +15,17 @@ from tasks.workbench import Workbench
 
 @stage("update_policy")
 def update_policy(
-    bench: Workbench, checkpoint: CheckpointRef, experience: ExperienceRef, dataset: DatasetRef, *, iteration: int
+    bench: Workbench,
+    checkpoint: CheckpointRef,
+    experience: ExperienceRef,
+    dataset: DatasetRef,
+    *,
+    iteration: int,
+    rate_factor: float,
+    full: bool,
+    restoration: Mapping[str, ArtifactRef],
 ) -> CheckpointRef:
-    """The next checkpoint. `iteration` counts from 1; the schedules count from 0."""
+    """The next checkpoint. `iteration` counts from 1; the schedules count from 0. `restoration`: `IterationRecord`."""
     spec = bench.spec
     job = UpdatePolicyJob(
         seed=spec.seed,
@@ -24,12 +34,24 @@ def update_policy(
         update=spec.update,
         training=spec.training,
         temperature=spec.rollout.temperature,
+        rate_factor=rate_factor,
+        max_skipped_steps=spec.guards.max_skipped_steps,
+        full=full,
+        deterministic=spec.engines.deterministic,
     )
     inputs = {"checkpoint": checkpoint, "experience": experience}
     finish = partial(describe_policy, context_length=dataset.context_length)
     return perform(
         bench,
         Work(
-            "update_policy", "checkpoint", "training", "update_policy", job, inputs, made=CheckpointRef, finish=finish
+            "update_policy",
+            "checkpoint",
+            "training",
+            "update_policy",
+            job,
+            inputs,
+            made=CheckpointRef,
+            finish=finish,
+            restoration=restoration,
         ),
     )

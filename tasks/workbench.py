@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from infra.artifacts import ArtifactStore, open_store
 from infra.engine_protocol import EngineInput, EngineJob, EngineProgress, EngineReply
 from infra.fingerprint import code_fingerprint, file_digest
+from infra.lease import Heartbeat, Lease, acquire_lease
 from infra.runs import RunRecords
 from infra.settings import Settings
 from infra.tracking import RunTracker
@@ -27,7 +28,10 @@ Resolve = Callable[[RunSpec, RunRecords], RunSpec]
 
 @dataclass
 class Workbench:
-    """One run's means. Tasks get it as their first argument; Prefect never stores it."""
+    """One run's means. Tasks get it as their first argument; Prefect never stores it.
+
+    Without a `lease` the run's records can be read only.
+    """
 
     spec: RunSpec
     run: str
@@ -37,6 +41,7 @@ class Workbench:
     engines: Engines
     tracker: RunTracker
     watch: Watch
+    lease: Lease | None = None
     timings: Timings = field(default_factory=Timings)
     fingerprints: dict[str, str] = field(default_factory=dict)
     source_digests: dict[str, str] = field(default_factory=dict)
@@ -52,6 +57,17 @@ class Workbench:
                 self.fingerprints[engine] = code_fingerprint(PROGRAMS[engine], root)
             return self.fingerprints[engine]
 
+    def pin(self, kind: str, key: str) -> None:
+        """Keep an artifact from being collected until a record names it, or the run ends."""
+        if self.lease is not None:
+            self.lease.pin(kind, key)
+
+    def supersede(self, after: int) -> list[int]:
+        """Take the records after iteration `after` out of the run; what is done instead is reported anew."""
+        taken = self.records.supersede(after)
+        self.reported -= set(taken)
+        return taken
+
     def path(self, name: str) -> Path:
         """A path of the spec; relative ones start at the spec's folder."""
         return Path(self.spec.folder) / name
@@ -59,8 +75,8 @@ class Workbench:
     def sources(self, *names: str | None) -> EngineInput:
         """The folder of the user's code and data, with the digests of the pieces `names` that a stage uses."""
         with self.lock:
-            if not self.source_digests:
-                self.source_digests = self._describe_sources()
+            if not {name for name in names if name} <= set(self.source_digests):
+                self.source_digests |= self._describe_sources()
             used = {name: self.source_digests[name] for name in names if name}
             return EngineInput(Path(self.spec.folder).absolute(), content_digest(used))
 
@@ -116,28 +132,51 @@ class Workbench:
 
 @contextmanager
 def open_workbench(
-    spec: RunSpec, run: str | None = None, watch: Watch | None = None, effective: Resolve | None = None
+    spec: RunSpec,
+    run: str | None = None,
+    watch: Watch | None = None,
+    effective: Resolve | None = None,
+    *,
+    note: Mapping[str, str] = {},
+    wait: bool = False,
 ) -> Iterator[Workbench]:
     """Open a run's means and start its engines; everything is closed on the way out, whatever happens.
 
-    `effective` makes the spec that the run really has of the one requested and the run's records.
+    The run belongs to this process alone meanwhile: LeaseHeld where another one has it (with `wait`, only after that
+    one has ended), LeaseLost where this one was silent for too long and another took over. `note` is what the next
+    holder should know of this one. `effective` makes the spec that the run really has of the one requested and the
+    run's records.
     """
     settings = Settings()
     name = run or spec.name
     store = open_store(settings.store_root)
-    records = RunRecords(store.root, name)
-    spec = effective(spec, records) if effective is not None else spec
-    engines = Engines(spec, settings, settings.log_folder(name))
-    tracker = RunTracker(settings.tracking_uri, spec.name, name, settings.mlflow_folder / "artifacts")
+    lease = acquire_lease(store.root, name, note=note, wait=wait)
     try:
-        engines.start()
-        yield Workbench(spec, name, settings, store, records, engines, tracker, watch or ignore)
+        records = RunRecords(store.root, name, lease=lease)
+        spec = effective(spec, records) if effective is not None else spec
+        engines = Engines(spec, settings, settings.log_folder(name))
+        tracker = RunTracker(settings.tracking_uri, spec.name, name, settings.mlflow_folder / "artifacts")
+        bench = Workbench(spec, name, settings, store, records, engines, tracker, watch or ignore, lease)
+        with Heartbeat(lease, on_lost=engines.close), working(bench):
+            yield bench
+    finally:
+        lease.release()
+
+
+@contextmanager
+def working(bench: Workbench) -> Iterator[None]:
+    """Have the engines run, and end them and the MLflow run as the work inside ends."""
+    try:
+        bench.engines.start()
+        yield
     except BaseException as error:
-        if tracker.run_id is not None:
-            tracker.finish("FAILED" if isinstance(error, Exception) else "KILLED")
+        if bench.lease is not None and isinstance(error, Exception):
+            bench.lease.check()  # engines that were closed because the run is another's now: say that instead
+        if bench.tracker.run_id is not None:
+            bench.tracker.finish("FAILED" if isinstance(error, Exception) else "KILLED")
         raise
     finally:
-        engines.close()
+        bench.engines.close()
 
 
 def ignore(progress: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.commit_iteration import Best, IterationRecord
+from tasks.iteration_record import Best, IterationRecord
 from tasks.references import CheckpointRef, DatasetRef, EvaluationRef
 
 

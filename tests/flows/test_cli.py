@@ -30,6 +30,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["train", SMOKE, "--set", "iterations"], "is not section.key=value"),
         (["status", "unknown"], "run unknown has no committed iteration"),
         (["status", "../evil"], "run name '../evil'"),
+        (["resume", "unknown"], "there is no run unknown"),
+        (["fork", "unknown@3", "new"], "there is no run unknown"),
+        (["fork", "unknown", "new"], "'unknown': write RUN@ITERATION, for example demo@12"),
+        (["rerun", "unknown@3", "--from", "scoring"], "one of generate, score, advantages, update, evaluate"),
+        (["rerun", "unknown@0", "--from", "score"], "an iteration from 1 on"),
+        (["verify", "unknown"], "there is no run unknown"),
         (["sample", "/no/such/folder", "1+1="], "is no Hugging Face folder"),
     ],
 )

@@ -18,6 +18,7 @@ from infra.local_store import LocalStore
 from infra.runs import RecordExists, RunRecords
 from tests.infra.artifact_folders import CONTENT, fill, read
 from tests.infra.faulty_files import FAULTS, Died, FaultyFiles
+from tests.infra.leases import armed, writer
 
 OTHER = {"a.txt": b"somebody was faster"}
 
@@ -135,27 +136,27 @@ def test_a_record_is_there_or_not_at_every_operation(tmp_path: Path, fault: str,
     for number in itertools.count(1):
         root = tmp_path / str(number)
         if not first:
-            RunRecords(root, "r", files=FaultyFiles()).commit(2, {"iteration": 2})
-        faulty = FaultyFiles(number, fault)
+            writer(root).commit(2, {"iteration": 2})
+        faulty = armed(root, number, fault)
         with suppress(OSError, Died):
-            RunRecords(root, "r", files=faulty).commit(3, RECORD)
-        records = RunRecords(root, "r", files=FaultyFiles())
+            faulty.records.commit(3, RECORD)
+        records = writer(root)
         assert records.last() in (None if first else 2, 3)
         assert all(record in ({"iteration": 2}, RECORD) for record in records.all())
         with suppress(RecordExists):
             records.commit(3, RECORD)
         assert (records.last(), records.read(3)) == (3, RECORD)
-        if len(faulty.trace) < number:
+        if faulty.operations() < number:
             break
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_second_commit_never_changes_the_first(tmp_path: Path, fault: str):
-    RunRecords(tmp_path, "r", files=FaultyFiles()).commit(3, RECORD)
+    writer(tmp_path).commit(3, RECORD)
     for number in itertools.count(1):
-        faulty = FaultyFiles(number, fault)
+        faulty = armed(tmp_path, number, fault)
         with pytest.raises((RecordExists, OSError, Died)):
-            RunRecords(tmp_path, "r", files=faulty).commit(3, {"iteration": 3, "writer": "another"})
+            faulty.records.commit(3, {"iteration": 3, "writer": "another"})
         assert RunRecords(tmp_path, "r", files=FaultyFiles()).all() == [RECORD]
-        if len(faulty.trace) < number:
+        if faulty.operations() < number:
             break

@@ -10,8 +10,8 @@ import pytest
 
 from infra.filesystem import LocalFiles
 from infra.local_store import LocalStore
-from infra.runs import RunRecords
 from tests.infra.faulty_files import FaultyFiles, Operation
+from tests.infra.leases import successor, writer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,7 +60,7 @@ def test_an_adopted_artifact_is_made_durable_too(tmp_path: Path):
 
 def test_a_record_is_durable_before_it_has_its_name(tmp_path: Path):
     files = FaultyFiles()
-    RunRecords(tmp_path / "store", "r", files=files).commit(7, {"a": 1})
+    writer(tmp_path / "store", files).commit(7, {"a": 1})
     iterations = tmp_path / "store/runs/r/iterations"
     (link,) = (number for number, operation in enumerate(files.trace) if operation.name == "link")
     written = files.trace[link].path
@@ -70,6 +70,19 @@ def test_a_record_is_durable_before_it_has_its_name(tmp_path: Path):
     for made in (iterations, iterations.parent, iterations.parent.parent, tmp_path / "store"):
         before = files.trace[:link]
         assert position(before, "make_folder", made) < position(before, "sync_folder", made.parent)
+
+
+def test_a_lease_is_durable_before_it_is_acquired(tmp_path: Path):
+    successor(tmp_path)
+    files = FaultyFiles()
+    lease = successor(tmp_path, files)
+    (staged,) = (operation.path for operation in files.trace if operation.target == lease.folder)
+    published = position(files.trace, "rename", staged)
+    for name in ("holder.json", "heartbeat"):
+        written, synced = (position(files.trace, step, staged / name) for step in ("write", "sync_file"))
+        assert written < synced < position(files.trace, "sync_folder", staged) < published
+    ended = position(files.trace, "rename", lease.folder.with_name("000001"))
+    assert published < ended < position(files.trace, "sync_folder", lease.folder.parent)
 
 
 def test_syncs_reach_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -104,7 +117,20 @@ def test_creating_never_replaces(tmp_path: Path):
     assert b"".join(files.blocks(tmp_path / "a")) == b"onetwo"
 
 
-@pytest.mark.parametrize("name", ["artifacts", "integrity", "local_store", "manifest", "runs"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "artifacts",
+        "integrity",
+        "lease",
+        "lease_folders",
+        "lease_watch",
+        "local_store",
+        "manifest",
+        "runs",
+        "sealed",
+    ],
+)
 def test_no_file_operation_goes_past_the_seam(name: str):
     tree = ast.parse((ROOT / "infra" / f"{name}.py").read_text())
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}

@@ -7,13 +7,13 @@ import json
 import math
 import os
 import random
-import subprocess
-import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from infra.filesystem import LocalFiles, StoreReadOnly, StoreUnsupported
+from infra.lease import acquire_lease
 from infra.runs import (
     InvalidRunName,
     RecordCorrupted,
@@ -21,11 +21,12 @@ from infra.runs import (
     RecordFormatTooNew,
     RecordMissing,
     RunRecords,
+    create_run,
     list_runs,
     validate_run_name,
 )
+from tests.infra.leases import state, successor, writer
 
-ROOT = Path(__file__).resolve().parents[2]
 RECORD = {
     "checkpoint": {"kind": "checkpoint", "digest": "ab"},
     "metrics": {"kl": 0.1 + 0.2},
@@ -35,7 +36,7 @@ RECORD = {
 
 
 def test_records_come_back_as_written(tmp_path: Path):
-    records = RunRecords(tmp_path, "run-1.a_B")
+    records = writer(tmp_path, run="run-1.a_B")
     assert (records.last(), records.all(), records.read_spec()) == (None, [], None)
     records.create_spec({"seed": 1})
     for iteration in (0, 1, 12, 1_000_000):
@@ -46,19 +47,19 @@ def test_records_come_back_as_written(tmp_path: Path):
     assert [record["iteration"] for record in again.all()] == [0, 1, 12, 1_000_000]
     assert again.read(12) == {**RECORD, "iteration": 12}
     assert (tmp_path / "runs/run-1.a_B/iterations/000012.json").is_file()
-    assert os.listdir(tmp_path / "runs/run-1.a_B/partial") == []
+    assert os.listdir(tmp_path / "runs/run-1.a_B/leases/000001/partial") == []
     assert list_runs(tmp_path) == ["run-1.a_B"]
 
 
 def test_a_record_is_a_readable_file_with_a_seal(tmp_path: Path):
-    RunRecords(tmp_path, "r").commit(1, RECORD)
+    writer(tmp_path).commit(1, RECORD)
     document = json.loads((tmp_path / "runs/r/iterations/000001.json").read_text())
     assert {name: value for name, value in document.items() if name != "seal"} == RECORD
     assert document["seal"]["format"] == 1
 
 
 def test_a_record_is_written_once(tmp_path: Path):
-    records = RunRecords(tmp_path, "r")
+    records = writer(tmp_path)
     records.commit(1, RECORD)
     records.create_spec({"seed": 1})
     with pytest.raises(RecordExists, match=r"run r: .*000001\.json exists"):
@@ -69,23 +70,26 @@ def test_a_record_is_written_once(tmp_path: Path):
 
 
 def test_a_metric_may_be_no_number(tmp_path: Path):
-    records = RunRecords(tmp_path, "r")
+    records = writer(tmp_path)
     records.commit(1, {"a": math.inf, "b": math.nan})
     assert records.read(1)["a"] == math.inf
     assert math.isnan(records.read(1)["b"])
 
 
 def test_what_cannot_be_a_record(tmp_path: Path):
-    records = RunRecords(tmp_path, "r")
+    records = writer(tmp_path)
     with pytest.raises(ValueError, match="iteration -1"):
         records.commit(-1, {})
     with pytest.raises(ValueError, match="'seal'"):
         records.commit(1, {"seal": 1})
     with pytest.raises(TypeError):
         records.commit(1, {"path": tmp_path})
+    with pytest.raises(ValueError, match="notes of kind 'thoughts'"):
+        records.note("thoughts", {})
     with pytest.raises(StoreUnsupported):
         RunRecords("s3://bucket", "r")
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path / "runs/r") == ["leases"]
+    assert os.listdir(tmp_path / "runs/r/leases/000001/partial") == []
     with pytest.raises(RecordMissing, match="run r has no record of iteration 5"):
         records.read(5)
 
@@ -102,7 +106,7 @@ def test_bad_run_names(tmp_path: Path, name: str):
 
 
 def test_damage_is_found_in_every_case(tmp_path: Path):
-    records = RunRecords(tmp_path, "r")
+    records = writer(tmp_path)
     records.commit(1, RECORD)
     path = tmp_path / "runs/r/iterations/000001.json"
     good = path.read_bytes()
@@ -127,7 +131,7 @@ def test_damage_is_found_in_every_case(tmp_path: Path):
 
 
 def test_a_newer_format_says_so(tmp_path: Path):
-    records = RunRecords(tmp_path, "r")
+    records = writer(tmp_path)
     records.commit(1, RECORD)
     path = tmp_path / "runs/r/iterations/000001.json"
     document = json.loads(path.read_text())
@@ -147,48 +151,104 @@ class ReadOnlyFiles(LocalFiles):
 
 def test_a_read_only_store_says_so(tmp_path: Path):
     with pytest.raises(StoreReadOnly, match=rf"{tmp_path}/store cannot be written to"):
-        RunRecords(tmp_path / "store", "r", files=ReadOnlyFiles()).create_spec({"seed": 1})
+        acquire_lease(tmp_path / "store", "r", files=ReadOnlyFiles())
+    lease = acquire_lease(tmp_path / "store", "r")
+    with pytest.raises(StoreReadOnly, match=rf"{tmp_path}/store cannot be written to"):
+        RunRecords(tmp_path / "store", "r", files=ReadOnlyFiles(), lease=lease).commit(1, RECORD)
 
 
-COMMITTER = """
-import sys
-from infra.runs import RecordExists, RunRecords
-
-records = RunRecords(sys.argv[1], "r")
-print("ready", flush=True)
-sys.stdin.readline()
-won = []
-for iteration in range(100):
-    try:
-        records.commit(iteration, {"writer": sys.argv[2]})
-        won.append(iteration)
-    except RecordExists:
-        pass
-print(*won)
-"""
-
-
-def test_one_of_two_processes_commits(tmp_path: Path):
-    names = ("first", "second")
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", COMMITTER, str(tmp_path), name],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for name in names
-    ]
-    for writer in writers:
-        assert writer.stdout is not None
-        writer.stdout.readline()
-    for writer in writers:
-        assert writer.stdin is not None
-        writer.stdin.write("\n")
-        writer.stdin.flush()
-    won = {name: writer.communicate(timeout=60)[0].split() for name, writer in zip(names, writers, strict=True)}
+def test_writing_needs_the_lease_of_this_run(tmp_path: Path):
     records = RunRecords(tmp_path, "r")
-    for name in names:
-        assert all(records.read(int(iteration)) == {"writer": name} for iteration in won[name])
-    assert sorted(map(int, won["first"] + won["second"])) == list(range(100))
+    for write in (
+        lambda: records.create_spec({}),
+        lambda: records.commit(1, {}),
+        lambda: records.supersede(1),
+        lambda: records.note("rollbacks", {}),
+    ):
+        with pytest.raises(ValueError, match="run r is open for reading only: pass the lease of acquire_lease"):
+            write()
+    assert os.listdir(tmp_path) == []
+    for other in (successor(tmp_path, run="another"), successor(tmp_path / "elsewhere")):
+        with pytest.raises(ValueError, match="is not one of the run"):
+            RunRecords(tmp_path, "r", lease=other)
+
+
+def test_one_of_two_threads_commits(tmp_path: Path):
+    records, start = writer(tmp_path, LocalFiles()), threading.Barrier(2)
+    won: dict[str, list[int]] = {"first": [], "second": []}
+
+    def commit_all(name: str) -> None:
+        start.wait(timeout=20)
+        for iteration in range(100):
+            try:
+                records.commit(iteration, {"writer": name})
+                won[name].append(iteration)
+            except RecordExists:
+                pass
+
+    threads = [threading.Thread(target=commit_all, args=(name,)) for name in won]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    for name, iterations in won.items():
+        assert all(records.read(iteration) == {"writer": name} for iteration in iterations)
+    assert sorted(won["first"] + won["second"]) == list(range(100))
+
+
+def test_superseded_records_leave_the_run_and_are_kept(tmp_path: Path):
+    records = writer(tmp_path)
+    assert records.supersede(-1) == []
+    for iteration in range(5):
+        records.commit(iteration, {"iteration": iteration, "try": 1})
+    assert records.supersede(2) == [4, 3]
+    assert records.iterations() == [0, 1, 2]
+    for iteration in (3, 4):
+        records.commit(iteration, {"iteration": iteration, "try": 2})
+    assert records.supersede(3) == [4]
+    assert [record["try"] for record in records.all()] == [1, 1, 1, 2]
+    kept = tmp_path / "runs/r/leases/000001/superseded"
+    assert sorted(os.listdir(kept)) == ["000003.json", "000004-2.json", "000004.json"]
+    assert [json.loads((kept / name).read_text())["try"] for name in ("000004.json", "000004-2.json")] == [1, 2]
+    successor(tmp_path)
+    ended = tmp_path / "runs/r/leases/000001.ended"
+    assert sorted(os.listdir(ended / "superseded")) == ["000003.json", "000004-2.json", "000004.json"]
+    assert sorted(os.listdir(ended)) == ["heartbeat", "holder.json", "pins", "superseded"]
+
+
+def test_notes_are_numbered_and_kept(tmp_path: Path):
+    records = writer(tmp_path)
+    assert records.notes("rollbacks") == []
+    assert [records.note("rollbacks", {"to": to}) for to in (4, 2)] == [1, 2]
+    assert records.note("divergences", {"metric": "kl", "value": math.inf}) == 1
+    again = writer(tmp_path)
+    assert again.note("rollbacks", {"to": 1}) == 3
+    assert [note["to"] for note in again.notes("rollbacks")] == [4, 2, 1]
+    assert again.notes("divergences") == [{"metric": "kl", "value": math.inf}]
+    (tmp_path / "runs/r/rollbacks/000002.json").rename(tmp_path / "runs/r/rollbacks/000009.json")
+    with pytest.raises(RecordCorrupted, match=r"000009\.json does not have its own sha256"):
+        again.notes("rollbacks")
+
+
+def test_a_run_can_be_created_whole(tmp_path: Path):
+    records = {0: {"iteration": 0}, 3: {"iteration": 3}}
+    create_run(tmp_path, "r", {"seed": 1}, records)
+    assert state(tmp_path) == ({"seed": 1}, [0, 3], [{"iteration": 0}, {"iteration": 3}], [], [])
+    with pytest.raises(RecordExists, match=r"run r exists in .*: choose another name"):
+        create_run(tmp_path, "r", {"seed": 2}, {})
+    with pytest.raises(InvalidRunName):
+        create_run(tmp_path, "../r", {"seed": 2}, {})
+    with pytest.raises(ValueError, match="'seal'"):
+        create_run(tmp_path, "q", {}, {1: {"seal": 1}})
+    assert os.listdir(tmp_path / "runs") == ["r"]
+    writer(tmp_path).commit(4, {"iteration": 4})
+    assert state(tmp_path)[:2] == ({"seed": 1}, [0, 3, 4])
+
+
+def test_only_started_runs_are_listed(tmp_path: Path):
+    assert list_runs(tmp_path) == []
+    writer(tmp_path, run="never-started")
+    (tmp_path / "runs/.new-1").mkdir()
+    create_run(tmp_path, "b", {}, {})
+    writer(tmp_path, run="a").create_spec({})
+    assert list_runs(tmp_path) == ["a", "b"]

@@ -105,8 +105,8 @@ def test_each_point_once_also_when_logged_again(tracker: RunTracker, store: Path
     assert tracker.log_points([*points[20:], *points_of(60)])
     expected = sorted((p.key, p.step, p.value, p.timestamp_ms) for p in [*points, *points_of(60)])
     assert rows(store, tracker.run_id) == expected
-    assert tracker.seen_steps("train/m3") == set(range(61))
-    assert tracker.seen_steps("train/unknown") == set()
+    assert tracker.seen_points("train/m3") == {(p.step, p.timestamp_ms) for step in range(61) for p in points_of(step)}
+    assert tracker.seen_points("train/unknown") == set()
 
 
 def test_nan_is_counted_and_infinity_is_stored_as_the_largest_number(tracker: RunTracker, store: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_locked_database_costs_no_more_than_the_patience(tracker: RunTracker, 
         started = time.monotonic()
         assert not impatient.log_points(points_of(1))
         assert not impatient.log_points(points_of(1))
-        assert impatient.seen_steps("train/m0") is None
+        assert impatient.seen_points("train/m0") is None
         assert time.monotonic() - started < 2
         assert not impatient.available()
         database.rollback()

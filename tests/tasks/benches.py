@@ -5,15 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from infra.artifacts import open_store
+from infra.filesystem import LocalFiles
+from infra.lease import acquire_lease
+from infra.local_store import LocalStore
 from infra.runs import RunRecords
 from infra.settings import Settings
 from infra.tracking import RunTracker
 from ppo_core.spec import RunSpec
 from tasks.engines import Engines
 from tasks.workbench import Workbench, ignore
+from tests.infra.leases import somebody
+from tests.tasks.toy_engines import ToyEngines
+from tests.tasks.toy_tracker import ToyTracker
 
 ARITHMETIC = Path(__file__).parents[2] / "examples" / "arithmetic"
+
+
+class QuickFiles(LocalFiles):
+    """The real file system, for tests that lose no power: nothing waits for the disk."""
+
+    def sync_file(self, path: Path) -> None:
+        """Later."""
+
+    def sync_folder(self, path: Path) -> None:
+        """Later."""
 
 
 def smoke_spec(*overrides: str) -> RunSpec:
@@ -21,22 +36,37 @@ def smoke_spec(*overrides: str) -> RunSpec:
     return RunSpec.from_yaml(ARITHMETIC / "smoke.yaml", list(overrides))
 
 
-def workbench(spec: RunSpec, home: Path, run: str = "test", engines: Engines | None = None) -> Workbench:
-    """A workbench on a store under `home`."""
+def workbench(
+    spec: RunSpec,
+    home: Path,
+    run: str = "test",
+    engines: Engines | ToyEngines | None = None,
+    tracker: RunTracker | ToyTracker | None = None,
+    *,
+    taking_over: bool = False,
+) -> Workbench:
+    """A workbench on a store under `home`; `taking_over` makes it that of a new process that finds all others dead."""
     settings = Settings(home=home, store=str(home / "store"), tracking_uri=f"sqlite:///{home}/mlflow.db")
-    store = open_store(settings.store_root)
+    files = QuickFiles()
+    store = LocalStore(Path(settings.store_root), files=files)
+    if taking_over:
+        lease = acquire_lease(store.root, run, files=files, identity=somebody(), alive=lambda _: False)
+    else:
+        lease = acquire_lease(store.root, run)
     return Workbench(
         spec=spec,
         run=run,
         settings=settings,
         store=store,
-        records=RunRecords(store.root, run),
+        records=RunRecords(store.root, run, files=files, lease=lease),
         engines=engines or Engines(spec, settings, home / "logs"),
-        tracker=RunTracker(settings.tracking_uri, spec.name, run, home / "artifacts"),
+        tracker=tracker or RunTracker(settings.tracking_uri, spec.name, run, home / "artifacts"),
         watch=ignore,
+        lease=lease,
     )
 
 
 def stored_files(home: Path) -> list[Any]:
-    """Everything below the store but folders: what a failure has left."""
-    return [path for path in (home / "store").rglob("*") if path.is_file()]
+    """Everything below the store but folders and what the run's lease left: what a failure has left."""
+    files = [path for path in (home / "store").rglob("*") if path.is_file()]
+    return [path for path in files if "leases" not in path.parts and not path.name.startswith(".")]

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from infra.runs import RecordExists
-from tasks.commit_iteration import IterationRecord, best_of, commit_iteration, records_before
+from tasks.commit_iteration import Made, best_of, commit_iteration, draft_record, records_before
+from tasks.iteration_record import Attempt, IterationRecord
 from tasks.references import CheckpointRef, DatasetRef
 from tasks.workbench import Workbench
 from tests.flows.samples import record
@@ -24,10 +25,8 @@ def checkpoint(digest: str = "0" * 64) -> CheckpointRef:
 def commit(bench: Workbench, previous: IterationRecord | None, made: CheckpointRef) -> IterationRecord:
     """One commit without rollouts or evaluation."""
     dataset = DatasetRef(kind="dataset", digest="d" * 64, counts={"train": 50}, **PLACE)
-    iteration = 0 if previous is None else previous.iteration + 1
-    committed: IterationRecord = commit_iteration.fn(
-        bench, iteration=iteration, previous=previous, dataset=dataset, checkpoint=made
-    )
+    draft = draft_record(bench, Made(made), dataset, previous, Attempt())
+    committed: IterationRecord = commit_iteration.fn(bench, draft)
     return committed
 
 

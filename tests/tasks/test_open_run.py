@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.lease import acquire_lease
 from infra.runs import RunRecords
 from ppo_core.records import InputError
 from tasks.open_run import effective_spec, last_record
@@ -14,7 +15,7 @@ from tests.tasks.benches import smoke_spec
 
 def recorded(root: Path, *overrides: str) -> RunRecords:
     """A run that was started with the smoke spec."""
-    records = RunRecords(root, "known")
+    records = RunRecords(root, "known", lease=acquire_lease(root, "known"))
     records.create_spec(effective_spec(smoke_spec(*overrides), RunRecords(root, "other")).document())
     return records
 

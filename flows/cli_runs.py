@@ -1,0 +1,136 @@
+"""Commands on runs that exist: go on, fork, do a stage again, verify, and remove what nobody needs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flows.cli_app import Overrides, Wait, app
+from flows.telling import command_line, run_training, say, set_options, told_clearly
+
+Folder = Annotated[
+    str | None, typer.Option(help="Where the spec's folder (data, reward functions) is now, if it has moved")
+]
+Place = Annotated[str, typer.Argument(help="RUN@ITERATION, for example demo@12", show_default=False)]
+DIFFERS = 1
+GIB = 2**30
+
+
+@app.command(rich_help_panel="Runs that exist")
+def resume(
+    run: Annotated[str, typer.Argument(help="Name of the run", show_default=False)],
+    overrides: Overrides = None,
+    folder: Folder = None,
+    wait: Wait = False,
+) -> None:
+    """Go on with a run by its name alone: its records have its spec."""
+    with told_clearly():
+        from tasks.open_run import spec_of_run
+
+        spec = spec_of_run(run, folder).with_overrides(overrides or [])
+        run_training(spec, run, command_line("resume", run, *set_options(overrides)), wait=wait)
+
+
+@app.command(rich_help_panel="Runs that exist")
+def fork(
+    place: Place,
+    new: Annotated[str, typer.Argument(help="Name of the new run", show_default=False)],
+    overrides: Overrides = None,
+    folder: Folder = None,
+    only_create: Annotated[bool, typer.Option("--only-create", help="Do not train yet")] = False,
+) -> None:
+    """Start a new run from an iteration of another one with other settings; all before it is shared, not copied."""
+    with told_clearly():
+        from tasks.fork_run import fork_run, parse_place
+
+        source, iteration = parse_place(place)
+        spec = fork_run(source, iteration, new, overrides or [], folder)
+        say(f"run {new} has the iterations 0 to {iteration} of {source}")
+        if only_create:
+            say(f"  go on              ppoflow resume {new}")
+        else:
+            run_training(spec, new, command_line("resume", new))
+
+
+@app.command(rich_help_panel="Runs that exist")
+def rerun(
+    place: Place,
+    start: Annotated[
+        str, typer.Option("--from", help="generate, score, advantages, update or evaluate", show_default=False)
+    ],
+    folder: Folder = None,
+    wait: Wait = False,
+) -> None:
+    """Do a stage of an iteration again, and all that follows it; what came before (the samples, say) is kept."""
+    with told_clearly():
+        from pydantic import ValidationError
+
+        from flows.iteration import STAGES
+        from flows.ppo import Rerun
+        from tasks.errors import InputError
+        from tasks.fork_run import parse_place
+        from tasks.open_run import require_iteration, spec_of_run
+
+        run, iteration = parse_place(place)
+        try:
+            wanted = Rerun.model_validate({"iteration": iteration, "start": start})
+        except ValidationError:
+            stages = ", ".join(STAGES)
+            raise InputError(f"{place} --from {start}: an iteration from 1 on, and one of {stages}") from None
+        spec = spec_of_run(run, folder)
+        require_iteration(run, iteration)
+        run_training(spec, run, command_line("resume", run), wait=wait, rerun=wanted)
+
+
+@app.command(rich_help_panel="Runs that exist")
+def verify(
+    run: Annotated[str, typer.Argument(help="Name of the run", show_default=False)],
+    iterations: Annotated[str | None, typer.Option(help="FIRST..LAST or one number; default: all")] = None,
+    folder: Folder = None,
+) -> None:
+    """Do iterations again from their recorded inputs, and compare every stage's digest. Exit status 1: one differs."""
+    with told_clearly():
+        from tasks.verification import require_verifiable
+
+        require_verifiable(run, iterations, folder)
+        from flows.verify import verify_run
+
+        report = verify_run(run, iterations, folder)
+        different = report.first_difference
+        if different is None:
+            say(f"run {run}: all {len(report.comparisons)} stages gave the recorded bytes again")
+            return
+        say(
+            f"run {run}: iteration {different.iteration}, stage {different.stage} is the first that differs: recorded "
+            f"{different.recorded}, found {different.found}. Either the record is not what it says, or code, library "
+            "versions, kind of CPU or thread count are others than when it was made"
+        )
+        raise typer.Exit(DIFFERS)
+
+
+@app.command(rich_help_panel="Runs that exist")
+def gc(
+    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed")] = False,
+    damaged: Annotated[bool, typer.Option("--damaged", help="Also remove what was set aside as damaged")] = False,
+) -> None:
+    """Remove what no record of any run needs: safe while runs are writing. Says first what it will remove."""
+    with told_clearly():
+        from tasks.retention import find_garbage, remove_garbage
+
+        garbage = find_garbage(damaged=damaged)
+        if not garbage.rows():
+            say("nothing to remove: everything in the store is needed")
+            return
+        table = Table("what", "MiB", "why", title="to be removed", title_justify="left")
+        for what, size, why in garbage.rows():
+            table.add_row(what, f"{size / 2**20:.1f}", why)
+        Console().print(table)
+        say(f"{len(garbage.rows())} things, {garbage.bytes / GIB:.2f} GiB")
+        if dry_run or not (yes or typer.confirm("Remove them?")):
+            say("nothing was removed")
+            return
+        say(f"removed {remove_garbage(garbage) / GIB:.2f} GiB")

@@ -1,0 +1,91 @@
+"""Going on from what is whole: damaged artifacts are made again from their inputs, or the run falls back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from flows.console import RunConsole
+from flows.iteration import STAGES, run_stages
+from infra.artifacts import ArtifactError, ArtifactRef
+from tasks.check_whole import needs_of, set_aside_damaged
+from tasks.iteration_record import Attempt, IterationRecord
+from tasks.open_run import last_record, record_at, recorded_spec, with_changes
+from tasks.prepare_dataset import prepare_dataset
+from tasks.start_policy import start_policy
+from tasks.workbench import Workbench
+
+
+def last_whole(bench: Workbench, console: RunConsole) -> IterationRecord | None:
+    """The last record of which all that going on needs is whole, after making again what can be; None: none is.
+
+    Records after it are taken out of the run, and their iterations done again.
+    """
+    last = last_record(bench.records)
+    if last is None:
+        return None
+    lost: set[str] = set()
+    for iteration in reversed(range(last.iteration + 1)):
+        record = record_at(bench.records, iteration)
+        if lost & {ref.digest for _, ref in needs_of(record)}:
+            continue
+        missing = mend(bench, console, needs_of(record))
+        if missing is not None:
+            lost.add(missing.digest)
+            continue
+        if iteration < last.iteration:
+            bench.supersede(iteration)
+            console.say(f"! falling back to iteration {iteration}, the last whole one; those after it are done again")
+        return record
+    bench.supersede(-1)
+    console.say("! no iteration is whole: the run begins anew")
+    return None
+
+
+def mend(bench: Workbench, console: RunConsole, needs: Iterable[tuple[int, ArtifactRef]]) -> ArtifactRef | None:
+    """Make again what is not whole of `needs` (artifacts, each with its iteration), to the same digest.
+
+    None once all is whole, else the first that could not be made again.
+    """
+    for iteration, ref in needs:
+        complaint = set_aside_damaged(bench, ref)
+        if complaint is None:
+            continue
+        console.say(f"! {complaint}; making it again")
+        if not remake(bench, iteration, ref):
+            console.say(f"! {ref.kind} of iteration {iteration} could not be made again to the same digest")
+            return ref
+        console.say(f"{ref.kind} of iteration {iteration} is whole again, with the same digest")
+    return None
+
+
+def remake(bench: Workbench, iteration: int, ref: ArtifactRef) -> bool:
+    """Run the stages of an iteration that `ref` needs; the latest ones first, earlier ones where those do not do."""
+    record = record_at(bench.records, iteration)
+    with settings_of(bench, record):
+        dataset = prepare_dataset(bench)
+        if iteration == 0:
+            start_policy(bench, dataset)
+            return set_aside_damaged(bench, ref) is None
+        previous = record_at(bench.records, iteration - 1)
+        attempt = Attempt(number=record.attempt, rate_factor=record.rate_factor)
+        for start in reversed(STAGES[: STAGES.index("update") + 1]):
+            try:
+                run_stages(bench, dataset, previous, attempt, given=record, start=start)
+            except ArtifactError:
+                continue
+            if set_aside_damaged(bench, ref) is None:
+                return True
+    return False
+
+
+@contextmanager
+def settings_of(bench: Workbench, record: IterationRecord) -> Iterator[None]:
+    """Have the spec that the record was made with; some of it may have been changed since."""
+    now = bench.spec
+    made_with = with_changes(recorded_spec(bench.records) or now, record.changed)
+    bench.spec = made_with.model_copy(update={"folder": now.folder})
+    try:
+        yield
+    finally:
+        bench.spec = now

@@ -1,0 +1,83 @@
+"""How commands talk to people: plain text, errors as messages, and how a training run ends."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+
+from ppo_core.spec import RunSpec
+
+if TYPE_CHECKING:
+    from flows.ppo import Rerun
+
+REFUSED, INTERRUPTED = 2, 130
+
+
+def run_training(spec: RunSpec, run: str | None, again: str, *, wait: bool = False, rerun: Rerun | None = None) -> None:
+    """Start the training flow, and tell how it ended. `again`: the command that goes on with it."""
+    from flows.ppo import ppo_training
+    from tasks.ending import ending, interrupted
+    from tasks.errors import EngineError
+
+    stop_on_sigterm()
+    try:
+        report = ppo_training(spec, run, wait, rerun)
+    except KeyboardInterrupt:
+        say(interrupted(run or spec.name, again))
+        raise typer.Exit(INTERRUPTED) from None
+    except EngineError:
+        say(f"what was finished is kept; go on with  {again}")
+        raise
+    say(ending(report, again))
+
+
+@contextmanager
+def told_clearly() -> Iterator[None]:
+    """Show what went wrong as a message, not as a traceback; the exit status is 2."""
+    quiet_prefect()  # before anything imports it
+    from tasks.errors import FAILURES
+
+    try:
+        yield
+    except FAILURES as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        raise typer.Exit(REFUSED) from None
+
+
+def say(text: str) -> None:
+    """A text as it is."""
+    Console().print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def command_line(*arguments: str) -> str:
+    """`ppoflow …` as it can be pasted."""
+    return shlex.join(["ppoflow", *arguments])
+
+
+def set_options(overrides: list[str] | None) -> list[str]:
+    """`--set` options as they were given."""
+    return [part for text in overrides or [] for part in ("--set", text)]
+
+
+def stop_on_sigterm() -> None:
+    """End on SIGTERM as on Ctrl-C: Prefect then marks the run Crashed, and everything is closed."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    handler: Callable[..., Any] = interrupt
+    signal.signal(signal.SIGTERM, handler)
+
+
+def quiet_prefect() -> None:
+    """The console belongs to the run's table; Prefect's log lines go to its page."""
+    from tasks.prefect_environment import prepare
+
+    prepare()

@@ -1,0 +1,29 @@
+"""What a run may be called: its name is the name of its folder."""
+
+from __future__ import annotations
+
+import re
+
+RUN_NAME_LIMIT = 100
+_RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+class InvalidRunName(ValueError):
+    """This name cannot name a run."""
+
+
+def validate_run_name(name: str) -> str:
+    """Return a run's name, or say why it cannot be one."""
+    if len(name) > RUN_NAME_LIMIT:
+        raise InvalidRunName(f"run name of {len(name)} characters: use at most {RUN_NAME_LIMIT}")
+    if not is_run_name(name) or ".." in name:
+        raise InvalidRunName(
+            f"run name {name!r}: use letters, digits, dots, dashes and underscores, "
+            "beginning with a letter, a digit or an underscore, without two dots in a row"
+        )
+    return name
+
+
+def is_run_name(name: str) -> bool:
+    """Whether the folder of this name below `runs/` can be a run's."""
+    return _RUN_NAME.fullmatch(name) is not None

@@ -1,0 +1,81 @@
+"""Sealed JSON documents: each carries the sha256 of its content and its own name; reading checks it and takes it off.
+
+Not-a-number and infinity are kept (as Python's JSON spells them), for a metric may be either.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from infra.filesystem import FileSystem, read_whole
+from infra.manifest import sha256_of
+
+RECORD_FORMAT = 1
+SEAL = "seal"
+
+
+class RecordError(RuntimeError):
+    """Something is wrong with a run's records."""
+
+
+class RecordExists(RecordError):
+    """The record is there already; records are written once."""
+
+
+class RecordMissing(RecordError):
+    """There is no such record."""
+
+
+class RecordCorrupted(RecordError):
+    """A record is not what was written."""
+
+
+class RecordFormatTooNew(RecordError):
+    """A newer version wrote this record, and this one cannot read it."""
+
+
+def seal(name: str, document: Mapping[str, Any]) -> bytes:
+    """The one spelling of a document under this name."""
+    if SEAL in document:
+        raise ValueError(f"a record cannot have a key {SEAL!r} of its own: the store adds it")
+    plain = json.loads(json.dumps(dict(document)))
+    stamp = {"format": RECORD_FORMAT, "sha256": sha256_of({"name": name, "record": plain})}
+    return (json.dumps({**plain, SEAL: stamp}, indent=1) + "\n").encode()
+
+
+def read_sealed(files: FileSystem, path: Path, name: str) -> dict[str, Any] | None:
+    """The document at `path` that was sealed under `name`, or None; RecordCorrupted or RecordFormatTooNew."""
+    if files.status(path) is None:
+        return None
+    try:
+        content = read_whole(files, path)
+    except FileNotFoundError:
+        # Its writer has taken it out of the run since.
+        return None
+    return _unseal(path, name, content)
+
+
+def _unseal(path: Path, name: str, content: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(content)
+    except ValueError as error:
+        raise _corrupted(path, f"is no JSON ({error})") from error
+    stamp = document.pop(SEAL, None) if isinstance(document, dict) else None
+    if not isinstance(stamp, dict):
+        raise _corrupted(path, "carries no seal")
+    stated = stamp.get("format")
+    if isinstance(stated, int) and stated > RECORD_FORMAT:
+        raise RecordFormatTooNew(
+            f"{path} has record format {stated} (or is damaged), this version reads up to format {RECORD_FORMAT}: "
+            f"use a ppoflow that reads record format {stated}"
+        )
+    if seal(name, document) != content:
+        raise _corrupted(path, f"does not have its own sha256 {stamp.get('sha256')}")
+    return document
+
+
+def _corrupted(path: Path, complaint: str) -> RecordCorrupted:
+    return RecordCorrupted(f"{path} {complaint}: move it away to fall back to the iteration before it")

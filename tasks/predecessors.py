@@ -1,0 +1,52 @@
+"""What Prefect's pages say of the processes that held a run before: a flow run that died says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from uuid import UUID
+
+from httpx import HTTPError
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas import State
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.exceptions import ObjectNotFound, PrefectException
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+from prefect.states import Crashed
+
+from infra.lease import Holder
+
+FLOW_RUN = "prefect_flow_run"
+
+
+def holder_note() -> dict[str, str]:
+    """What the next holder of the run should know of this one."""
+    return {FLOW_RUN: str(flow_run.id)} if flow_run.id else {}
+
+
+def mark_crashed(predecessors: Iterable[Holder]) -> list[str]:
+    """Set the flow runs of dead holders, which say Running for ever, to Crashed. Returns their names."""
+    told: list[str] = []
+    ids = [UUID(holder.note[FLOW_RUN]) for holder in predecessors if FLOW_RUN in holder.note]
+    try:
+        with get_client(sync_client=True) as client:
+            told = [name for id in ids if (name := _mark(client, id)) is not None]
+    except (HTTPError, PrefectException) as error:
+        get_run_logger().warning("the flow runs of dead predecessors could not be set to Crashed: %s", error)
+    return told
+
+
+def _mark(client: SyncPrefectClient, id: UUID) -> str | None:
+    """Set one flow run and its tasks to Crashed; None where this server does not know it, or it has ended."""
+    try:
+        found = client.read_flow_run(id)
+    except ObjectNotFound:
+        return None
+    if found.state is not None and found.state.is_final():
+        return None
+    crashed: State[None] = Crashed(message="The process died; the run goes on in another flow run.")
+    for task in client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[id]))):
+        if task.state is None or not task.state.is_final():
+            client.set_task_run_state(task.id, crashed, force=True)
+    client.set_flow_run_state(id, crashed, force=True)
+    return found.name

@@ -1,0 +1,78 @@
+"""What a holder does with its lease: it beats, and pins the artifacts that it uses."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+from infra.filesystem import LocalFiles
+from infra.lease import Heartbeat, acquire_lease
+from tests.infra.faulty_files import FaultyFiles
+from tests.infra.leases import successor
+
+
+def test_the_heartbeat_beats_and_says_when_the_lease_is_lost(tmp_path: Path):
+    lease, lost = acquire_lease(tmp_path, "r"), threading.Event()
+    calls: list[str] = []
+
+    def on_lost() -> None:
+        calls.append(threading.current_thread().name)
+        lost.set()
+
+    def beats() -> int:
+        return int(json.loads((lease.folder / "heartbeat").read_text())["beat"])
+
+    with Heartbeat(lease, on_lost, every_s=0.005):
+        deadline = time.monotonic() + 20
+        while beats() < 5 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert beats() >= 5
+        assert calls == []
+        successor(tmp_path)
+        assert lost.wait(timeout=20)
+    assert lease.lost
+    assert calls == ["heartbeat-r"]
+
+
+class FullAtFirst(LocalFiles):
+    """A disk that is full for the first beats."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+
+    def rename(self, source: Path, target: Path) -> None:
+        if target.name == "heartbeat" and self.failures < 3:
+            self.failures += 1
+            raise OSError(28, os.strerror(28), str(target))
+        super().rename(source, target)
+
+
+def test_a_beat_that_fails_is_tried_again(tmp_path: Path):
+    files, calls = FullAtFirst(), list[int]()
+    lease = acquire_lease(tmp_path, "r", files=files)
+    first = (lease.folder / "heartbeat").read_bytes()
+    with Heartbeat(lease, lambda: calls.append(1), every_s=0.005):
+        deadline = time.monotonic() + 20
+        while (lease.folder / "heartbeat").read_bytes() == first and time.monotonic() < deadline:
+            time.sleep(0.005)
+    assert (files.failures, calls, lease.lost) == (3, [], False)
+    assert (lease.folder / "heartbeat").read_bytes() != first
+    assert os.listdir(lease.partial) == []
+
+
+def test_pins_last_until_they_are_let_go(tmp_path: Path):
+    files = FaultyFiles()
+    lease = acquire_lease(tmp_path, "r", files=files)
+    lease.pin("scores", "a-b_1")
+    lease.pin("scores", "a-b_1")
+    lease.pin("rollouts", "c")
+    pins = lease.folder / "pins"
+    assert sorted(os.listdir(pins)) == ["rollouts.c", "scores.a-b_1"]
+    locks = [operation.path for operation in files.trace if operation.name == "exclusive"]
+    assert locks == [tmp_path / ".gc.lock"] * 3
+    lease.unpin_all()
+    lease.unpin_all()
+    assert os.listdir(pins) == []
