@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.launch import DEADLINE_S, ROOT, SMOKE, environment
+from tests.e2e.launch import DEADLINE_S, ROOT, SMOKE, environment, records, train
 
 PROGRAM = """
 import json, re, sys
@@ -54,3 +55,17 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     assert done.returncode == 0, done.stdout + done.stderr
     facts = json.loads(done.stdout.splitlines()[-1])
     return FinishedRun(home, "first", facts["report"], facts["heavy"], facts["peak_mib"], done.stdout)
+
+
+@pytest.fixture(scope="session")
+def longer(smoke: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """The smoke run, gone on with to eight iterations: never interrupted, but started a second time."""
+    home = tmp_path_factory.mktemp("longer")
+    shutil.copytree(smoke.home / "store", home / "store")
+    rollouts = records(home, "first")[3]["rollouts"]["uri"].rpartition("/")[2]
+    damaged = home / "store" / "rollouts" / rollouts / "rollouts.parquet"
+    damaged.chmod(0o644)
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"X")  # of an iteration that is done: nobody reads it again
+    done = train(home, "first", "--set", "iterations=8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return FinishedRun(home, "first", {}, [], 0.0, done.stdout)

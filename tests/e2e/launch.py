@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,8 +32,13 @@ def environment(home: Path, **extra: str) -> dict[str, str]:
 
 def train(home: Path, run: str, *options: str, spec: Path = SMOKE, **extra: str) -> subprocess.CompletedProcess[str]:
     """One run, to its end."""
+    return ppoflow(home, "train", str(spec), "--run", run, *options, **extra)
+
+
+def ppoflow(home: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    """One command, to its end."""
     return subprocess.run(
-        command("train", str(spec), "--run", run, *options),
+        command(*arguments),
         cwd=ROOT,
         env=environment(home, **extra),
         capture_output=True,
@@ -68,6 +75,12 @@ def policy_bytes(home: Path, record: dict[str, Any]) -> bytes:
     """The weights that a record's checkpoint holds."""
     key = record["checkpoint"]["uri"].rpartition("/")[2]
     return (home / "store" / "checkpoint" / key / "policy" / "model.safetensors").read_bytes()
+
+
+def flow_states(home: Path) -> Counter[str]:
+    """How many flow runs are in which state, as Prefect's own database has them."""
+    with sqlite3.connect(home / "prefect" / "prefect.db") as database:
+        return Counter(name for (name,) in database.execute("select state_name from flow_run"))
 
 
 def wait_for(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import time
@@ -11,25 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import FinishedRun
-from tests.e2e.launch import policy_bytes, processes_of, record_files, records, start, train, wait_for
+from tests.e2e.launch import processes_of, record_files, records, start, train, wait_for
 
 pytestmark = pytest.mark.slow
-
-
-def test_a_killed_run_ends_with_the_same_policy(smoke: FinishedRun, tmp_path: Path) -> None:
-    killed = start(tmp_path, "killed")
-    wait_for(lambda: len(record_files(tmp_path, "killed")) >= 2, "iteration 1", run=killed)
-    killed.kill()
-    killed.communicate()
-    wait_for(lambda: not list(processes_of(tmp_path)), "no process is left", 5.0)
-    before = len(records(tmp_path, "killed"))
-    done = train(tmp_path, "killed")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"going on after iteration {before - 1} of 4" in done.stdout
-    whole, resumed = records(smoke.home, "first"), records(tmp_path, "killed")
-    for ours, theirs in zip(resumed, whole, strict=True):
-        assert policy_bytes(tmp_path, ours) == policy_bytes(smoke.home, theirs)
-        assert ours["position"] == theirs["position"]
 
 
 def test_sigterm_ends_a_run_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -62,18 +45,6 @@ def test_a_damaged_artifact_is_set_aside_and_made_again(smoke: FinishedRun, tmp_
     assert made["experience"]["digest"] == experience["digest"]
     assert "compute_advantages" not in made["cached_stages"]
     assert list((tmp_path / "store" / "damaged").iterdir())
-
-
-def test_a_dead_training_engine_costs_one_retry(smoke: FinishedRun, tmp_path: Path) -> None:
-    run = start(tmp_path, "crashed")
-    wait_for(lambda: len(record_files(tmp_path, "crashed")) >= 2, "iteration 1", run=run)
-    for process in processes_of(tmp_path):
-        if process.cmdline()[1:3] == ["-m", "ppo_core.engines.training"]:
-            os.kill(process.pid, signal.SIGKILL)
-    output, _ = run.communicate(timeout=240)
-    assert run.returncode == 0, output
-    last, expected = records(tmp_path, "crashed")[-1], records(smoke.home, "first")[-1]
-    assert policy_bytes(tmp_path, last) == policy_bytes(smoke.home, expected)
 
 
 def test_a_prefect_server_that_is_not_there_is_named_in_a_line(tmp_path: Path) -> None:

@@ -87,20 +87,14 @@ def test_another_run_of_the_same_spec_takes_everything_from_the_store(smoke: Fin
     assert "update_policy" in records(home, "second")[1]["cached_stages"]
 
 
-def test_a_longer_run_goes_on_after_the_last_iteration(smoke: FinishedRun, tmp_path: Path) -> None:
-    home = tmp_path / "longer"
-    shutil.copytree(smoke.home / "store", home / "store")
-    rollouts = records(home, "first")[3]["rollouts"]["uri"].rpartition("/")[2]
-    damaged = home / "store" / "rollouts" / rollouts / "rollouts.parquet"
-    damaged.chmod(0o644)
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"X")  # of an iteration that is done: nobody reads it again
-    done = train(home, "first", "--set", "iterations=5")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "going on after iteration 4 of 5" in done.stdout
-    assert "epoch 0, prompt 128" in done.stdout
-    assert [record["iteration"] for record in records(home, "first")] == [0, 1, 2, 3, 4, 5]
-    assert policy_bytes(home, records(home, "first")[5]) != policy_bytes(home, records(home, "first")[4])
-    spec = json.loads((home / "store" / "runs" / "first" / "spec.json").read_text())
+def test_a_longer_run_goes_on_after_the_last_iteration(longer: FinishedRun) -> None:
+    assert "going on after iteration 4 of 8" in longer.output
+    assert "epoch 0, prompt 128" in longer.output
+    found = records(longer.home, "first")
+    assert [record["iteration"] for record in found] == list(range(9))
+    assert policy_bytes(longer.home, found[5]) != policy_bytes(longer.home, found[4])
+    assert [record["lease"] for record in found] == [1, 1, 1, 1, 1, 2, 2, 2, 2]
+    spec = json.loads((longer.home / "store" / "runs" / "first" / "spec.json").read_text())
     assert spec["update"]["decay_iterations"] == 4  # the schedule stays as it was
 
 

@@ -1,0 +1,144 @@
+"""Does a run that is killed again and again end as if nothing had happened? The demo's loop at a small size.
+
+    python -m benchmarks.chaos [--kills 30] [--seed 0] [--home .ppoflow/chaos]
+
+Kills the flow process, each engine (also a second rank) and writers in the middle of a write, at seeded random moments
+of all stages, starts the same command again whenever the flow process died, and compares the policy of every iteration,
+byte for byte, with an uninterrupted run's. Prints a table, and writes `benchmarks/results/chaos.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.attacks import MOMENTS, Attack, Outcome, Victim, delay, policies
+
+RESULTS = Path("benchmarks/results/chaos.json")
+ITERATIONS = 10
+OPTIONS = [f"iterations={ITERATIONS}", "checkpoint.every=3", "engines.timeout_s=60", "engines.reward_timeout_s=60"]
+VARIANTS = {"1 rank": [], "2 ranks": ["training.num_ranks=2", "training.zero_stage=1"]}
+ATTACKS_PER_RUN = 6
+BY_MOMENT = {
+    "generate": ("flow", "rollout"),
+    "score": ("flow", "scoring"),
+    "advantages": ("flow", "training", "rank 1"),
+    "update": ("flow", "training", "rank 1"),
+    "mid-write": ("flow",),
+}
+
+
+def main() -> int:
+    """Attack runs until enough kills are done; the exit status says whether all was as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--home", type=Path, default=Path(".ppoflow/chaos"))
+    arguments = parser.parse_args()
+    home = arguments.home.absolute()
+    shutil.rmtree(home, ignore_errors=True)
+    numbers = random.Random(arguments.seed)
+    attacks = planned(arguments.kills, numbers)
+    expected = {name: undisturbed(home / f"whole-{name[0]}", name) for name in VARIANTS}
+    runs: list[dict[str, Any]] = []
+    for number in itertools.count():
+        if not any(attacks.values()):
+            break
+        variant = next(name for name in itertools.islice(itertools.cycle(VARIANTS), number, None) if attacks[name])
+        runs.append(attacked(home / f"run-{number}", variant, attacks[variant], numbers, expected[variant]))
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps({"seed": arguments.seed, "runs": runs, **summary(runs)}, indent=1) + "\n")
+    show(runs)
+    return 0 if summary(runs)["survived"] == arguments.kills else 1
+
+
+def planned(kills: int, numbers: random.Random) -> dict[str, list[Attack]]:
+    """Attacks for each variant: all moments in turn, victims by chance; two of them hang instead of dying."""
+    plan: dict[str, list[Attack]] = {name: [] for name in VARIANTS}
+    for number, moment in zip(range(kills), itertools.cycle(MOMENTS), strict=False):
+        victim = numbers.choice(BY_MOMENT[moment])
+        engine = victim in ("rollout", "training")
+        how = "stop" if engine and sum(a.how == "stop" for a in (*plan["1 rank"], *plan["2 ranks"])) < 2 else "kill"
+        variant = "2 ranks" if victim == "rank 1" or number % 4 == 3 else "1 rank"
+        plan[variant].append(Attack(victim, moment, how))
+    for attacks in plan.values():
+        numbers.shuffle(attacks)
+    return plan
+
+
+def options_of(variant: str) -> list[str]:
+    """The command's options."""
+    return [part for text in (*OPTIONS, *VARIANTS[variant]) for part in ("--set", text)]
+
+
+def undisturbed(home: Path, variant: str) -> list[str]:
+    """The digests that an uninterrupted run gives."""
+    run = Victim(home, options_of(variant))
+    run.finish()
+    print(f"uninterrupted, {variant}: {ITERATIONS} iterations")
+    return policies(run.store)
+
+
+def attacked(
+    home: Path, variant: str, attacks: list[Attack], numbers: random.Random, expected: list[str]
+) -> dict[str, Any]:
+    """One run with up to ATTACKS_PER_RUN of the attacks, which are taken from the list."""
+    run = Victim(home, options_of(variant))
+    outcomes = list(strike(run, attacks, numbers))
+    run.finish()
+    same = policies(run.store) == expected
+    print(f"{variant}: {len(outcomes)} attacks, {run.starts} starts, {'the same policies' if same else 'DIFFERENT'}")
+    return {
+        "variant": variant,
+        "starts": run.starts,
+        "same": same,
+        "half_artifacts": run.half_artifacts(),
+        "left_running": len(list(run.processes())),
+        "outcomes": [outcome.document() for outcome in outcomes],
+    }
+
+
+def strike(run: Victim, attacks: list[Attack], numbers: random.Random) -> Iterator[Outcome]:
+    """Attack until the run is done or has had enough."""
+    for _ in range(ATTACKS_PER_RUN):
+        if not attacks:
+            return
+        outcome = run.suffer(attacks[0], delay(attacks[0], numbers))
+        if outcome is None:
+            return
+        attacks.pop(0)
+        print(f"  {outcome.attack} at iteration {outcome.iteration}: next commit after {outcome.recovered_s:.1f} s")
+        yield outcome
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """How many attacks, and how many of them were survived with the same bytes and nothing left behind."""
+    clean = [run for run in runs if run["same"] and not run["half_artifacts"] and not run["left_running"]]
+    survived = [o for run in clean for o in run["outcomes"] if not o["orphans"] and not o["half_artifacts"]]
+    return {"attacks": sum(len(run["outcomes"]) for run in runs), "survived": len(survived)}
+
+
+def show(runs: list[dict[str, Any]]) -> None:
+    """A line for each victim and moment."""
+    table = Table("victim", "moment", "how", "attacks", "seconds to the next commit, median", title="chaos")
+    outcomes = [outcome for run in runs for outcome in run["outcomes"]]
+    for group in sorted({(o["victim"], o["moment"], o["how"]) for o in outcomes}):
+        seconds = sorted(o["recovered_s"] for o in outcomes if (o["victim"], o["moment"], o["how"]) == group)
+        table.add_row(*group, str(len(seconds)), f"{seconds[len(seconds) // 2]:.1f}")
+    Console().print(table)
+    found = summary(runs)
+    print(f"{found['survived']} of {found['attacks']} survived with the same bytes, no orphan and no half artifact")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

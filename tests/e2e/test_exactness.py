@@ -1,0 +1,59 @@
+"""What exactness buys: iterations are verified, forked and done again."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import FinishedRun
+from tests.e2e.launch import SMOKE, policy_bytes, ppoflow, records
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def copied(smoke: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of the finished run, somewhere else."""
+    home = tmp_path_factory.mktemp("copied")
+    shutil.copytree(smoke.home / "store", home / "store")
+    return home
+
+
+def test_a_recorded_iteration_is_verified_in_a_fresh_process(copied: Path) -> None:
+    before = sorted((copied / "store").rglob("*"))
+    done = ppoflow(copied, "verify", "first", "--iterations", "2..2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all 6 stages gave the recorded bytes again" in done.stdout
+    assert sorted((copied / "store").rglob("*")) == before
+
+
+def test_a_fork_shares_what_was_before_and_goes_its_own_way(copied: Path) -> None:
+    done = ppoflow(copied, "fork", "first@2", "forked", "--set", "update.learning_rate=3e-4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    whole, forked = records(copied, "first"), records(copied, "forked")
+    assert [record["checkpoint"]["digest"] for record in forked[:3]] == [
+        record["checkpoint"]["digest"] for record in whole[:3]
+    ]
+    assert forked[3]["rollouts"]["digest"] == whole[3]["rollouts"]["digest"]  # not sampled again
+    assert policy_bytes(copied, forked[3]) != policy_bytes(copied, whole[3])
+    assert {record["forked_from"] for record in forked[:3]} == {"first@2"}
+    assert len(forked) == 5
+
+
+def test_changed_reward_code_is_applied_to_the_samples_that_are_there(copied: Path, tmp_path: Path) -> None:
+    before = records(copied, "first")
+    sources = tmp_path / "sources"
+    shutil.copytree(SMOKE.parent, sources)
+    reward = sources / "reward.py"
+    code = reward.read_text()
+    assert "1.0 * is_right + 0.1 * is_formed" in code
+    reward.write_text(code.replace("1.0 * is_right + 0.1 * is_formed", "2.0 * is_right + 0.2 * is_formed"))
+    done = ppoflow(copied, "rerun", "first@4", "--from", "score", "--folder", str(sources))
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = records(copied, "first")
+    assert after[:4] == before[:4]
+    assert after[4]["rollouts"] == before[4]["rollouts"]
+    assert after[4]["metrics"]["score/mean"] == pytest.approx(2 * before[4]["metrics"]["score/mean"])
+    assert policy_bytes(copied, after[4]) != policy_bytes(copied, before[4])
