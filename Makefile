@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCK := requirements.lock
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test lint bench-learning clean
+.PHONY: help install demo test lint bench-learning bench-chaos clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,7 +32,9 @@ demo: $(STAMP) ## train the arithmetic example from nothing to a registered poli
 	@$(BIN)/ppoflow train examples/arithmetic/demo.yaml --run demo
 
 test: $(STAMP) ## run the tests
-	@$(BIN)/python -m pytest -q --durations=10 $(PYTEST_ARGS)
+	@# What starts whole runs needs both cores of a small machine for itself; the rest runs side by side.
+	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile --durations=10 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -m slow --durations=10 $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff (rules and format) and mypy
 	@$(BIN)/ruff check .
@@ -41,6 +43,9 @@ lint: $(STAMP) ## ruff (rules and format) and mypy
 
 bench-learning: $(STAMP) ## learning curves of the demo on three seeds, into benchmarks/results
 	@$(BIN)/python -m benchmarks.learning
+
+bench-chaos: $(STAMP) ## kill runs thirty times and compare every byte, into benchmarks/results
+	@$(BIN)/python -m benchmarks.chaos
 
 clean: ## remove .venv and caches; the runs in .ppoflow stay
 	@rm -rf $(VENV) build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

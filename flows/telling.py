@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -25,6 +26,8 @@ def run_training(spec: RunSpec, run: str | None, again: str, *, wait: bool = Fal
     from flows.ppo import ppo_training
     from tasks.ending import ending, interrupted
     from tasks.errors import EngineError
+    from tasks.inspect_run import read_run
+    from tasks.prefect_api import PREFECT_AWAY
 
     stop_on_sigterm()
     try:
@@ -32,6 +35,11 @@ def run_training(spec: RunSpec, run: str | None, again: str, *, wait: bool = Fal
     except KeyboardInterrupt:
         say(interrupted(run or spec.name, again))
         raise typer.Exit(INTERRUPTED) from None
+    except PREFECT_AWAY as error:
+        say(f"Prefect's server does not answer any more ({error}): its page does not know how this run ended")
+        done = read_run(run or spec.name)
+        say(f"{done.summary()}\n  go on              {again}")
+        leave(0 if done.records[-1].iteration >= spec.iterations else REFUSED)
     except EngineError:
         say(f"what was finished is kept; go on with  {again}")
         raise
@@ -54,6 +62,13 @@ def told_clearly() -> Iterator[None]:
 def say(text: str) -> None:
     """A text as it is."""
     Console().print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def leave(status: int) -> NoReturn:
+    """End at once: what waits to be told to a server that is gone would hold the process for minutes."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def command_line(*arguments: str) -> str:

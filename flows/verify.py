@@ -20,7 +20,7 @@ from tasks.prepare_dataset import prepare_dataset
 from tasks.score_rollouts import score_rollouts
 from tasks.start_policy import start_policy
 from tasks.update_policy import update_policy
-from tasks.verification import Comparison, chosen_iterations, compared, open_verification
+from tasks.verification import Comparison, check_recorded, chosen_iterations, compared, open_verification
 from tasks.workbench import Workbench
 
 
@@ -57,7 +57,8 @@ def verify(run: str, iterations: str | None = None, folder: str | None = None) -
 
 
 def verify_iteration(bench: Workbench, record: IterationRecord) -> Iterator[Comparison]:
-    """The stages of one iteration, each from its recorded inputs."""
+    """The stages of one iteration, each from its recorded inputs; first, that these are what was recorded."""
+    check_recorded(bench, record)
     number, dataset = record.iteration, record.dataset
     yield compared(number, "prepare_dataset", dataset, prepare_dataset(bench))
     if number == 0:

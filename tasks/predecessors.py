@@ -8,7 +8,14 @@ from uuid import UUID
 from httpx import HTTPError
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas import State
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    TaskRunFilter,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
+)
+from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
@@ -45,8 +52,11 @@ def _mark(client: SyncPrefectClient, id: UUID) -> str | None:
     if found.state is not None and found.state.is_final():
         return None
     crashed: State[None] = Crashed(message="The process died; the run goes on in another flow run.")
-    for task in client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[id]))):
-        if task.state is None or not task.state.is_final():
-            client.set_task_run_state(task.id, crashed, force=True)
+    types = TaskRunFilterStateType(any_=[type for type in StateType if type not in TERMINAL_STATES])
+    under_way = TaskRunFilter(state=TaskRunFilterState(type=types, name=None))
+    of_it = FlowRunFilter(id=FlowRunFilterId(any_=[id]))
+    # The server tells of 200 tasks at a time, and a long run has more; of those under way there are few.
+    for task in client.read_task_runs(flow_run_filter=of_it, task_run_filter=under_way):
+        client.set_task_run_state(task.id, crashed, force=True)
     client.set_flow_run_state(id, crashed, force=True)
     return found.name

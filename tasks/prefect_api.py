@@ -6,13 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
+from httpx import HTTPError
 from prefect import Flow
 from prefect.client.orchestration import get_client
+from prefect.exceptions import PrefectException
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
 
 from infra.prefect_server import PrefectServer, PrefectServerError
 from infra.settings import Settings
+
+PREFECT_AWAY = (HTTPError, PrefectException)
+"""What Prefect's client raises when its server is gone: the run is whole all the same, its records have it."""
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -6,13 +6,11 @@ An outage of tracking delays a curve and loses nothing: the next report starts f
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any
 
-from httpx import HTTPError
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
-from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
 
 from infra.figures import Panel, learning_curves
@@ -22,6 +20,7 @@ from tasks.open_run import flat
 from tasks.stage import stage
 from tasks.workbench import Workbench
 
+PAGE_PATIENCE_S = 6.0
 SEEN_BY = "seconds/iteration"
 HEADLINES = ("score/mean", "evaluation/accuracy", "kl/reference", "rollout/response_length", "seconds/iteration")
 CURVES = {
@@ -62,8 +61,11 @@ def report_end(bench: Workbench) -> str | None:
     complete &= bench.tracker.log_figure("learning_curves", learning_curves(bench.run, panels(records)))
     complete &= bench.tracker.finish()
     rows = [{"iteration": r.iteration, **{k: round(v, 4) for k, v in r.metrics.items()}} for r in records]
-    with tolerated("the table of iterations"):
-        create_table_artifact(rows, key=_key(bench.run, "iterations"), description=f"All iterations of run {bench.run}")
+    description = f"All iterations of run {bench.run}"
+    key = _key(bench.run, "iterations")
+    tell_prefect(
+        bench, "the table of iterations", lambda: create_table_artifact(rows, key=key, description=description)
+    )
     return None if complete else bench.tracker.last_error or "it does not answer"
 
 
@@ -123,17 +125,18 @@ def _show_samples(bench: Workbench, record: IterationRecord) -> None:
     samples = record.evaluation.samples
     lines = [f"- `{_text(s['prompt'])}` → `{s['response']}` (score {s['score']})" for s in samples]
     text = f"# {bench.run}, iteration {record.iteration}\n\n" + "\n".join(lines)
-    with tolerated("the sample answers"):
-        create_markdown_artifact(text, key=_key(bench.run, "samples"))
+    key = _key(bench.run, "samples")
+    tell_prefect(bench, "the sample answers", lambda: create_markdown_artifact(text, key=key))
 
 
-@contextmanager
-def tolerated(what: str) -> Iterator[None]:
-    """Reports never stop training: a server that does not answer costs a page, and a line in the log."""
-    try:
-        yield
-    except (HTTPError, PrefectException) as error:
-        get_run_logger().warning("Prefect did not get %s: %s", what, error)
+def tell_prefect(bench: Workbench, what: str, create: Callable[[], object]) -> None:
+    """Reports never stop training, nor hold it up: a server that is away costs a page, and a line in the log.
+
+    Prefect's own client would try for a minute, at every report anew.
+    """
+    context = copy_context()
+    if bench.pages.call(lambda: context.run(create), PAGE_PATIENCE_S) is None:
+        get_run_logger().warning("Prefect did not get %s: %s", what, bench.pages.last_error)
 
 
 def _text(prompt: Any) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from infra.collector import Collector, Leftover, StoredArtifact
-
 from infra.artifacts import ArtifactError, ArtifactRef, ArtifactStore, open_store
+from infra.collector import Collector, Leftover, StoredArtifact
 from infra.runs import RunRecords, list_runs
 from infra.settings import Settings
 from ppo_core.spec import CheckpointSpec
@@ -18,16 +17,19 @@ Name = tuple[str, str]
 
 
 def kept_iterations(records: list[IterationRecord]) -> set[int]:
-    """The iterations whose training state the last record's retention keeps: the last ones, every so many, the best."""
+    """The iterations whose training state the last record's retention keeps: the last ones, every so many, the best.
+
+    Of each of these also the best until then: whoever goes back to it goes on with that best.
+    """
     if not records:
         return set()
-    last, rule = records[-1], records[-1].retention
+    rule = records[-1].retention
     if rule.keep_last is None:
         return {record.iteration for record in records}
-    kept = {record.iteration for record in records[-rule.keep_last :]} | {last.best.iteration}
+    kept = {record.iteration for record in records[-rule.keep_last :]}
     if rule.keep_every is not None:
         kept |= {record.iteration for record in records if record.iteration % rule.keep_every == 0}
-    return kept
+    return kept | {record.best.iteration for record in records if record.iteration in kept}
 
 
 def needed_by(store: ArtifactStore, records: list[IterationRecord]) -> set[Name]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from infra.artifacts import ArtifactRef, open_store
+from infra.artifacts import ArtifactMissing, ArtifactRef, open_store
 from infra.layered_store import LayeredStore
 from infra.runs import RunRecords
 from infra.settings import Settings
 from infra.tracking import RunTracker
 from ppo_core.records import InputError
 from tasks.engines import Engines
+from tasks.iteration_record import IterationRecord
 from tasks.open_run import spec_of_run
 from tasks.workbench import Watch, Workbench, working
 
@@ -40,6 +41,19 @@ class Comparison(BaseModel):
 def compared(iteration: int, stage: str, recorded: ArtifactRef, found: ArtifactRef) -> Comparison:
     """One stage's comparison."""
     return Comparison(iteration=iteration, stage=stage, recorded=recorded.digest, found=found.digest)
+
+
+def check_recorded(bench: Workbench, record: IterationRecord) -> None:
+    """Raise ArtifactCorrupted where what the run's store has of an iteration is not, byte for byte, what was recorded.
+
+    What retention has removed is not looked for.
+    """
+    store = open_store(bench.settings.store_root)
+    made = (record.dataset, record.rollouts, record.scores, record.experience, record.checkpoint, record.evaluation)
+    for ref in made:
+        with suppress(ArtifactMissing):
+            if ref is not None:
+                store.fetch(ref.bare())
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from infra.artifacts import ArtifactStore, open_store
 from infra.engine_protocol import EngineInput, EngineJob, EngineProgress, EngineReply
 from infra.fingerprint import code_fingerprint, file_digest
 from infra.lease import Heartbeat, Lease, acquire_lease
+from infra.patience import Patience
 from infra.runs import RunRecords
 from infra.settings import Settings
 from infra.tracking import RunTracker
@@ -24,6 +25,7 @@ from tasks.timings import Timings
 
 Watch = Callable[[EngineProgress], None]
 Resolve = Callable[[RunSpec, RunRecords], RunSpec]
+BACK_OFF_S = 30.0
 
 
 @dataclass
@@ -46,6 +48,7 @@ class Workbench:
     fingerprints: dict[str, str] = field(default_factory=dict)
     source_digests: dict[str, str] = field(default_factory=dict)
     folder_digests: dict[str, str] = field(default_factory=dict)
+    pages: Patience = field(default_factory=lambda: Patience(BACK_OFF_S, is_outage=lambda error: True))
     reported: set[int] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
