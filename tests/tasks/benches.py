@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from infra.filesystem import LocalFiles
+from infra.filesystem import FileSystem, LocalFiles
 from infra.lease import acquire_lease
 from infra.local_store import LocalStore
 from infra.runs import RunRecords
@@ -43,11 +43,12 @@ def workbench(
     engines: Engines | ToyEngines | None = None,
     tracker: RunTracker | ToyTracker | None = None,
     *,
+    files: FileSystem | None = None,
     taking_over: bool = False,
 ) -> Workbench:
     """A workbench on a store under `home`; `taking_over` makes it that of a new process that finds all others dead."""
     settings = Settings(home=home, store=str(home / "store"), tracking_uri=f"sqlite:///{home}/mlflow.db")
-    files = QuickFiles()
+    files = files or QuickFiles()
     store = LocalStore(Path(settings.store_root), files=files)
     if taking_over:
         lease = acquire_lease(store.root, run, files=files, identity=somebody(), alive=lambda _: False)

@@ -9,6 +9,9 @@ from prefect.client.schemas.objects import State
 from prefect.states import Failed
 
 from infra.engine_protocol import EngineDied, EngineInput, EngineJobError
+from infra.lease import LeaseLost
+from infra.manifest import ArtifactCorrupted, ArtifactMissing
+from infra.runs import RecordExists
 from ppo_core.records import InputError, ScoreJob
 from tasks.references import RolloutsRef, StageRef
 from tasks.stage import Work, key_of, may_help_again
@@ -50,6 +53,10 @@ def test_the_key_changes_with_inputs_code_and_spec_and_not_with_places(tmp_path:
         (InputError("no such column"), False),
         (ValueError("bad value"), False),
         (OSError("disk"), True),
+        (ArtifactCorrupted("damaged"), False),
+        (ArtifactMissing("gone"), False),
+        (RecordExists("of something else"), False),
+        (LeaseLost("another process has the run"), False),
     ],
 )
 def test_only_what_may_pass_is_tried_again(error: Exception, again: bool) -> None:

@@ -1,0 +1,27 @@
+"""What tests of several folders share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A real Prefect server, so that tasks can be called as they are; it takes ten seconds to start, once."""
+    from tasks.prefect_environment import prepare
+
+    prepare()
+    from prefect.context import SyncClientContext
+    from prefect.filesystems import LocalFileSystem
+    from prefect.settings import PREFECT_DEFAULT_RESULT_STORAGE_BLOCK, PREFECT_LOGGING_TO_API_ENABLED
+    from prefect.settings import temporary_settings as settings
+    from prefect.testing.utilities import prefect_test_harness
+
+    with settings({PREFECT_LOGGING_TO_API_ENABLED: False}), prefect_test_harness(server_startup_timeout=120):
+        LocalFileSystem(basepath=str(tmp_path_factory.mktemp("results"))).save("results")
+        storage = {PREFECT_DEFAULT_RESULT_STORAGE_BLOCK: "local-file-system/results"}
+        # Outside of a flow each task would make a client of its own, and ask where results are stored: 55 ms.
+        with settings(storage), SyncClientContext.get_or_create():
+            yield

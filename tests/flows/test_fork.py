@@ -1,0 +1,146 @@
+"""Fork: a new run from an iteration of another one, which shares all before it and goes on with other settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.recovery import last_whole
+from infra.runs import InvalidRunName
+from ppo_core.records import InputError
+from tasks.fork_run import fork_run, parse_place
+from tasks.open_run import spec_of_run
+from tests.tasks.toy_runs import ToyRun, digests, flip_a_bit, lose_it, snapshot
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+SETTINGS = ("iterations=4", "evaluation.every=2")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
+    """A finished run."""
+    run = ToyRun(tmp_path_factory.mktemp("trained") / "home", SETTINGS)
+    run.train()
+    return run
+
+
+@pytest.fixture
+def source(trained: ToyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyRun:
+    """Its copy, where ppoflow keeps its state."""
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PPOFLOW_STORE", raising=False)
+    return trained.copy(tmp_path / "home")
+
+
+def forked(source: ToyRun, iteration: int, *overrides: str) -> ToyRun:
+    """A fork called `new`, not gone on with yet."""
+    fork_run(source.name, iteration, "new", list(overrides))
+    return ToyRun(source.home, name="new", engines=source.engines)
+
+
+def go_on(fork: ToyRun) -> None:
+    """As `ppoflow resume` does."""
+    fork.train(spec=spec_of_run(fork.name))
+
+
+def test_it_shares_every_artifact_before_and_goes_on_from_there(source: ToyRun) -> None:
+    store = snapshot(source.home / "store")
+    fork = forked(source, 2, "update.learning_rate=0.01", "iterations=5")
+    after = snapshot(source.home / "store")
+    assert {name for name in after if name not in store} == {
+        f"runs/new/{name}" for name in ("spec.json", *(f"iterations/00000{n}.json" for n in range(3)))
+    }
+    assert {name: after[name] for name in store} == store
+    assert digests(fork.records()) == digests(source.records())[:3]
+    assert {(r.run, r.forked_from, r.lease) for r in fork.records()} == {("new", "toy@2", 0)}
+    go_on(fork)
+    old, new = digests(source.records()), digests(fork.records())
+    assert [record.iteration for record in fork.records()] == [0, 1, 2, 3, 4, 5]
+    assert new[3][:3] == old[3][:3]  # the same policy answers the same prompts; only the update is another
+    assert new[3][3] != old[3][3]
+    assert source.engines.count("update_policy") == 3
+    assert source.engines.count("generate_rollouts") == 2  # iteration 3's came from the store
+
+
+def test_with_no_other_setting_it_repeats_the_run(source: ToyRun) -> None:
+    fork = forked(source, 1)
+    go_on(fork)
+    assert digests(fork.records()) == digests(source.records())
+    assert set(source.engines.done) <= {"describe_sources"}
+
+
+@pytest.mark.parametrize(
+    ("run", "iteration", "new", "overrides", "message"),
+    [
+        ("toy", 2, "new", ["model.dtype=bfloat16", "training.zero_stage=1"], "model.dtype: 'float32' -> 'bfloat16'"),
+        ("toy", 2, "new", ["sft.num_steps=60"], "sft.num_steps: 50 -> 60"),
+        ("toy", 2, "new", ["sft=null"], "these cannot change: sft: "),
+        ("toy", 9, "new", [], "run toy has no iteration 9: it has 0..4"),
+        ("nobody", 2, "new", [], "there is no run nobody"),
+        ("toy", 2, "toy", [], "run toy exists: choose another name"),
+    ],
+)
+def test_what_cannot_be_forked_is_refused_and_leaves_nothing(
+    run: str, iteration: int, new: str, overrides: list[str], message: str, source: ToyRun
+) -> None:
+    before = snapshot(source.home / "store")
+    with pytest.raises(InputError, match=message):
+        fork_run(run, iteration, new, overrides)
+    assert snapshot(source.home / "store") == before
+
+
+def test_a_name_that_leaves_the_store_is_refused(source: ToyRun) -> None:
+    with pytest.raises(InvalidRunName):
+        fork_run("toy", 2, "../evil", [])
+
+
+@pytest.mark.parametrize("place", ["toy", "toy@", "@3", "toy@two", "toy@-1", ""])
+def test_a_place_is_a_run_and_an_iteration(place: str) -> None:
+    assert parse_place("my@run@12") == ("my@run", 12)
+    with pytest.raises(InputError, match="write RUN@ITERATION"):
+        parse_place(place)
+
+
+def test_an_iteration_that_is_not_kept_is_refused(source: ToyRun) -> None:
+    gone = source.records()[1].checkpoint
+    lose_it(source.place(gone))
+    told = f"iteration 1 of run toy cannot be gone on from: its checkpoint {gone.key} is not kept"
+    with pytest.raises(InputError, match=told):
+        forked(source, 1)
+    assert not (source.home / "store" / "runs" / "new").exists()
+    forked(source, 2)
+
+
+def test_the_next_iteration_of_a_fork_is_its_own(source: ToyRun) -> None:
+    fork = forked(source, 2, "dataset.max_prompt_tokens=17", "seed=5")
+    go_on(fork)
+    old, new = source.records(), fork.records()
+    assert new[2].dataset == old[2].dataset
+    assert new[3].dataset.digest != old[3].dataset.digest
+    assert (new[3].position, new[3].changed) == (old[3].position, {})
+
+
+@pytest.mark.parametrize("iteration", [0, 2])
+def test_what_it_shares_is_made_again_with_the_settings_of_the_first_run(iteration: int, source: ToyRun) -> None:
+    ref = source.records()[iteration].checkpoint
+    settings = ("seed=5", "dataset.max_prompt_tokens=17", "reward.function=reward.py:other", "update.eps=0.5")
+    fork = forked(source, 2, *settings)
+    flip_a_bit(fork.place(ref))
+    bench = fork.bench(spec=spec_of_run("new"))
+    found = last_whole(bench, fork.console())
+    assert found is not None
+    assert found.iteration == 2
+    bench.store.fetch(ref.bare())
+    assert f"checkpoint of iteration {iteration} is whole again, with the same digest" in fork.said
+
+
+def test_a_fork_of_a_fork_goes_on(source: ToyRun) -> None:
+    fork = forked(source, 2, "update.eps=0.5")
+    go_on(fork)
+    fork_run("new", 3, "newest", ["update.eps=0.25"])
+    newest = ToyRun(source.home, name="newest", engines=source.engines)
+    go_on(newest)
+    assert digests(newest.records())[:4] == digests(fork.records())[:4]
+    assert digests(newest.records())[4][3] != digests(fork.records())[4][3]
+    assert [record.forked_from for record in newest.records()] == ["new@3"] * 4 + [None]

@@ -1,0 +1,167 @@
+"""Iterations: what they commit, and that neither a death nor sparse checkpoints change a byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra.engine_protocol import EngineDied
+from ppo_core.training.state import read_state
+from tests.tasks.toy_engines import HELD_OUT
+from tests.tasks.toy_runs import ToyRun, digests, killed
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+WITHOUT_EVALUATION = ("dataset.evaluation=null", "registry.metric=score/mean")
+SPARSE = (*WITHOUT_EVALUATION, "iterations=7", "checkpoint.every=3")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
+    """A run of three iterations that nothing has disturbed."""
+    run = ToyRun(tmp_path_factory.mktemp("whole"), ("iterations=3",))
+    run.train()
+    return run
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
+    """A run of seven iterations, each with a full checkpoint."""
+    run = ToyRun(tmp_path_factory.mktemp("dense"), (*WITHOUT_EVALUATION, "iterations=7"))
+    run.train()
+    return run
+
+
+def work(run: ToyRun) -> list[str]:
+    """The jobs that make artifacts, in order."""
+    return [job for job in run.engines.done if job != "describe_sources"]
+
+
+def test_a_run_is_the_same_wherever_it_is_made(whole: ToyRun, tmp_path: Path) -> None:
+    again = ToyRun(tmp_path, whole.overrides, name="another")
+    assert digests(again.train()) == digests(whole.records())
+    assert [(r.iteration, r.position, r.attempt) for r in again.records()] == [
+        (0, 0, 0),
+        (1, 32, 0),
+        (2, 64, 0),
+        (3, 96, 0),
+    ]
+    assert len(set(again.policies())) == 4
+    assert again.tracker.steps("seconds/iteration") == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("job", "number"),
+    [
+        ("start_policy", 1),
+        ("generate_rollouts", 2),
+        ("score_rollouts", 2),
+        ("compute_advantages", 2),
+        ("update_policy", 2),
+        (HELD_OUT, 3),
+        (HELD_OUT, 4),
+        ("score_evaluation", 2),
+    ],
+)
+def test_killed_before_any_job_the_next_process_does_that_one_and_none_twice(
+    job: str, number: int, whole: ToyRun, tmp_path: Path
+) -> None:
+    run = ToyRun(tmp_path, whole.overrides)
+    run.engines.before(job, number, killed)
+    run.train_until_killed()
+    before = run.record_bytes()
+    assert digests(run.train()) == digests(whole.records())
+    assert run.policies() == whole.policies()
+    assert work(run) == work(whole)
+    assert {name: run.record_bytes()[name] for name in before} == before
+
+
+def test_a_run_of_another_name_takes_everything_from_the_store(whole: ToyRun, tmp_path: Path) -> None:
+    run = whole.copy(tmp_path / "copy")
+    run.name = "second"
+    assert digests(run.train()) == digests(whole.records())
+    assert work(run) == []
+    stages = {"generate_rollouts", "score_rollouts", "compute_advantages", "update_policy"}
+    assert stages <= set(run.records()[1].cached_stages)
+    assert run.records()[1].lease == 1
+
+
+def test_a_longer_run_goes_on_after_the_last_iteration(whole: ToyRun, tmp_path: Path) -> None:
+    run = whole.copy(tmp_path / "copy")
+    before = run.record_bytes()
+    assert [record.iteration for record in run.train("iterations=5")] == [0, 1, 2, 3, 4, 5]
+    assert {name: run.record_bytes()[name] for name in before} == before
+    assert run.records()[4].changed == {"iterations": 5}
+    assert run.engines.count("update_policy") == 2
+
+
+def test_an_engine_that_dies_costs_one_retry_and_no_byte(whole: ToyRun, tmp_path: Path) -> None:
+    def dies() -> None:
+        raise EngineDied("engine 'training' was killed by signal 9")
+
+    run = ToyRun(tmp_path, whole.overrides)
+    run.engines.before("update_policy", 2, dies)
+    assert digests(run.train()) == digests(whole.records())
+    assert run.engines.asked["update_policy"] == 4
+
+
+def test_sparse_checkpoints_give_the_same_policies_as_full_ones(dense: ToyRun, tmp_path: Path) -> None:
+    run = ToyRun(tmp_path, SPARSE)
+    records = run.train()
+    assert run.policies() == dense.policies()
+    assert [record.checkpoint.full for record in records] == [True, False, False, True, False, False, True, True]
+    for ours, theirs in zip(records, dense.records(), strict=True):
+        state, full = read_state(run.place(ours.checkpoint)), read_state(dense.place(theirs.checkpoint))
+        assert state.identity == full.identity
+        assert (ours.checkpoint.digest == theirs.checkpoint.digest) is ours.checkpoint.full
+        parts = {path.name for path in run.place(ours.checkpoint).iterdir()} & {"policy", "critic", "optimizer"}
+        assert parts == ({"policy", "critic", "optimizer"} if ours.checkpoint.full else {"policy"})
+    evidence = [(r.rollouts, r.scores, r.experience) for r in records[1:]]
+    assert [[ref and ref.digest for ref in refs] for refs in evidence] == [
+        list(made[:3]) for made in digests(dense.records())[1:]
+    ]
+
+
+def test_a_thin_record_says_what_it_takes_to_have_the_training_state_again(tmp_path: Path) -> None:
+    run = ToyRun(tmp_path, SPARSE)
+    records = run.train()
+    assert [sorted(record.restoration()) for record in records] == [
+        [],
+        ["base", "replay_0"],
+        ["base", "replay_0", "replay_1"],
+        [],
+        ["base", "replay_0"],
+        ["base", "replay_0", "replay_1"],
+        [],
+        [],
+    ]
+    given, experiences = records[5].restoration(), [record.experience for record in records]
+    assert given["base"] == records[3].checkpoint.bare()
+    assert [given["replay_0"], given["replay_1"]] == [ref.bare() for ref in experiences[4:6] if ref is not None]
+
+
+@pytest.mark.parametrize("number", [2, 3, 4, 6])
+def test_resumed_amid_thin_checkpoints_a_run_replays_and_is_the_same(
+    number: int, dense: ToyRun, tmp_path: Path
+) -> None:
+    run = ToyRun(tmp_path, SPARSE)
+    run.engines.before("update_policy", number, killed)
+    run.train_until_killed()
+    since = (number - 1) % 3  # updates since the last full checkpoint
+    run.engines.notes.clear()
+    run.train()
+    assert run.policies() == dense.policies()
+    assert run.engines.notes[:since] == [f"replaying update {n + 1} of {since}" for n in range(since)]
+    assert run.engines.count("update_policy") == 7
+    assert run.engines.count("generate_rollouts") == 7
+
+
+def test_a_machine_that_replays_to_other_weights_says_so_and_changes_nothing(tmp_path: Path) -> None:
+    run = ToyRun(tmp_path, SPARSE)
+    run.engines.before("generate_rollouts", 3, killed)
+    run.train_until_killed()
+    before = run.record_bytes()
+    run.engines.salts["update_policy"] = "another kind of CPU"
+    with pytest.raises(ValueError, match="the 2 updates since the last full checkpoint give other policy weights"):
+        run.train()
+    assert run.record_bytes() == before

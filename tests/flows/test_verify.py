@@ -1,0 +1,229 @@
+"""Verify: an honest run passes, and whatever is not as recorded is named by the first stage that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.verify import verify_iteration
+from infra.artifacts import ArtifactCorrupted
+from infra.layered_store import LayeredStore
+from infra.local_store import LocalStore
+from infra.runs import RunRecords
+from infra.settings import Settings
+from ppo_core.records import InputError
+from ppo_core.spec import RunSpec
+from tasks.engines import PROGRAMS
+from tasks.fork_run import fork_run
+from tasks.iteration_record import read_record
+from tasks.open_run import recorded_spec, spec_of_run, with_changes
+from tasks.references import StageRef
+from tasks.verification import Comparison, chosen_iterations
+from tasks.workbench import Workbench, ignore
+from tests.tasks.toy_engines import ToyEngines
+from tests.tasks.toy_runs import ToyRun, flip_a_bit, lose_it, snapshot
+from tests.tasks.toy_tracker import ToyTracker
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+STAGES = ("prepare_dataset", "generate_rollouts", "score_rollouts", "compute_advantages", "update_policy")
+SHORT = ("iterations=3", "evaluation.every=2")
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
+    """A finished run."""
+    run = ToyRun(tmp_path_factory.mktemp("honest") / "home", SHORT)
+    run.train()
+    return run
+
+
+def verify(
+    run: ToyRun, scratch: Path, wanted: str | None = None, engines: ToyEngines | None = None
+) -> list[Comparison]:
+    """What `flows.verify.verify` does with engines of its own: all comparisons up to the first that differs."""
+    records = RunRecords(run.home / "store", run.name)
+    spec = recorded_spec(records)
+    assert spec is not None
+    bench = Workbench(
+        spec=spec,
+        run=run.name,
+        settings=Settings(home=scratch, store=str(run.home / "store")),
+        store=LayeredStore(LocalStore(scratch / "store"), LocalStore(run.home / "store")),
+        records=records,
+        engines=engines or ToyEngines(run.engines.measures),
+        tracker=ToyTracker(),
+        watch=ignore,
+        fingerprints=dict.fromkeys(PROGRAMS, "toy"),
+    )
+    found = []
+    for iteration in chosen_iterations(records, wanted):
+        record = read_record(records.read(iteration))
+        bench.spec = with_changes(spec, record.changed)
+        for comparison in verify_iteration(bench, record):
+            found.append(comparison)
+            if not comparison.same:
+                return found
+    return found
+
+
+def first_difference(found: list[Comparison]) -> tuple[int, str]:
+    """Where it is; all before it are the same."""
+    assert [comparison.same for comparison in found] == [True] * (len(found) - 1) + [False]
+    return found[-1].iteration, found[-1].stage
+
+
+def test_an_honest_run_passes_and_nothing_of_it_is_touched(honest: ToyRun, tmp_path: Path) -> None:
+    before = snapshot(honest.home)
+    engines = ToyEngines()
+    found = verify(honest, tmp_path, engines=engines)
+    assert all(comparison.same for comparison in found)
+    assert [(comparison.iteration, comparison.stage) for comparison in found] == [
+        *((0, stage) for stage in ("prepare_dataset", "start_policy", "evaluate_policy")),
+        *((1, stage) for stage in STAGES),
+        *((2, stage) for stage in (*STAGES, "evaluate_policy")),
+        *((3, stage) for stage in (*STAGES, "evaluate_policy")),
+    ]
+    assert snapshot(honest.home) == before
+    assert engines.count("update_policy") == 3  # nothing came from the run's store
+
+
+def test_a_range_of_iterations_is_made_again_alone(honest: ToyRun, tmp_path: Path) -> None:
+    engines = ToyEngines()
+    assert {comparison.iteration for comparison in verify(honest, tmp_path, "2..3", engines)} == {2, 3}
+    assert (engines.count("start_policy"), engines.count("update_policy")) == (0, 2)
+
+
+@pytest.mark.parametrize("wanted", ["4", "-1", "2..9", "3..2", "two", "..", "1...2"])
+def test_iterations_that_the_run_does_not_have_are_refused(wanted: str, honest: ToyRun) -> None:
+    with pytest.raises(InputError, match=r"run toy has 0\.\.3|write FIRST\.\.LAST"):
+        chosen_iterations(RunRecords(honest.home / "store", "toy"), wanted)
+
+
+@pytest.mark.parametrize(("wanted", "place"), [(None, (0, "start_policy")), ("2", (2, "generate_rollouts"))])
+def test_a_run_recorded_with_another_seed_fails(
+    wanted: str | None, place: tuple[int, str], honest: ToyRun, tmp_path: Path
+) -> None:
+    run = honest.copy(tmp_path / "copy")
+    run.rewrite("spec.json", lambda spec: spec | {"seed": 7})
+    assert first_difference(verify(run, tmp_path / "scratch", wanted)) == place
+
+
+@pytest.mark.parametrize(
+    ("part", "stage"),
+    [
+        ("dataset", "prepare_dataset"),
+        ("rollouts", "generate_rollouts"),
+        ("scores", "score_rollouts"),
+        ("experience", "compute_advantages"),
+        ("checkpoint", "update_policy"),
+        ("evaluation", "evaluate_policy"),
+    ],
+)
+def test_a_record_that_names_another_artifact_fails_there(
+    part: str, stage: str, honest: ToyRun, tmp_path: Path
+) -> None:
+    run = honest.copy(tmp_path / "copy")
+    others = ToyRun(run.home, (*SHORT, "seed=7", "dataset.max_prompt_tokens=17"), name="other")
+    other: dict[str, Any] = others.train()[2].model_dump(mode="json")
+    run.forge(2, **{part: other[part]})
+    assert first_difference(verify(run, tmp_path / "scratch", "2")) == (2, stage)
+
+
+def test_a_record_that_tells_another_kl_coefficient_fails_in_the_next_iteration(honest: ToyRun, tmp_path: Path) -> None:
+    run = honest.copy(tmp_path / "copy")
+    run.forge(1, next_kl_coef=0.02)
+    assert first_difference(verify(run, tmp_path / "scratch")) == (2, "compute_advantages")
+
+
+@pytest.mark.parametrize(
+    ("job", "place"),
+    [
+        ("prepare_dataset", (0, "prepare_dataset")),
+        ("start_policy", (0, "start_policy")),
+        ("generate_rollouts", (0, "evaluate_policy")),
+        ("score_rollouts", (1, "score_rollouts")),
+        ("compute_advantages", (1, "compute_advantages")),
+        ("update_policy", (1, "update_policy")),
+        ("score_evaluation", (0, "evaluate_policy")),
+    ],
+)
+def test_an_engine_that_computes_otherwise_is_found_at_its_stage(
+    job: str, place: tuple[int, str], honest: ToyRun, tmp_path: Path
+) -> None:
+    assert first_difference(verify(honest, tmp_path, engines=ToyEngines(**{job: "another machine"}))) == place
+
+
+@pytest.mark.parametrize("part", ["dataset", "rollouts", "scores", "experience", "checkpoint", "evaluation"])
+def test_what_the_store_has_of_an_iteration_must_be_what_was_recorded(
+    part: str, honest: ToyRun, tmp_path: Path
+) -> None:
+    run = honest.copy(tmp_path / "copy")
+    last = run.records()[3]
+    parts: dict[str, StageRef | None] = {
+        "dataset": last.dataset,
+        "rollouts": last.rollouts,
+        "scores": last.scores,
+        "experience": last.experience,
+        "checkpoint": last.checkpoint,
+        "evaluation": last.evaluation,
+    }
+    ref = parts[part]
+    assert ref is not None
+    flip_a_bit(run.place(ref))
+    with pytest.raises(ArtifactCorrupted, match=f"artifact {part}/{ref.key}: file .*: expected sha256"):
+        verify(run, tmp_path / "scratch", "3")
+
+
+def test_what_retention_has_removed_is_made_again_and_compared(honest: ToyRun, tmp_path: Path) -> None:
+    run = honest.copy(tmp_path / "copy")
+    last = run.records()[3]
+    assert last.experience is not None
+    for ref in (last.experience, last.checkpoint):
+        lose_it(run.place(ref))
+    found = verify(run, tmp_path / "scratch", "3")
+    assert [comparison.same for comparison in found] == [True] * 6
+
+
+def test_thin_checkpoints_pass(tmp_path: Path) -> None:
+    run = ToyRun(tmp_path / "home", ("iterations=5", "checkpoint.every=3", "evaluation.every=5"))
+    assert [record.checkpoint.full for record in run.train()] == [True, False, False, True, False, True]
+    assert all(comparison.same for comparison in verify(run, tmp_path / "all"))
+    assert all(comparison.same for comparison in verify(run, tmp_path / "thin", "5"))
+
+
+def test_a_run_that_was_rolled_back_passes(tmp_path: Path) -> None:
+    def diverges(iteration: int, rate_factor: float) -> Mapping[str, float]:
+        return {"kl/reference": 9.0 if (iteration, rate_factor) == (3, 1.0) else 1.0}
+
+    run = ToyRun(tmp_path / "home", (*SHORT, "guards.max_kl=5", "guards.on_divergence=rollback"))
+    run.engines.measures = diverges
+    assert [record.attempt for record in run.train()] == [0, 0, 1, 1]
+    assert all(comparison.same for comparison in verify(run, tmp_path / "scratch"))
+
+
+def test_a_run_that_went_on_with_other_settings_passes(honest: ToyRun, tmp_path: Path) -> None:
+    run = honest.copy(tmp_path / "copy")
+    records = run.train("iterations=5", "guards.max_skipped_steps=9", "training.microbatch_size=8")
+    assert records[5].changed == {"iterations": 5, "guards.max_skipped_steps": 9, "training.microbatch_size": 8}
+    assert all(comparison.same for comparison in verify(run, tmp_path / "scratch"))
+    run.forge(5, changed={"iterations": 5, "guards.max_skipped_steps": 9})
+    assert first_difference(verify(run, tmp_path / "forged")) == (5, "compute_advantages")
+
+
+def test_a_fork_passes_before_and_after_its_first_iteration(
+    honest: ToyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = honest.copy(tmp_path / "home")
+    source.train("iterations=4", "training.microbatch_size=8")
+    monkeypatch.setenv("PPOFLOW_HOME", str(source.home))
+    settings = ["seed=5", "reward.function=reward.py:other", "update.learning_rate=0.01", "iterations=5"]
+    fork_run("toy", 4, "new", [*settings, "dataset.max_prompt_tokens=17"])
+    fork = ToyRun(source.home, name="new")
+    spec: RunSpec = spec_of_run("new")
+    fork.train(spec=spec)
+    found = verify(fork, tmp_path / "scratch")
+    assert [comparison for comparison in found if not comparison.same] == []
+    assert {comparison.iteration for comparison in found} == {0, 1, 2, 3, 4, 5}

@@ -1,0 +1,134 @@
+"""Guards: every limit, what a stopped run leaves and says, and a disk that is too full for an iteration."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ppo_core.spec import GuardsSpec
+from tasks.guards import DiskSpaceError, DivergedError, violations
+from tasks.iteration_record import read_record
+from tests.tasks.toy_engines import ToyEngines
+from tests.tasks.toy_runs import ToyRun, digests
+
+SHORT = ("dataset.evaluation=null", "registry.metric=score/mean", "iterations=3")
+LIMITS = [
+    ("max_kl", 5.0, "kl/reference", 5.0, 5.001),
+    ("min_entropy", 0.1, "policy/entropy", 0.1, 0.099),
+    ("max_length_growth", 3.0, "rollout/response_length", 30.0, 30.1),
+    ("max_clip_fraction", 0.5, "policy/clip_fraction", 0.5, 0.501),
+    ("max_sampler_difference", 1.0, "sampler/logprob_difference_mean", 1.0, 1.001),
+]
+
+
+@pytest.mark.parametrize(("setting", "limit", "metric", "allowed", "too_far"), LIMITS)
+def test_a_limit_is_passed_beyond_it_and_by_what_is_no_number(
+    setting: str, limit: float, metric: str, allowed: float, too_far: float
+) -> None:
+    off = {"max_sampler_difference": None}
+    guards = GuardsSpec.model_validate({**off, setting: limit})
+    assert violations(guards, {metric: allowed}, 10.0) == []
+    assert violations(guards, {}, 10.0) == []
+    assert violations(GuardsSpec.model_validate(off), {metric: math.nan}, 10.0) == []
+    for value in (too_far, math.nan, math.inf if setting != "min_entropy" else -math.inf):
+        [found] = violations(guards, {metric: value}, 10.0)
+        assert (found.setting, found.limit) == (setting, limit)
+        assert str(found).endswith(f" passes guards.{setting}={limit:g}")
+
+
+def test_length_growth_is_measured_against_the_first_iteration_alone() -> None:
+    guards = GuardsSpec(max_length_growth=2.0)
+    assert violations(guards, {"rollout/response_length": 1e9}, None) == []
+    [found] = violations(guards, {"rollout/response_length": 25.0}, 10.0)
+    assert (found.metric, found.value) == ("length growth", 2.5)
+
+
+def test_all_limits_that_are_passed_are_named() -> None:
+    guards = GuardsSpec(max_kl=1.0, min_entropy=1.0)
+    metrics = {"kl/reference": 2.0, "policy/entropy": 0.5}
+    assert [found.setting for found in violations(guards, metrics, None)] == ["max_kl", "min_entropy"]
+
+
+def measured(metric: str, value: float) -> ToyEngines:
+    """Engines that measure something odd in iteration 2."""
+
+    def measures(iteration: int, rate_factor: float) -> Mapping[str, float]:
+        return {metric: value} if iteration == 2 else {}
+
+    return ToyEngines(measures)
+
+
+@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.parametrize(
+    ("override", "metric", "value", "told"),
+    [
+        ("guards.max_kl=5", "kl/reference", 9.5, "kl/reference=9.5 passes guards.max_kl=5"),
+        ("guards.max_kl=5", "kl/reference", math.nan, "kl/reference=nan passes guards.max_kl=5"),
+        (
+            "guards.max_length_growth=3",
+            "rollout/response_length",
+            40.0,
+            "length growth=4 passes guards.max_length_growth=3",
+        ),
+    ],
+)
+def test_a_run_that_is_stopped_keeps_the_evidence_and_says_how_to_go_on(
+    override: str, metric: str, value: float, told: str, tmp_path: Path
+) -> None:
+    run = ToyRun(tmp_path, (*SHORT, override), engines=measured(metric, value))
+    with pytest.raises(DivergedError) as stopped:
+        run.train()
+    message = str(stopped.value)
+    evidence = tmp_path / "store" / "runs" / "toy" / "divergences" / "000001.json"
+    assert f"iteration 2 of run toy diverged: {told}." in message
+    assert f"its evidence is kept: {evidence}." in message
+    for remedy in ("guards.on_divergence=rollback", "ppoflow fork toy@1 NEW --set", "guards.on_divergence=warn"):
+        assert remedy in message
+    assert [record.iteration for record in run.records()] == [0, 1]
+    [note] = run.notes("divergences")
+    assert note["passed"] == [told]
+    assert run.place(read_record(note["record"]).checkpoint).is_dir()
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_started_again_it_stops_at_the_same_place_without_a_second_note(tmp_path: Path) -> None:
+    run = ToyRun(tmp_path, (*SHORT, "guards.max_kl=5"), engines=measured("kl/reference", 9.0))
+    messages = set()
+    for _ in range(3):
+        with pytest.raises(DivergedError) as stopped:
+            run.train()
+        messages.add(str(stopped.value))
+    assert len(messages) == 1
+    assert len(run.notes("divergences")) == 1
+    assert run.engines.count("update_policy") == 2
+    assert re.search("000001.json", messages.pop())
+
+
+@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.parametrize("value", [9.0, math.nan])
+def test_with_warn_it_goes_on_and_the_record_tells_of_it(value: float, tmp_path: Path) -> None:
+    told = f"kl/reference={value:g} passes guards.max_kl=5"
+    run = ToyRun(tmp_path, (*SHORT, "guards.max_kl=5", "guards.on_divergence=warn"))
+    run.engines = measured("kl/reference", value)
+    records = run.train()
+    assert [record.violations for record in records] == [[], [], [told], []]
+    assert f"iteration 2: {told}; going on, as guards.on_divergence=warn says" in run.said
+    assert run.notes("divergences") == []
+    assert digests(records) == digests(run.train())
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_disk_without_room_for_an_iteration_stops_the_run_before_it(tmp_path: Path) -> None:
+    run = ToyRun(tmp_path, SHORT)
+    with pytest.raises(DiskSpaceError) as refusal:
+        run.train("guards.min_free_disk=1e15")
+    for part in ("iteration 1 may take", "guards.min_free_disk=1e+15", "ppoflow gc", "checkpoint.keep_last"):
+        assert part in str(refusal.value)
+    assert run.engines.count("generate_rollouts") == 0
+    assert [record.iteration for record in run.train("guards.min_free_disk=0")] == [0, 1, 2, 3]
+    with pytest.raises(DiskSpaceError, match="iteration 4 may take"):
+        run.train("guards.min_free_disk=1e15", "iterations=4")

@@ -1,0 +1,76 @@
+"""Prefect's pages do not lie: the flow run of a process that died is shown as Crashed, with its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from uuid import UUID, uuid4
+
+import pytest
+from prefect import flow, task
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas import State
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.states import Completed, Pending, Running
+
+from infra.lease import Holder
+from tasks.predecessors import FLOW_RUN, mark_crashed
+from tests.infra.leases import somebody
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+@flow
+def training() -> None:
+    """Never called."""
+
+
+@task
+def update_policy() -> None:
+    """Never called."""
+
+
+@pytest.fixture
+def client(prefect_server: None) -> Iterator[SyncPrefectClient]:
+    """Of the test server."""
+    with get_client(sync_client=True) as client:
+        yield client
+
+
+def flow_run(client: SyncPrefectClient, state: State, *tasks: State) -> UUID:
+    """A flow run in a state, with tasks in theirs."""
+    id = client.create_flow_run(training, name="demo", state=Pending()).id
+    for number, task_state in enumerate(tasks):
+        made = client.create_task_run(update_policy, id, dynamic_key=str(number), state=Pending())
+        client.set_task_run_state(made.id, task_state, force=True)
+    client.set_flow_run_state(id, state, force=True)
+    return id
+
+
+def states(client: SyncPrefectClient, id: UUID) -> tuple[str | None, list[str | None]]:
+    """Of a flow run and of its tasks."""
+    tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[id])))
+    return client.read_flow_run(id).state_name, sorted(found.state_name or "" for found in tasks)
+
+
+def holder(note: dict[str, str]) -> Holder:
+    """A process that had the run."""
+    return Holder(identity=somebody(), since_ms=1, note=note)
+
+
+def test_a_flow_run_whose_process_died_and_its_tasks_are_shown_as_crashed(client: SyncPrefectClient) -> None:
+    id = flow_run(client, Running(), Completed(), Running(), Completed(name="Cached"), Pending())
+    assert states(client, id) == ("Running", ["Cached", "Completed", "Pending", "Running"])
+    assert mark_crashed([holder({FLOW_RUN: str(id)})]) == ["demo"]
+    assert states(client, id) == ("Crashed", ["Cached", "Completed", "Crashed", "Crashed"])
+    state = client.read_flow_run(id).state
+    assert state is not None
+    assert state.message == "The process died; the run goes on in another flow run."
+    assert mark_crashed([holder({FLOW_RUN: str(id)})]) == []  # told once
+
+
+def test_one_that_has_ended_stays_and_one_that_nobody_knows_does_no_harm(client: SyncPrefectClient) -> None:
+    ended, died = flow_run(client, Completed(), Completed()), flow_run(client, Running())
+    notes = [{FLOW_RUN: str(ended)}, {FLOW_RUN: str(uuid4())}, {}, {FLOW_RUN: str(died)}]
+    assert mark_crashed(holder(note) for note in notes) == ["demo"]
+    assert states(client, ended) == ("Completed", ["Completed"])
+    assert states(client, died) == ("Crashed", [])

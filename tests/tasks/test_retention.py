@@ -1,0 +1,212 @@
+"""Retention and gc: what goes, what stays whatever happens, and that a run goes on from what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from infra.liveness import this_process
+from infra.local_store import LocalStore
+from ppo_core.spec import CheckpointSpec
+from tasks.check_whole import needs_of
+from tasks.fork_run import fork_run
+from tasks.guards import DivergedError
+from tasks.iteration_record import read_record
+from tasks.open_run import spec_of_run
+from tasks.retention import find_garbage, kept_iterations, needed_by, remove_garbage
+from tests.tasks.toy_engines import ToyEngines
+from tests.tasks.toy_runs import ToyRun, digests, killed, snapshot
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+SHORT = ("dataset.evaluation=null", "registry.metric=toy/quality", "iterations=6")
+
+
+def worse_and_worse_from_the_second(iteration: int, rate_factor: float) -> Mapping[str, float]:
+    """Iteration 2 is the best; before it, iteration 1 was."""
+    return {"toy/quality": 9.0 if iteration == 2 else 1 / iteration}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where ppoflow keeps its state."""
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PPOFLOW_STORE", raising=False)
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
+    """A run that keeps all."""
+    run = quality(tmp_path_factory.mktemp("everything"))
+    run.train()
+    return run
+
+
+def quality(home: Path, *overrides: str) -> ToyRun:
+    """A run whose best policy is that of iteration 2."""
+    return ToyRun(home, (*SHORT, *overrides), engines=ToyEngines(worse_and_worse_from_the_second))
+
+
+def stored(run: ToyRun, kind: str) -> list[int]:
+    """The iterations whose artifact of this kind is in the store."""
+    refs = {
+        record.iteration: record.checkpoint if kind == "checkpoint" else record.experience for record in run.records()
+    }
+    return [iteration for iteration, ref in refs.items() if ref is not None and run.place(ref).is_dir()]
+
+
+@pytest.mark.parametrize(
+    ("rule", "checkpoints"),
+    [
+        (["keep_last=1"], [0, 2, 6]),
+        (["keep_last=3"], [0, 2, 4, 5, 6]),
+        (["keep_last=1", "keep_every=3"], [0, 2, 3, 6]),
+        (["keep_last=9"], [0, 1, 2, 3, 4, 5, 6]),
+        (["keep_every=3"], [0, 1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_the_last_ones_stay_and_every_so_many_and_the_best_and_the_reference(
+    rule: list[str], checkpoints: list[int], everything: ToyRun, home: Path
+) -> None:
+    run = quality(home, *(f"checkpoint.{setting}" for setting in rule))
+    assert digests(run.train()) == digests(everything.records())
+    assert stored(run, "checkpoint") == checkpoints
+    assert stored(run, "experience") == [n for n in checkpoints if n > 0]
+    for record in run.records()[1:]:  # what was sampled and scored is always kept
+        assert record.rollouts is not None
+        assert record.scores is not None
+        assert run.place(record.rollouts).is_dir()
+        assert run.place(record.scores).is_dir()
+    assert find_garbage().artifacts == []
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_every_kept_iteration_can_be_gone_on_from(every: int, tmp_path: Path) -> None:
+    def up_and_down(iteration: int, rate_factor: float) -> Mapping[str, float]:
+        return {"toy/quality": [0.0, 1.0, 3.0, 2.0, 0.5, 5.0, 4.0][iteration]}
+
+    run = quality(tmp_path, f"checkpoint.every={every}")
+    run.engines.measures = up_and_down
+    records, store = run.train(), LocalStore(tmp_path / "store")
+    for until in range(1, len(records) + 1):
+        for last, often in product((1, 2, 3), (None, 2, 4)):
+            rule = CheckpointSpec(every=every, keep_last=last, keep_every=often)
+            told = [record.model_copy(update={"retention": rule}) for record in records[:until]]
+            kept, needed = kept_iterations(told), needed_by(store, told)
+            assert {told[-1].iteration, told[-1].best.iteration} <= kept
+            for iteration in kept:
+                assert {(ref.kind, ref.key) for _, ref in needs_of(told[iteration])} <= needed
+
+
+def test_amid_thin_checkpoints_a_run_goes_on_after_release(everything: ToyRun, home: Path) -> None:
+    run = quality(home, "checkpoint.every=3", "checkpoint.keep_last=1")
+    run.engines.before("generate_rollouts", 6, killed)
+    run.train_until_killed()
+    assert stored(run, "checkpoint") == [0, 2, 3, 5]
+    assert stored(run, "experience") == [1, 2, 4, 5]
+    before = run.record_bytes()
+    run.train()
+    assert {name: run.record_bytes()[name] for name in before} == before
+    assert run.policy_at(6) == everything.policy_at(6)
+    assert run.engines.count("update_policy") == 6
+
+
+def test_a_rule_that_is_made_stricter_applies_from_the_next_commit_on(everything: ToyRun, home: Path) -> None:
+    run = everything.copy(home, worse_and_worse_from_the_second)
+    run.train("iterations=7", "checkpoint.keep_last=2")
+    assert stored(run, "checkpoint") == [0, 2, 6, 7]
+
+
+def test_what_a_fork_needs_stays_when_its_source_lets_it_go(everything: ToyRun, home: Path) -> None:
+    run = everything.copy(home, worse_and_worse_from_the_second)
+    fork_run("toy", 3, "new", [])
+    run.train("iterations=7", "checkpoint.keep_last=1")
+    assert stored(run, "checkpoint") == [0, 1, 2, 3, 7]
+    fork = ToyRun(home, name="new", engines=ToyEngines(worse_and_worse_from_the_second))
+    assert digests(fork.train(spec=spec_of_run("new"))) == digests(everything.records())
+
+
+def test_what_a_diverged_iteration_made_stays_as_evidence(home: Path) -> None:
+    run = quality(home, "checkpoint.keep_last=1", "guards.max_kl=5")
+    run.engines.measures = lambda iteration, rate_factor: {"kl/reference": 9.0 if iteration == 3 else 0.0}
+    with pytest.raises(DivergedError):
+        run.train()
+    remove_garbage(find_garbage())
+    evidence = read_record(run.notes("divergences")[0]["record"])
+    for ref in (evidence.rollouts, evidence.scores, evidence.experience, evidence.checkpoint):
+        assert ref is not None
+        assert run.place(ref).is_dir()
+    assert run.engines.count("update_policy") == 3
+    with pytest.raises(DivergedError):
+        run.train()
+    assert run.engines.count("update_policy") == 3
+
+
+def test_gc_removes_what_no_record_needs_and_nothing_else(everything: ToyRun, home: Path) -> None:
+    run = everything.copy(home)
+    before = snapshot(home / "store")
+    gone = this_process().model_copy(update={"started": 1})
+    store = LocalStore(home / "store", writer=gone)
+    orphan, unfinished = store.scratch(), store.scratch()
+    (orphan / "stats.json").write_text("{}")
+    (unfinished / "half").write_text("12345")
+    store.put(orphan, "scores", "0" * 64)
+    garbage = find_garbage()
+    [artifact], [leftover] = garbage.artifacts, garbage.leftovers
+    assert (artifact.kind, artifact.key, leftover.path, leftover.bytes) == ("scores", "0" * 64, unfinished, 5)
+    assert (home / "store" / "scores" / ("0" * 64)).is_dir()  # only looked at
+    assert remove_garbage(garbage) == garbage.bytes == artifact.bytes + 5
+    assert snapshot(home / "store") == before
+    assert find_garbage().rows() == []
+    assert run.train() == everything.records()
+
+
+def test_a_superseded_iteration_is_garbage(everything: ToyRun, home: Path) -> None:
+    run = everything.copy(home, worse_and_worse_from_the_second)
+    last = run.records()[6]
+    bench = run.bench()
+    bench.supersede(5)
+    gone = {(ref.kind, ref.key) for ref in (last.checkpoint, last.experience, last.rollouts, last.scores) if ref}
+    assert {(found.kind, found.key) for found in find_garbage().artifacts} == gone
+
+
+def test_what_a_run_works_with_is_pinned_until_its_record_names_it(home: Path) -> None:
+    run = quality(home)
+    looked: list[object] = []
+
+    def look() -> None:
+        looked.append(find_garbage().artifacts)
+        looked.append(remove_garbage(find_garbage()))
+
+    run.engines.before("update_policy", 2, look)
+    run.engines.before("score_rollouts", 1, look)
+    run.train()
+    assert looked == [[], 0, [], 0]
+
+
+def test_what_became_garbage_is_kept_where_a_record_names_it_meanwhile(home: Path) -> None:
+    run = quality(home)
+    run.engines.before("update_policy", 1, killed)
+    run.train_until_killed()
+    run.bench()  # a new process: the pins of the one before are gone
+    garbage = find_garbage()
+    assert sorted(found.kind for found in garbage.artifacts) == ["experience", "rollouts", "scores"]
+    run.train()
+    before = snapshot(home / "store")
+    assert remove_garbage(garbage) == 0
+    assert snapshot(home / "store") == before
+
+
+def test_what_was_set_aside_goes_only_when_asked_for(everything: ToyRun, home: Path) -> None:
+    everything.copy(home)
+    aside = home / "store" / "damaged" / "scores-00-1"
+    aside.mkdir(parents=True)
+    (aside / "scores.json").write_text("what was left of it")
+    assert find_garbage().rows() == []
+    garbage = find_garbage(damaged=True)
+    assert [found.path for found in garbage.damaged] == [aside]
+    assert remove_garbage(garbage) == len("what was left of it")
+    assert not aside.exists()

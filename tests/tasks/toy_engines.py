@@ -1,0 +1,262 @@
+"""Engines without models: what a job writes is a hash of its spec and of what it reads, and is there in no time.
+
+They keep no state between jobs: a thin checkpoint is always replayed from the last full one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.engine_protocol import EngineInput, EngineJob, EngineJobError, EngineProgress, EngineReply
+from ppo_core.records import Replay, UpdatePolicyJob, content_digest
+from ppo_core.training.state import CheckpointState, SkippedSteps, derivation, identity_after, read_state
+
+Inputs = Mapping[str, EngineInput]
+HELD_OUT = "answer_held_out"
+PARTS = {"policy": "policy/model.safetensors", "critic": "critic/weights", "optimizer": "optimizer/moments"}
+Measures = Callable[[int, float], Mapping[str, float]]
+CARD = {"config.json": {"architectures": ["ToyForCausalLM"]}, "tokenizer.json": {}, "tokenizer_config.json": {}}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """All that training moves."""
+
+    policy: str
+    critic: str
+    optimizer: str
+
+    @classmethod
+    def of(cls, seed: str) -> Weights:
+        """Three hashes of one."""
+        return cls(*(content_digest([name, seed]) for name in PARTS))
+
+
+def healthy(iteration: int, rate_factor: float) -> Mapping[str, float]:
+    """Nothing special to measure."""
+    return {}
+
+
+class ToyEngines:
+    """The three engines of a run; stands where `tasks.engines.Engines` stands.
+
+    `reward` is the user's scoring code, which describe_sources tells of; `salts` make a job give other bytes although
+    nothing tells of it, as another machine might; `measures(iteration, rate_factor)` are metrics of an iteration
+    (counted from 1) on top of the usual ones, or raises. `done` names the jobs done, in order; `notes` is progress.
+    """
+
+    def __init__(self, measures: Measures = healthy, **salts: str) -> None:
+        self.reward = "as it was"
+        self.salts = salts
+        self.measures = measures
+        self.done: list[str] = []
+        self.notes: list[str] = []
+        self.by_name = {name: ToyEngine(name, self) for name in ("rollout", "training", "scoring")}
+        self.asked: Counter[str] = Counter()
+        self.planned: dict[tuple[str, int], Callable[[], None]] = {}
+
+    def start(self) -> None:
+        """They are there."""
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def before(self, job: str, number: int, act: Callable[[], None]) -> None:
+        """Do something (damage a file, raise) before the `number`-th such job from now on, once."""
+        self.planned[job, self.asked[job] + number] = act
+
+    def count(self, job: str) -> int:
+        """How often a job was done."""
+        return self.done.count(job)
+
+
+class ToyEngine:
+    """One of them: an `Engine` in this process."""
+
+    def __init__(self, name: str, engines: ToyEngines) -> None:
+        self.name = name
+        self._all = engines
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def run(
+        self, job: EngineJob, *, timeout_s: float, on_progress: Callable[[EngineProgress], None] | None = None
+    ) -> EngineReply:
+        """Do a job; first, what was planned before it."""
+        label = HELD_OUT if job.spec.get("stream") == "evaluation" else job.name
+        self._all.asked[label] += 1
+        self._all.planned.pop((label, self._all.asked[label]), lambda: None)()
+        result = JOBS[job.name](self._all, job)
+        self._all.done.append(label)
+        return EngineReply(result, 0.0)
+
+
+def content(given: EngineInput, name: str) -> str:
+    """A file of an input."""
+    return (given.path / name).read_text()
+
+
+def fraction(digest: str) -> float:
+    """A number below 1."""
+    return int(digest[:8], 16) / 2**32
+
+
+def write(engines: ToyEngines, job: EngineJob, name: str, *read: str) -> str:
+    """The one file of an artifact, and its hash."""
+    digest = content_digest([job.name, engines.salts.get(job.name), dict(job.spec), *read])
+    assert job.output is not None
+    (job.output / name).write_text(digest)
+    return digest
+
+
+def describe_sources(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
+    """Digests of the user's code."""
+    return {name: content_digest([name, engines.reward]) for name in job.spec["functions"]}
+
+
+def prepare_dataset(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
+    """Fifty prompts to train on."""
+    write(engines, job, "dataset.json")
+    return {"counts": {"train": 50, "eval": job.spec["num_eval_prompts"]}, "context_length": 128}
+
+
+def start_policy(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
+    """Checkpoint 0."""
+    seed = write(engines, job, "start.json", content(job.inputs["dataset"], "dataset.json"))
+    write_checkpoint(job, Weights.of(seed), seed, ())
+    return {}
+
+
+def generate_rollouts(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
+    """Responses of ten tokens each."""
+    policy, dataset = content(job.inputs["checkpoint"], PARTS["policy"]), content(job.inputs["dataset"], "dataset.json")
+    write(engines, job, "rollouts.json", policy, dataset)
+    number = job.spec["num_prompts"] * job.spec["samples_per_prompt"]
+    metrics = {"rollout/response_length": 10.0}
+    return {"num_responses": number, "num_response_tokens": 10 * number, "metrics": metrics}
+
+
+def score_rollouts(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
+    """A mean score."""
+    digest = write(engines, job, "scores.json", engines.reward, content(job.inputs["rollouts"], "rollouts.json"))
+    return {"metrics": {"score/mean": fraction(digest)}}
+
+
+def compute_advantages(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
+    """Reads the critic too, so that it needs what the update needs; the KL coefficient moves."""
+    held = hold(engines, job.inputs)
+    read = [content(job.inputs[name], f"{name}.json") for name in ("rollouts", "scores")]
+    reference = content(job.inputs["reference"], PARTS["policy"])
+    digest = write(engines, job, "experience.json", held.policy, held.critic, reference, *read)
+    metrics = {"kl/reference": fraction(digest), "sampler/logprob_difference_mean": 0.001}
+    return {"metrics": metrics, "next_kl_coef": job.spec["kl_coef"] * (1 + fraction(digest)), "num_tokens": 100}
+
+
+def update_policy(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
+    """The next checkpoint, full or thin."""
+    spec, experience = UpdatePolicyJob.model_validate(job.spec), job.inputs["experience"]
+    metrics = {"policy/entropy": 0.5, "policy/clip_fraction": 0.01}
+    metrics |= engines.measures(spec.iteration + 1, spec.rate_factor)
+    after = update(engines, hold(engines, job.inputs), spec, experience)
+    before = read_state(job.inputs["checkpoint"].path)
+    replay = () if spec.full else (*before.replay, Replay(spec=derivation(spec), experience=experience.digest))
+    write_checkpoint(job, after, identity_after(spec, before.identity, experience.digest), replay)
+    return {"metrics": metrics, "full": spec.full}
+
+
+def score_evaluation(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
+    """How good the answers to held-out prompts are."""
+    read = [content(job.inputs[name], "rollouts.json") for name in ("sampled", "greedy")]
+    score = fraction(write(engines, job, "metrics.json", engines.reward, *read))
+    samples = [{"prompt": "1+1=", "response": "2", "score": score}]
+    return {"metrics": {"evaluation/score": score, "evaluation/accuracy": score}, "samples": samples}
+
+
+def update(engines: ToyEngines, held: Weights, spec: UpdatePolicyJob, experience: EngineInput) -> Weights:
+    """The weights after one update."""
+    what = [derivation(spec).model_dump(mode="json"), content(experience, "experience.json")]
+    moved = [held.policy, held.critic, held.optimizer, engines.salts.get("update_policy")]
+    return Weights.of(content_digest([*what, *moved]))
+
+
+def hold(engines: ToyEngines, inputs: Inputs) -> Weights:
+    """The weights of the input `checkpoint`; those of a thin one are made again."""
+    folder = inputs["checkpoint"].path
+    state = read_state(folder)
+    if state.full:
+        return read_weights(folder)
+    missing = {"base", *(f"replay_{number}" for number in range(len(state.replay)))} - set(inputs)
+    if missing:
+        raise refusal(f"{folder} is a thin checkpoint, and these inputs are missing: {sorted(missing)}")
+    base = read_state(inputs["base"].path)
+    held, identity = read_weights(inputs["base"].path), base.identity
+    for number, done in enumerate(state.replay):
+        given = inputs[f"replay_{number}"]
+        if given.digest != done.experience:
+            raise refusal(f"replay_{number} is {given.digest}, not {done.experience}")
+        engines.notes.append(f"replaying update {number + 1} of {len(state.replay)}")
+        held = update(engines, held, done.spec, given)
+        identity = identity_after(done.spec, identity, given.digest)
+    if identity != state.identity or held.policy != (folder / PARTS["policy"]).read_text():
+        raise refusal(f"the {len(state.replay)} updates since the last full checkpoint give other policy weights")
+    return held
+
+
+def read_weights(folder: Path) -> Weights:
+    """Those of a full checkpoint."""
+    return Weights(*((folder / name).read_text() for name in PARTS.values()))
+
+
+def write_checkpoint(job: EngineJob, weights: Weights, identity: str, replay: tuple[Replay, ...]) -> None:
+    """A full checkpoint, or with `replay` a thin one."""
+    assert job.output is not None
+    for name, text in zip(PARTS.values(), (weights.policy, weights.critic, weights.optimizer), strict=True):
+        if name == PARTS["policy"] or not replay:
+            (job.output / name).parent.mkdir()
+            (job.output / name).write_text(text)
+    for name, document in CARD.items():
+        (job.output / "policy" / name).write_text(json.dumps(document))
+    state = CheckpointState(
+        identity=identity,
+        full=not replay,
+        num_policy_steps=0,
+        num_critic_steps=0,
+        skipped_steps=SkippedSteps(),
+        replay=replay,
+    )
+    state.write(job.output)
+
+
+def refusal(reason: str) -> EngineJobError:
+    """What a real engine answers to input that it cannot use."""
+    return EngineJobError(f"engine 'training': InputError: {reason}", error_type="InputError", reason=reason)
+
+
+def not_finite(what: str) -> EngineJobError:
+    """What the training engine says when it gives up over numbers."""
+    reason = f"FloatingPointError: {what}"
+    return EngineJobError(f"engine 'training': {reason}", error_type="EngineDefect", reason=reason)
+
+
+JOBS: Mapping[str, Callable[[ToyEngines, EngineJob], dict[str, Any]]] = {
+    job.__name__: job
+    for job in (
+        describe_sources,
+        prepare_dataset,
+        start_policy,
+        generate_rollouts,
+        score_rollouts,
+        compute_advantages,
+        update_policy,
+        score_evaluation,
+    )
+}
