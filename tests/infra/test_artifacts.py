@@ -109,7 +109,7 @@ def test_names_are_plain(store: ArtifactStore, name: str):
     assert read(folder) == CONTENT
 
 
-@pytest.mark.parametrize("kind", ["runs", "damaged", "scratch"])
+@pytest.mark.parametrize("kind", ["runs", "damaged", "scratch", "trash"])
 def test_the_store_keeps_its_own_kinds(store: ArtifactStore, kind: str):
     with pytest.raises(ArtifactInvalid, match="kept for the store"):
         store.put(fill(store.scratch(), CONTENT), kind, "k")

@@ -121,6 +121,7 @@ def test_creating_never_replaces(tmp_path: Path):
     "name",
     [
         "artifacts",
+        "collector",
         "integrity",
         "lease",
         "lease_folders",

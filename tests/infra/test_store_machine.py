@@ -1,0 +1,37 @@
+"""The state machine of `store_machine` finds nothing wrong with the store, and would if there were something."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.infra.store_machine import StoreMachine
+
+FIXED = settings(
+    max_examples=150,
+    stateful_step_count=10,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate],
+)
+
+
+def test_writers_a_collector_crashes_and_power_cuts():
+    run_state_machine_as_test(StoreMachine, settings=FIXED)
+
+
+class LooksBeforeItPins(StoreMachine):
+    pins_first = False
+
+
+class UnpinsBeforeItCommits(StoreMachine):
+    keeps_pins = False
+
+
+@pytest.mark.parametrize("machine", [LooksBeforeItPins, UnpinsBeforeItCommits])
+def test_it_finds_what_is_wrong(machine: type[StoreMachine]):
+    with pytest.raises(AssertionError, match=r"is named by a record|is in use"):
+        run_state_machine_as_test(machine, settings=settings(FIXED, max_examples=1000))
