@@ -95,7 +95,9 @@ def run_stages(
             full=given.checkpoint.full if given is not None else writes_full(bench.spec, number),
             restoration=restoration,
         )
-    evaluation = evaluate_policy(bench, checkpoint, dataset) if evaluates_at(bench.spec, number) else None
+    evaluated = given is not None and given.evaluation is not None  # perhaps only as the last one, then
+    due = evaluated or evaluates_at(bench.spec, number)
+    evaluation = evaluate_policy(bench, checkpoint, dataset) if due else None
     return Made(checkpoint, rollouts, scores, experience, evaluation)
 
 

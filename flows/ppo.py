@@ -29,7 +29,7 @@ from tasks.predecessors import holder_note, mark_crashed
 from tasks.prefect_api import EmbeddedFlow, page_url
 from tasks.prepare_dataset import prepare_dataset
 from tasks.references import DatasetRef
-from tasks.register_policy import RegisteredPolicy, export_best, register_policy
+from tasks.register_policy import RegisteredPolicy, export_best, register_policy, usable_best
 from tasks.report import report, report_end
 from tasks.retention import release
 from tasks.workbench import Workbench, open_workbench
@@ -78,14 +78,20 @@ def train(spec: RunSpec, run: str | None = None, wait: bool = False, rerun: Reru
             if rerun is not None:
                 record = do_again(bench, console, dataset, rerun)
             if record is None:
-                record = begin(bench, dataset)
-                show(bench, console, record)
-                console.samples("answers before PPO", record, record)
+                record = begin_shown(bench, console, dataset)
             record = go_on(bench, console, dataset, record)
             return finish(bench, console, record)
         except BaseException:
             leave_best(bench, console)
             raise
+
+
+def begin_shown(bench: Workbench, console: RunConsole, dataset: DatasetRef) -> IterationRecord:
+    """Record 0, and what its policy answers."""
+    record = begin(bench, dataset)
+    show(bench, console, record)
+    console.samples("answers before PPO", record, record)
+    return record
 
 
 def take_over(bench: Workbench, console: RunConsole) -> None:
@@ -108,7 +114,7 @@ def go_on(bench: Workbench, console: RunConsole, dataset: DatasetRef, record: It
             if damages == DAMAGES:
                 raise
             dataset = prepare_dataset(bench)
-            record = last_whole(bench, console) or begin(bench, dataset)
+            record = last_whole(bench, console) or begin_shown(bench, console, dataset)
             continue
         damages = 0
         if after.iteration > record.iteration:  # not rolled back
@@ -135,19 +141,20 @@ def do_again(bench: Workbench, console: RunConsole, dataset: DatasetRef, rerun: 
 
 def finish(bench: Workbench, console: RunConsole, record: IterationRecord) -> RunReport:
     """Register the best policy and say where everything is. Without a registry the run is done all the same."""
+    best = usable_best(bench, record)
     try:
-        registered = register_policy(bench, record)
+        registered = register_policy(bench, record, best)
     except RegistryError as error:
         registered = None
         console.say(f"the policy is not registered: {error}; the same command tries again, without training")
     tell(console, report_end(bench))
-    folder = export_best(bench, record.best)
+    folder = export_best(bench, best)
     console.samples("answers after PPO", record, first_record(bench.records))
     return RunReport(
         run=bench.run,
         iterations=record.iteration,
-        best_iteration=record.best.iteration,
-        best_value=record.best.value,
+        best_iteration=best.iteration,
+        best_value=best.value,
         policy=registered,
         policy_folder=folder,
         metrics=record.metrics,
@@ -169,7 +176,7 @@ def leave_best(bench: Workbench, console: RunConsole) -> None:
     try:
         last = last_record(bench.records)
         if last is not None:
-            export_best(bench, last.best)
+            export_best(bench, usable_best(bench, last))
     except (ArtifactError, OSError) as error:
         console.say(f"! the best policy could not be left in the run's folder: {error}")
 

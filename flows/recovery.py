@@ -29,7 +29,10 @@ def last_whole(bench: Workbench, console: RunConsole) -> IterationRecord | None:
         record = record_at(bench.records, iteration)
         if lost & {ref.digest for _, ref in needs_of(record)}:
             continue
-        missing = mend(bench, console, needs_of(record))
+        missing = mend(bench, console, needs_of(record, best=True))
+        if missing is not None and missing.digest not in {ref.digest for _, ref in needs_of(record)}:
+            console.say("! the best policy is lost; the best of those that are there takes its place")
+            missing = mend(bench, console, needs_of(record))
         if missing is not None:
             lost.add(missing.digest)
             continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -22,6 +22,16 @@ from infra.manifest import ArtifactInvalid, validate_name
 
 UNTOUCHED_NS = 24 * 3600 * 10**9
 STAGED = ".new-"
+
+
+@contextmanager
+def collecting_paused(root: str | Path) -> Iterator[None]:
+    """While open, no collector of the store removes an artifact."""
+    place, files = local_root(root), LocalFiles()
+    with writing_to(place):
+        make_folders(files, place, top=place)
+        with files.exclusive(place / GC_LOCK):
+            yield
 
 
 @dataclass(frozen=True)
@@ -118,7 +128,11 @@ class Collector:
     def remove(self, leftovers: Iterable[Leftover]) -> int:
         """Remove what `leftovers` or `damaged` found; the bytes that are free now."""
         with writing_to(self._root):
-            return sum(self._empty(self._move([leftover.path for leftover in leftovers])).values())
+            moved = self._move([leftover.path for leftover in leftovers])
+            for target in moved.values():
+                # A collector that died may have moved artifacts here, and not have made that durable.
+                self._sync_folders(target)
+            return sum(self._empty(moved).values())
 
     def _move(self, places: Iterable[Path]) -> dict[Path, Path]:
         """Move what is there of these into a new folder in the trash, durable; from where to where."""
@@ -140,6 +154,11 @@ class Collector:
         if not moved:
             self._files.remove_folder(trash)
         return moved
+
+    def _sync_folders(self, folder: Path) -> None:
+        for below in self._folders(folder):
+            self._sync_folders(below)
+        self._files.sync_folder(folder)
 
     def _empty(self, moved: Mapping[Path, Path]) -> dict[Path, int]:
         """Remove what was moved into the trash; the bytes of each."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from infra.artifacts import ArtifactError, open_store
+from infra.collector import collecting_paused
 from infra.runs import RecordExists, RunRecords, create_run
 from infra.settings import Settings
 from ppo_core.records import InputError
@@ -39,17 +40,18 @@ def fork_run(source: str, iteration: int, new: str, overrides: list[str], folder
     records = RunRecords(root, source)
     have = records.iterations()
     require_iteration(source, iteration)
-    require_kept(record_at(records, iteration))
-    told = {"run": new, "forked_from": f"{source}@{iteration}", "lease": 0}
-    shared = {}
-    for number in have[: have.index(iteration) + 1]:
-        record = record_at(records, number)
-        changed = changed_sections(spec, with_changes(before, record.changed))
-        shared[number] = record.model_copy(update={**told, "changed": changed}).model_dump(mode="json")
-    try:
-        create_run(root, new, spec.model_dump(mode="json"), shared)
-    except RecordExists:
-        raise InputError(f"run {new} exists: choose another name") from None
+    with collecting_paused(root):  # or what the new run shares could go before its records name it
+        require_kept(record_at(records, iteration))
+        told = {"run": new, "forked_from": f"{source}@{iteration}", "lease": 0}
+        shared = {}
+        for number in have[: have.index(iteration) + 1]:
+            record = record_at(records, number)
+            changed = changed_sections(spec, with_changes(before, record.changed))
+            shared[number] = record.model_copy(update={**told, "changed": changed}).model_dump(mode="json")
+        try:
+            create_run(root, new, spec.model_dump(mode="json"), shared)
+        except RecordExists:
+            raise InputError(f"run {new} exists: choose another name") from None
     return spec
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from infra.artifacts import ArtifactError
 from infra.registry import DIGEST_TAG, register
-from tasks.iteration_record import Best, IterationRecord
+from tasks.commit_iteration import best_of
+from tasks.iteration_record import Best, IterationRecord, read_record
+from tasks.references import CheckpointRef
 from tasks.stage import stage
 from tasks.workbench import Workbench
 
@@ -25,9 +28,9 @@ class RegisteredPolicy(BaseModel):
 
 
 @stage("register_policy", retries=1)
-def register_policy(bench: Workbench, record: IterationRecord) -> RegisteredPolicy:
+def register_policy(bench: Workbench, record: IterationRecord, best: Best) -> RegisteredPolicy:
     """Register the run's best policy; the same policy of the same run is registered once."""
-    best, spec = record.best, bench.spec
+    spec = bench.spec
     lineage = {
         DIGEST_TAG: best.checkpoint.digest,
         "ppoflow.run": bench.run,
@@ -48,6 +51,23 @@ def register_policy(bench: Workbench, record: IterationRecord) -> RegisteredPoli
         run_id=bench.tracker.run_id,
     )
     return RegisteredPolicy(name=registered.name, version=registered.version, source=registered.source)
+
+
+def usable_best(bench: Workbench, record: IterationRecord) -> Best:
+    """The best policy so far; where damage has taken it away, the best of those that are there."""
+    if is_stored(bench, record.best.checkpoint):
+        return record.best
+    stored = [r for r in map(read_record, bench.records.all()) if is_stored(bench, r.checkpoint)]
+    before = (r for r in stored if r.iteration < record.iteration)
+    return best_of(record.best.metric, record.metrics, record.iteration, record.checkpoint, before)
+
+
+def is_stored(bench: Workbench, checkpoint: CheckpointRef) -> bool:
+    """Whether the store has a checkpoint, as far as a look tells."""
+    try:
+        return bench.store.find(checkpoint.kind, checkpoint.key) is not None
+    except ArtifactError:
+        return False
 
 
 def export_best(bench: Workbench, best: Best) -> Path:

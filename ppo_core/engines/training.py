@@ -29,6 +29,7 @@ def main(
     engine = TrainingEngine(Ranks(rank, num_ranks, children))
     if rank > 0:
         follow(engine)
+    engine.ranks.end_with_children()
     serve({name: leading(engine, name) for name in engine.handlers}, replies)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +29,7 @@ class Ranks:
     rank: int
     world_size: int
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    dismissed: bool = False
 
     def __post_init__(self) -> None:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -78,8 +81,20 @@ class Ranks:
             if child.poll() is not None:
                 raise EngineDefect(f"training rank {rank} of {self.world_size} ended with status {child.returncode}")
 
+    def end_with_children(self) -> None:
+        """From now on end this process when another rank ends: a collective call could wait for it for ever."""
+        for rank, child in enumerate(self.children, 1):
+            threading.Thread(target=self._end_with, args=(rank, child), daemon=True, name=f"rank-{rank}").start()
+
+    def _end_with(self, rank: int, child: subprocess.Popen[bytes]) -> None:
+        status = child.wait()
+        if not self.dismissed:
+            print(f"training rank {rank} of {self.world_size} ended with status {status}", file=sys.stderr, flush=True)
+            os._exit(1)
+
     def dismiss(self) -> None:
         """End the other ranks: after an error that perhaps not all of them saw, the next job needs a new engine."""
+        self.dismissed = True
         for child in self.children:
             child.kill()
             child.wait()
