@@ -67,6 +67,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.versions = itertools.count()
         self.given: set[int] = set()
         self.seen_at = 0
+        self.seen: set[int] = set()
         self.known: dict[int, dict[str, Any]] = {}
         self.must_stay: dict[int, dict[str, Any]] = {}
         self.must_not_return: set[int] = set()
@@ -148,10 +149,10 @@ class StoreMachine(RuleBasedStateMachine):
             self._end(slot)
 
     def _only_the_holder_changed(self, found: dict[int, dict[str, Any]]) -> None:
-        versions = {record["version"] for record in self.known.values()}
-        new = [record for record in found.values() if record["version"] not in versions]
+        new = [record for record in found.values() if record["version"] not in self.seen]
         assert all(record["lease"] == self.newest for record in new), "written by one who no longer has the run"
-        gone = versions - {record["version"] for record in found.values()}
+        self.seen |= {record["version"] for record in new}
+        gone = {record["version"] for record in self.known.values()} - {record["version"] for record in found.values()}
         # What the last writer could not make durable before the power went may be gone, or not be gone.
         assert not gone or self.acting in (None, self.newest), "taken out by one who no longer has the run"
         self.acting = None

@@ -61,12 +61,8 @@ class Scenario:
     """Some calls, what must be there before them, and what a new process sees of each thing that they change."""
 
     steps: Sequence[Step]
-    prepare: Step
     see: Callable[[SimulatedDisk], State]
-
-
-def nothing(files: Program) -> None:
-    """What most scenarios need."""
+    prepare: Step = lambda files: None
 
 
 def put_from_scratch(files: Program) -> ArtifactRef:
@@ -198,14 +194,14 @@ def see_collected(disk: SimulatedDisk) -> State:
 
 
 SCENARIOS = {
-    "put": Scenario((put_from_scratch, put_from_elsewhere, put_another), nothing, see_artifacts),
-    "put over a damaged one": Scenario((put_over_it,), with_a_damaged_one, see_what_was_damaged),
-    "set aside": Scenario((set_it_aside,), with_a_damaged_one, see_what_was_damaged),
-    "commit": Scenario((create_spec, *(commit(iteration) for iteration in range(3)), note_once), nothing, see_runs),
-    "roll back": Scenario((supersede, note_once, commit(1, "second")), with_three_records, see_runs),
-    "fork": Scenario((fork,), nothing, see_runs),
-    "collect": Scenario((collect, remove_leftovers), with_three_artifacts, see_collected),
-    "clear up": Scenario((remove_leftovers, remove_leftovers), with_a_dead_collector, see_no_half),
+    "put": Scenario((put_from_scratch, put_from_elsewhere, put_another), see_artifacts),
+    "put over a damaged one": Scenario((put_over_it,), see_what_was_damaged, with_a_damaged_one),
+    "set aside": Scenario((set_it_aside,), see_what_was_damaged, with_a_damaged_one),
+    "commit": Scenario((create_spec, *(commit(iteration) for iteration in range(3)), note_once), see_runs),
+    "roll back": Scenario((supersede, note_once, commit(1, "second")), see_runs, with_three_records),
+    "fork": Scenario((fork,), see_runs),
+    "collect": Scenario((collect, remove_leftovers), see_collected, with_three_artifacts),
+    "clear up": Scenario((remove_leftovers, remove_leftovers), see_no_half, with_a_dead_collector),
 }
 
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.infra.store_machine import StoreMachine
 
 FIXED = settings(
-    max_examples=150,
+    max_examples=100,
     stateful_step_count=10,
     deadline=None,
     database=None,
