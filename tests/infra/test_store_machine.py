@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from infra.artifacts import ArtifactMissing
 from tests.infra.store_machine import StoreMachine
 
 FIXED = settings(
@@ -33,5 +34,6 @@ class UnpinsBeforeItCommits(StoreMachine):
 
 @pytest.mark.parametrize("machine", [LooksBeforeItPins, UnpinsBeforeItCommits])
 def test_it_finds_what_is_wrong(machine: type[StoreMachine]):
-    with pytest.raises(AssertionError, match=r"is named by a record|is in use"):
+    # Which of its invariants breaks first depends on the order of random names; a writer may also miss what it uses.
+    with pytest.raises((AssertionError, ArtifactMissing), match=r"is named by a record|is in use|holds no artifact"):
         run_state_machine_as_test(machine, settings=settings(FIXED, max_examples=1000))
