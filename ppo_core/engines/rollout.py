@@ -7,10 +7,12 @@ seed, so tokens do not depend on batch order, batch size or which process answer
 from __future__ import annotations
 
 import json
+import multiprocessing
 import time
 from pathlib import Path
 from typing import Any, Literal
 
+from ppo_core.engines.children import ChildWatch
 from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.engines.vllm_worker import WeightSwap
 from ppo_core.records import GenerateJob, InputError, PromptRow, RolloutRow
@@ -27,6 +29,7 @@ class RolloutEngine:
 
     def __init__(self) -> None:
         self._llm: Any = None
+        self._watch = ChildWatch([])
         self._shape: tuple[Any, ...] | None = None
         self._digest: str | None = None
         self._tokenizer: Any = None
@@ -146,8 +149,11 @@ class RolloutEngine:
 
         shape = ((policy / "config.json").read_text(), spec.model.dtype, spec.kv_cache_gib, spec.tensor_parallel_size)
         if self._llm is None or self._shape is None or self._shape[1:] != shape or self._shape[0] < context:
+            self._watch.retire()
             self._llm, self._digest = None, None
             self._llm = start_vllm(policy, spec, context)
+            # vLLM's core has a process of its own on GPUs, and `step` waits for it also when it is dead.
+            self._watch = ChildWatch(multiprocessing.active_children())
             self._shape, self._digest = (context, *shape), digest
         elif self._digest != digest:
             self._digest = None

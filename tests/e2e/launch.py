@@ -77,6 +77,14 @@ def policy_bytes(home: Path, record: dict[str, Any]) -> bytes:
     return (home / "store" / "checkpoint" / key / "policy" / "model.safetensors").read_bytes()
 
 
+def flip_a_bit(file: Path) -> None:
+    """In the middle of a stored file."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.chmod(0o644)
+    file.write_bytes(content)
+
+
 def flow_states(home: Path) -> Counter[str]:
     """How many flow runs are in which state, as Prefect's own database has them."""
     with sqlite3.connect(home / "prefect" / "prefect.db") as database:

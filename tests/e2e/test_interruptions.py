@@ -1,16 +1,14 @@
-"""Killed, stopped and damaged runs: what is kept, what is said, and that the end is the same."""
+"""Stopped runs, and runs that cannot start: what is kept, and what is said."""
 
 from __future__ import annotations
 
-import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import FinishedRun
-from tests.e2e.launch import processes_of, record_files, records, start, train, wait_for
+from tests.e2e.launch import processes_of, record_files, start, train, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -28,23 +26,6 @@ def test_sigterm_ends_a_run_cleanly_and_says_how_to_go_on(tmp_path: Path) -> Non
     assert "vllm serve" in output
     assert (tmp_path / "runs" / "stopped" / "best-policy" / "config.json").is_file()
     assert not list(processes_of(tmp_path))
-
-
-def test_a_damaged_artifact_is_set_aside_and_made_again(smoke: FinishedRun, tmp_path: Path) -> None:
-    shutil.copytree(smoke.home / "store", tmp_path / "store")
-    experience = records(tmp_path, "first")[4]["experience"]
-    file = tmp_path / "store" / "experience" / experience["uri"].rpartition("/")[2] / "experience.safetensors"
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.chmod(0o644)
-    file.write_bytes(content)
-    shutil.rmtree(tmp_path / "store" / "runs")
-    done = train(tmp_path, "again")
-    assert done.returncode == 0, done.stdout + done.stderr
-    made = records(tmp_path, "again")[4]
-    assert made["experience"]["digest"] == experience["digest"]
-    assert "compute_advantages" not in made["cached_stages"]
-    assert list((tmp_path / "store" / "damaged").iterdir())
 
 
 def test_a_prefect_server_that_is_not_there_is_named_in_a_line(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import FinishedRun
-from tests.e2e.launch import policy_bytes, processes_of, records, train
+from tests.e2e.launch import flip_a_bit, policy_bytes, processes_of, records, train
 
 pytestmark = pytest.mark.slow
-STAGES = ("generate_rollouts", "score_rollouts", "compute_advantages", "update_policy")
+DAMAGED = "compute_advantages"
+STAGES = ("generate_rollouts", "score_rollouts", DAMAGED, "update_policy")
 
 
 def task_states(home: Path) -> Counter[tuple[str, str]]:
@@ -74,17 +75,23 @@ def test_prefect_shows_every_stage_completed(smoke: FinishedRun) -> None:
     assert {state for _, state in states} <= {"Completed", "Cached"}
 
 
-def test_another_run_of_the_same_spec_takes_everything_from_the_store(smoke: FinishedRun, tmp_path: Path) -> None:
+def test_another_run_takes_everything_from_the_store_but_what_is_damaged(smoke: FinishedRun, tmp_path: Path) -> None:
     home = tmp_path / "elsewhere"
     shutil.copytree(smoke.home / "store", home / "store")  # the store alone, in another place
     shutil.rmtree(home / "store" / "runs")
+    experience = records(smoke.home, "first")[4]["experience"]
+    flip_a_bit(home / "store" / "experience" / experience["uri"].rpartition("/")[2] / "experience.safetensors")
     done = train(home, "second")
     assert done.returncode == 0, done.stdout + done.stderr
     states = task_states(home)
-    assert all(states[(stage, "Cached")] == 4 for stage in (*STAGES,))
-    for ours, theirs in zip(records(home, "second"), records(smoke.home, "first"), strict=True):
+    assert {stage: states[(stage, "Cached")] for stage in STAGES} == {**dict.fromkeys(STAGES, 4), DAMAGED: 3}
+    made = records(home, "second")
+    for ours, theirs in zip(made, records(smoke.home, "first"), strict=True):
         assert ours["checkpoint"]["digest"] == theirs["checkpoint"]["digest"]
-    assert "update_policy" in records(home, "second")[1]["cached_stages"]
+    assert "update_policy" in made[1]["cached_stages"]
+    assert made[4]["experience"]["digest"] == experience["digest"]
+    assert DAMAGED not in made[4]["cached_stages"]
+    assert list((home / "store" / "damaged").iterdir())
 
 
 def test_a_longer_run_goes_on_after_the_last_iteration(longer: FinishedRun) -> None:

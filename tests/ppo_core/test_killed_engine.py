@@ -19,7 +19,6 @@ from tests.ppo_core.engine_jobs import Bench, minimal_spec, open_engine
 from tests.ppo_core.tiny_models import tiny_config, tiny_tokenizer
 from tests.ppo_core.update_cases import make_experience, save_experience, update_job
 
-pytestmark = pytest.mark.slow
 TRAINING = TrainingSpec(num_ranks=2, zero_stage=2, microbatch_size=4)
 
 

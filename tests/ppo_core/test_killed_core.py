@@ -1,0 +1,55 @@
+"""vLLM's core in a process of its own, as on GPUs: killed while it samples, it takes the engine along at once."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.engines import EngineDied, EngineProcess, EngineProgress
+from infra.settings import Settings
+from tasks.engines import PROGRAMS, rollout_environment
+from tests.ppo_core.engine_jobs import ROOT, Bench, generate_spec, write_dataset
+from tests.ppo_core.tiny_policies import make_policy
+
+PROMPTS = [[number % 7 + 3, number % 5 + 3, number % 11 + 3] for number in range(400)]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    switches = rollout_environment(Settings(home=tmp_path))
+    engine = EngineProcess(
+        "rollout",
+        PROGRAMS["rollout"],
+        log=tmp_path / "rollout.log",
+        environment={**switches, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "PYTHONPATH": str(ROOT)},
+    )
+    bench = Bench(engine, tmp_path, itertools.count())
+    yield bench
+    engine.close()
+
+
+def core() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(child.cmdline())]
+
+
+def test_a_core_killed_while_it_samples_ends_the_engine(bench: Bench, tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "dataset", PROMPTS)
+    inputs = {"checkpoint": make_policy(tmp_path / "checkpoint" / "policy").parent, "dataset": dataset}
+    spec, output = generate_spec(num_prompts=len(PROMPTS), max_response_tokens=64), bench.output()
+    below: list[psutil.Process] = []
+
+    def kill(_: EngineProgress) -> None:
+        if not below:
+            below.extend(psutil.Process().children(recursive=True))
+            os.kill(core()[0].pid, signal.SIGKILL)
+
+    with pytest.raises(EngineDied, match="EngineCore"):
+        bench.run("generate_rollouts", inputs, spec, output, on_progress=kill)
+    assert len(below) >= 2
+    assert psutil.wait_procs(below, timeout=10)[1] == []
