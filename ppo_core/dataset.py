@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppo_core.plugins import load_function
+from ppo_core.plugins import Sources, load_function
 from ppo_core.records import InputError, PromptRow, canonical_json
 from ppo_core.tokenization import encode_completion, encode_prompt
 
@@ -23,9 +23,9 @@ class Limits:
     max_response_tokens: int
 
 
-def read_rows(source: str, folder: Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file or of a `file.py:function`, relative to `folder`. Raises InputError naming the line."""
-    rows = _generated(source, folder) if ":" in source else _read_jsonl(folder / source)
+def read_rows(source: str, sources: Sources) -> list[dict[str, Any]]:
+    """The rows of a JSONL file or of a `file.py:function` of the user. Raises InputError naming the line."""
+    rows = _generated(source, sources) if ":" in source else _read_jsonl(sources.folder / source)
     if not rows:
         raise InputError(f"{source} holds no rows: give at least one prompt")
     for number, row in enumerate(rows, 1):
@@ -89,8 +89,8 @@ def completion_text(row: Mapping[str, Any]) -> str | None:
     return completion if isinstance(completion, str) else None
 
 
-def _generated(source: str, folder: Path) -> list[dict[str, Any]]:
-    function = load_function(source, folder)
+def _generated(source: str, sources: Sources) -> list[dict[str, Any]]:
+    function = load_function(source, sources)
     try:
         return list(function())
     except Exception as error:

@@ -44,7 +44,9 @@ def create_policy(config: dict[str, Any], *, vocab_size: int, seed: int, dtype: 
     """A new causal LM with the library's own initialisation, the same for the same seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = transformers.AutoModelForCausalLM.from_config(model_config(None, config, vocab_size))
+        model = transformers.AutoModelForCausalLM.from_config(
+            model_config(None, config, vocab_size), trust_remote_code=False
+        )
     # Parameters only: buffers such as the frequencies of rotary positions stay fp32, as when a folder is loaded.
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch_dtype(dtype))
@@ -52,23 +54,27 @@ def create_policy(config: dict[str, Any], *, vocab_size: int, seed: int, dtype: 
     return _prepared(model)
 
 
-def load_policy(path: str | Path, *, dtype: str) -> Any:
+def load_policy(path: str | Path, *, dtype: str, trust_remote_code: bool = False) -> Any:
     """A causal LM from a Hugging Face folder. Raises InputError saying why it cannot be one."""
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(str(path), dtype=torch_dtype(dtype))
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            str(path), dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code, use_safetensors=True
+        )
     except BAD_FOLDER as error:
         raise InputError(f"{path} is no causal LM that transformers loads ({type(error).__name__}: {error})") from error
     return _prepared(model)
 
 
-def critic_from_policy(path: Path, *, dtype: str) -> Critic:
+def critic_from_policy(path: Path, *, dtype: str, trust_remote_code: bool = False) -> Critic:
     """A critic whose trunk is a copy of the policy's."""
-    return Critic(_prepared(load_policy(path, dtype=dtype).base_model))
+    return Critic(_prepared(load_policy(path, dtype=dtype, trust_remote_code=trust_remote_code).base_model))
 
 
-def load_critic(folder: Path, *, dtype: str) -> Critic:
+def load_critic(folder: Path, *, dtype: str, trust_remote_code: bool = False) -> Critic:
     """A critic as `save_critic` wrote it."""
-    backbone = transformers.AutoModel.from_pretrained(str(folder), dtype=torch_dtype(dtype))
+    backbone = transformers.AutoModel.from_pretrained(
+        str(folder), dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code, use_safetensors=True
+    )
     critic = Critic(_prepared(backbone))
     critic.value_head.load_state_dict(load_file(folder / VALUE_HEAD))
     return critic

@@ -8,17 +8,41 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ppo_core.permissions import OWN_FOLDER
 from ppo_core.records import InputError
 
 
-def load_function(name: str, folder: Path) -> Callable[..., Any]:
-    """Import the function `name`; file paths start from `folder`. Raises InputError saying what is missing where."""
+@dataclass(frozen=True)
+class Sources:
+    """The folder where a spec's relative paths start, and the places from which code may come (`Permissions`)."""
+
+    folder: Path
+    allowed: tuple[str, ...] = (OWN_FOLDER,)
+
+    def require_allowed(self, name: str, origin: Path | None) -> None:
+        """Raise InputError, before anything is imported, unless `name`, found at `origin`, comes from such a place."""
+        module_name = name.rpartition(":")[0]
+        folders = [self.folder if place == OWN_FOLDER else Path(place) for place in self.allowed if _is_folder(place)]
+        packages = [place for place in self.allowed if not _is_folder(place)]
+        if origin is not None and any(origin.resolve().is_relative_to(folder.resolve()) for folder in folders):
+            return
+        if not module_name.endswith(".py") and any(f"{module_name}.".startswith(f"{place}.") for place in packages):
+            return
+        raise InputError(
+            f"{name}: code from {origin or 'nowhere'} may not run here, only from {', '.join(self.allowed)} (. is the "
+            f"spec's folder {self.folder}): the owner of this machine can add its folder or package to PPOFLOW_PLUGINS"
+        )
+
+
+def load_function(name: str, sources: Sources) -> Callable[..., Any]:
+    """Import the function `name`, if it comes from an allowed place. Raises InputError saying what is missing where."""
     module_name, _, function_name = name.rpartition(":")
-    module = _load(name, folder)
+    module = _load(name, sources)
     function = vars(module).get(function_name)
     if not callable(function):
         known = sorted(k for k, v in vars(module).items() if callable(v) and not k.startswith("_"))
@@ -28,15 +52,15 @@ def load_function(name: str, folder: Path) -> Callable[..., Any]:
     return function
 
 
-def source_digest(name: str, folder: Path) -> str:
+def source_digest(name: str, sources: Sources) -> str:
     """sha256 over the source of the function's module and of what that imports, directly or not, from beside it.
 
     Beside a file is its folder, beside a module its package. Found by reading, so that nothing else that this process
     has loaded counts. Raises InputError as `load_function` does.
     """
-    load_function(name, folder)
+    load_function(name, sources)
     digest = hashlib.sha256(name.encode())
-    file = vars(_load(name, folder)).get("__file__")
+    file = vars(_load(name, sources)).get("__file__")
     if file is None:
         return digest.hexdigest()
     origin = Path(file).resolve()
@@ -44,16 +68,25 @@ def source_digest(name: str, folder: Path) -> str:
     depth = 0 if module_name.endswith(".py") else module_name.count(".") + (origin.name == "__init__.py")
     root = origin.parents[depth]
     scope = root.joinpath(*origin.relative_to(root).parts[:1]) if depth else root
-    if not depth and not module_name.endswith(".py") and root != folder.resolve():
+    if not depth and not module_name.endswith(".py") and root != sources.folder.resolve():
         scope = origin  # a single module that was installed: beside it lie all other packages
     for path in sorted(_closure(origin, root, scope)):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 
-def _load(name: str, folder: Path) -> ModuleType:
+def _is_folder(place: str) -> bool:
+    return place == OWN_FOLDER or "/" in place
+
+
+def _load(name: str, sources: Sources) -> ModuleType:
     module_name = name.rpartition(":")[0]
-    return _load_file(name, folder / module_name) if module_name.endswith(".py") else _load_module(name, folder)
+    if not module_name.endswith(".py"):
+        return _load_module(name, sources)
+    path = sources.folder / module_name
+    if path.is_file():
+        sources.require_allowed(name, path)
+    return _load_file(name, path)
 
 
 def _load_file(name: str, path: Path) -> ModuleType:
@@ -85,10 +118,11 @@ def _is_loaded_from_elsewhere(module_name: str, path: Path) -> bool:
     return loaded is not None and vars(loaded).get("__file__") != str(path)
 
 
-def _load_module(name: str, folder: Path) -> ModuleType:
-    if str(folder.resolve()) not in sys.path:
-        sys.path.insert(0, str(folder.resolve()))
+def _load_module(name: str, sources: Sources) -> ModuleType:
+    if str(sources.folder.resolve()) not in sys.path:
+        sys.path.insert(0, str(sources.folder.resolve()))
     module_name = name.rpartition(":")[0]
+    _require_allowed_package(name, sources)
     try:
         return importlib.import_module(module_name)
     except Exception as error:
@@ -96,6 +130,20 @@ def _load_module(name: str, folder: Path) -> ModuleType:
             f"{name}: importing {module_name} failed with {type(error).__name__}: {error}; "
             "install it here, or write path/to/file.py:function relative to the spec"
         ) from error
+
+
+def _require_allowed_package(name: str, sources: Sources) -> None:
+    """Where the outermost package lies says who wrote the code; to find it, nothing is imported."""
+    outermost = name.partition(":")[0].partition(".")[0]
+    try:
+        found = importlib.util.find_spec(outermost)
+    except ValueError:  # a module of this process that was never found by name
+        found = None
+    if found is None and outermost not in sys.modules:
+        return  # the import says so better
+    places = [] if found is None else [found.origin, *(found.submodule_search_locations or [])]
+    paths = [Path(place) for place in places if place is not None and Path(place).exists()]
+    sources.require_allowed(name, paths[0] if paths else None)
 
 
 def _closure(origin: Path, root: Path, scope: Path) -> set[Path]:

@@ -136,6 +136,17 @@ class GenerateJob(Section):
     deterministic: bool = False
 
 
+class GenerateShardJob(Section):
+    """Sample the responses to a contiguous part of the prompts that `whole` draws. Inputs: checkpoint, dataset.
+
+    The part is prompts `first` to `first + count`; its rows are those that the whole job would give.
+    """
+
+    whole: GenerateJob
+    first: int = Field(ge=0)
+    count: int = Field(ge=1)
+
+
 class PrepareDatasetJob(Section):
     """Read, check and tokenize. Inputs: sources, tokenizer; model, where the spec names a folder."""
 
@@ -161,6 +172,18 @@ class EvaluateJob(Section):
     reward: RewardSpec
     answer_column: str
     pass_score: float
+
+
+class CompareJob(Section):
+    """Compare two policies' evaluations, prompt by prompt. Inputs: candidate, champion, dataset.
+
+    `metric` is the score, or `accuracy`: whether it reaches `pass_score`.
+    """
+
+    metric: Literal["score", "accuracy"]
+    pass_score: float
+    confidence: float
+    resamples: int
 
 
 class OptimizerSettings(Section):

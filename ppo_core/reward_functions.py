@@ -12,10 +12,9 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, SupportsFloat
 
-from ppo_core.plugins import load_function
+from ppo_core.plugins import Sources, load_function
 from ppo_core.records import InputError, PromptRow, ScoreRow
 
 
@@ -26,10 +25,10 @@ class RewardFailed(RuntimeError):
 class RewardFunctions:
     """The functions of a spec's `reward` section with their weights."""
 
-    def __init__(self, weights: Mapping[str, float], options: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, weights: Mapping[str, float], options: Mapping[str, Any], sources: Sources) -> None:
         self.weights = dict(weights)
         self.options = dict(options)
-        self.functions = {name: load_function(name, folder) for name in weights}
+        self.functions = {name: load_function(name, sources) for name in weights}
 
     def check_columns(self, rows: Sequence[PromptRow], answer_column: str) -> None:
         """Raise InputError where a function's required argument is no column, or a row has no value for it."""

@@ -8,6 +8,7 @@ from typing import Any, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from ppo_core.spec_loading import SpecError, differing_keys, load_run_spec, overridden
+from ppo_core.spec_promotion import PromotionSpec
 from ppo_core.spec_safety import CheckpointSpec, GuardsSpec
 from ppo_core.spec_sections import (
     AdaptiveKl,
@@ -36,6 +37,7 @@ __all__ = [
     "FixedKl",
     "GuardsSpec",
     "ModelSpec",
+    "PromotionSpec",
     "RegistrySpec",
     "RewardSpec",
     "RolloutSpec",
@@ -72,6 +74,7 @@ class RunSpec(Section):
     guards: GuardsSpec = Field(GuardsSpec(), description="When training counts as gone wrong, and what happens then")
     engines: EnginesSpec = Field(EnginesSpec(), description="How long engines may be silent, and their memory")
     registry: RegistrySpec = Field(RegistrySpec(), description="The MLflow model that the best policy goes to")
+    promotion: PromotionSpec = Field(PromotionSpec(), description="When the policy may take the champion's place")
     folder: str = Field(".", description="Where relative paths start; a spec file's own folder. No part of the run")
 
     @model_validator(mode="after")

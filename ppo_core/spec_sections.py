@@ -217,12 +217,38 @@ class EvaluationSpec(Section):
 
 
 class EnginesSpec(Section):
-    """How long engines may be silent, and what the rollout engine takes."""
+    """Where engines run, how many, how long they may be silent, and what the rollout engine takes.
 
+    No result depends on where or how many.
+    """
+
+    backend: Literal["local", "ray"] = Field(
+        "local",
+        description="local: child processes here; ray: rollout and training engines on nodes of a Ray cluster, with "
+        "the store in S3. Scoring runs the user's code, and always runs here",
+    )
+    address: str | None = Field(
+        None,
+        pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$",
+        description="HOST:PORT of the Ray cluster; none: RAY_ADDRESS, or the cluster that this machine belongs to",
+    )
+    rollout_resources: dict[str, PositiveFloat] = Field(
+        {},
+        description="What each rollout engine asks of Ray: {GPU: 1}, {rollout: 1}; none: GPU: tensor_parallel_size",
+    )
+    training_resources: dict[str, PositiveFloat] = Field(
+        {}, description="The same for the training engine; none: GPU: training.num_ranks"
+    )
+    placement_timeout_s: PositiveFloat = Field(
+        600.0, description="So long an engine waits for a node of the Ray cluster that has its resources"
+    )
     timeout_s: PositiveFloat = Field(1800.0, description="An engine without any sign of progress for so long is hung")
     reward_timeout_s: PositiveFloat = Field(300.0, description="The same for the reward functions")
     kv_cache_gib: PositiveFloat = Field(1.0, description="vLLM's key-value cache, GiB per rank")
-    tensor_parallel_size: PositiveInt = Field(1, description="GPUs of the rollout engine")
+    rollout_engines: int = Field(
+        1, ge=1, le=256, description="Rollout engines that share an iteration's prompts; no result depends on how many"
+    )
+    tensor_parallel_size: PositiveInt = Field(1, description="GPUs of each rollout engine")
     deterministic: bool = Field(
         False,
         description="On GPUs: deterministic kernels in training and batch-invariant sampling, slower, so that the "
@@ -240,12 +266,15 @@ class RegistrySpec(Section):
     @field_validator("alias")
     @classmethod
     def _known_to_mlflow(cls, alias: str | None) -> str | None:
-        if alias is None:
-            return alias
-        if len(alias) > LONGEST_ALIAS:
-            raise ValueError(f"{alias[:20]}... has {len(alias)} characters, MLflow takes {LONGEST_ALIAS}: shorten it")
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", alias):
-            raise ValueError(f"{alias!r}: use letters, digits, dash and underscore, at least one, as MLflow asks")
-        if alias.lower() == "latest" or re.fullmatch(r"[vV][0-9]+", alias):
-            raise ValueError(f"{alias!r}: MLflow keeps latest, v1, v2 … for itself; choose another, such as candidate")
-        return alias
+        return None if alias is None else mlflow_alias(alias)
+
+
+def mlflow_alias(alias: str) -> str:
+    """An alias that MLflow takes. Raises ValueError for any other."""
+    if len(alias) > LONGEST_ALIAS:
+        raise ValueError(f"{alias[:20]}... has {len(alias)} characters, MLflow takes {LONGEST_ALIAS}: shorten it")
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", alias):
+        raise ValueError(f"{alias!r}: use letters, digits, dash and underscore, at least one, as MLflow asks")
+    if alias.lower() == "latest" or re.fullmatch(r"[vV][0-9]+", alias):
+        raise ValueError(f"{alias!r}: MLflow keeps latest, v1, v2 … for itself; choose another, such as candidate")
+    return alias

@@ -11,10 +11,10 @@ import transformers
 from ppo_core.records import InputError, Messages
 
 
-def load_tokenizer(path: str | Path) -> Any:
+def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Any:
     """The fast or slow tokenizer at `path`. Raises InputError when there is none, or none with an EOS token."""
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(path))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code)
         # Some tokenizer classes come up empty in a folder that has a config.json and no tokenizer.
         if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
             raise ValueError("it has no words")
@@ -30,7 +30,7 @@ def load_tokenizer(path: str | Path) -> Any:
     return tokenizer
 
 
-def check_kept(tokenizer: Any, config: Any) -> None:
+def check_kept(tokenizer: Any, config: Any, *, trust_remote_code: bool = False) -> None:
     """Raise InputError where transformers reads another tokenizer out of the policy's folder than is saved into it.
 
     For some model types it takes the type's own tokenizer class, whatever tokenizer.json says: text would change
@@ -39,7 +39,7 @@ def check_kept(tokenizer: Any, config: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        again = load_tokenizer(folder)
+        again = load_tokenizer(folder, trust_remote_code=trust_remote_code)
     ids = list(range(min(len(tokenizer), 1000)))
     text = tokenizer.decode(ids)
     if again.decode(ids) != text or again(text).input_ids != tokenizer(text).input_ids:
@@ -80,11 +80,17 @@ def stop_token_ids(tokenizer: Any, model_folder: Path) -> list[int]:
     return sorted(ids)
 
 
-def model_config(path: str | None, config: dict[str, Any] | None, vocab_size: int | None = None) -> Any:
+def model_config(
+    path: str | None,
+    config: dict[str, Any] | None,
+    vocab_size: int | None = None,
+    *,
+    trust_remote_code: bool = False,
+) -> Any:
     """The Hugging Face configuration named by a spec's `model` section."""
     try:
         if path is not None:
-            return transformers.AutoConfig.from_pretrained(path)
+            return transformers.AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         settings = dict(config or {})
         if vocab_size is not None:
             settings.setdefault("vocab_size", vocab_size)

@@ -14,10 +14,11 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from ppo_core.permissions import Permissions
 from ppo_core.records import InputError
 
 
@@ -31,13 +32,17 @@ class JobInput:
 
 @dataclass(frozen=True)
 class Job:
-    """One request: read `inputs`, write the folder `output`, obey `spec`, call `progress(done, total, note)` often."""
+    """One request: read `inputs`, write the folder `output`, obey `spec`, call `progress(done, total, note)` often.
+
+    `permissions` are this machine's.
+    """
 
     name: str
     inputs: Mapping[str, JobInput]
     output: Path
     spec: Mapping[str, Any]
     progress: Callable[[int, int, str], None]
+    permissions: Permissions = field(default_factory=Permissions)
 
 
 Handler = Callable[[Job], dict[str, Any]]
@@ -70,7 +75,7 @@ def take_over_stdin() -> TextIO:
     return jobs
 
 
-def serve(handlers: Mapping[str, Handler], replies: TextIO) -> NoReturn:
+def serve(handlers: Mapping[str, Handler], replies: TextIO, permissions: Permissions) -> NoReturn:
     """Answer jobs until standard input ends, then end the process; an EngineDefect is reported and ends it too."""
     for line in take_over_stdin():
         document = json.loads(line)
@@ -82,7 +87,7 @@ def serve(handlers: Mapping[str, Handler], replies: TextIO) -> NoReturn:
 
         started = time.perf_counter()
         try:
-            result = handlers[document["name"]](_job(document, send))
+            result = handlers[document["name"]](_job(document, send, permissions))
             send("result", seconds=time.perf_counter() - started, result=result)
         except Exception as error:
             traceback.print_exc()
@@ -96,7 +101,7 @@ def serve(handlers: Mapping[str, Handler], replies: TextIO) -> NoReturn:
     os._exit(0)
 
 
-def _job(document: Mapping[str, Any], send: Callable[..., None]) -> Job:
+def _job(document: Mapping[str, Any], send: Callable[..., None], permissions: Permissions) -> Job:
     def progress(done: int, total: int, note: str) -> None:
         send("progress", done=done, total=total, note=note)
 
@@ -106,4 +111,5 @@ def _job(document: Mapping[str, Any], send: Callable[..., None]) -> Job:
         output=Path(document["output"] or os.devnull),
         spec=document["spec"],
         progress=progress,
+        permissions=permissions,
     )

@@ -1,4 +1,6 @@
-"""The rollout engine: vLLM, kept warm; new weights are swapped in place. Job: generate_rollouts.
+"""The rollout engine: vLLM, kept warm; new weights are swapped in place.
+
+Jobs: generate_rollouts; the same in parts, generate_shard and merge_rollouts; sample.
 
 Token ids in, token ids out, with the logprobs of the distribution that was really sampled. Every request has its own
 seed, so tokens do not depend on batch order, batch size or which process answers.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import sys
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -15,10 +18,11 @@ from typing import Any, Literal
 from ppo_core.engines.children import ChildWatch
 from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.engines.vllm_worker import WeightSwap
-from ppo_core.records import GenerateJob, InputError, PromptRow, RolloutRow
+from ppo_core.permissions import Permissions, permissions_of
+from ppo_core.records import GenerateJob, GenerateShardJob, InputError, PromptRow, RolloutRow
 from ppo_core.sampling import Draw, draw_prompts, draws
 from ppo_core.spec import ModelSpec
-from ppo_core.tables import longest_prompt, read_prompts, write_rollouts
+from ppo_core.tables import longest_prompt, read_prompts, read_rollouts, write_rollouts
 
 GIB = 1 << 30
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "generation_config.json")
@@ -27,7 +31,8 @@ TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "voc
 class RolloutEngine:
     """Holds one vLLM engine and the digest of the policy in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, permissions: Permissions) -> None:
+        self._trusted = permissions.trust_remote_code
         self._llm: Any = None
         self._watch = ChildWatch([])
         self._shape: tuple[Any, ...] | None = None
@@ -39,6 +44,14 @@ class RolloutEngine:
     def generate_rollouts(self, job: Job) -> dict[str, Any]:
         """Write `rollouts.parquet`: one row per (prompt, sample)."""
         spec = GenerateJob.model_validate(job.spec)
+        return self._generate_part(spec, 0, spec.num_prompts, job)
+
+    def generate_shard(self, job: Job) -> dict[str, Any]:
+        """Write `rollouts.parquet` with the rows of a part of the prompts."""
+        shard = GenerateShardJob.model_validate(job.spec)
+        return self._generate_part(shard.whole, shard.first, shard.count, job)
+
+    def _generate_part(self, spec: GenerateJob, first: int, count: int, job: Job) -> dict[str, Any]:
         prompts = read_prompts(job.inputs["dataset"].path / f"{spec.split}.parquet")
         if spec.split == "eval" and spec.num_prompts > len(prompts):
             raise InputError(
@@ -49,21 +62,21 @@ class RolloutEngine:
         self._hold(checkpoint.path / "policy", checkpoint.digest, spec, context)
         rows = draw_prompts(len(prompts), spec.position, spec.num_prompts, seed=spec.seed, shuffle=spec.shuffle)
         ids = [prompt.prompt_id for prompt in prompts]
+        # All of them, also for a part: which sample of its prompt one is depends on those before it.
         wanted = draws(rows, ids, spec.samples_per_prompt, seed=spec.seed, stream=spec.stream)
-        rollouts = self._generate(prompts, wanted, spec, job)
-        write_rollouts(job.output / "rollouts.parquet", rollouts)
-        return _summary(rollouts)
+        mine = wanted[first * spec.samples_per_prompt : (first + count) * spec.samples_per_prompt]
+        return _write(self._generate(prompts, mine, spec, job), job)
 
     def sample(self, job: Job) -> dict[str, Any]:
         """Answers to one prompt given as text, or with `chat` as a user's message; writes nothing."""
         from ppo_core.tokenization import encode_prompt, load_tokenizer
 
         policy, wish = job.inputs["policy"], job.spec
-        tokenizer, question = load_tokenizer(policy.path), wish["prompt"]
+        tokenizer, question = load_tokenizer(policy.path, trust_remote_code=self._trusted), wish["prompt"]
         if wish.get("chat") and tokenizer.chat_template:
             question = [{"role": "user", "content": question}]
         ids = encode_prompt(tokenizer, question)
-        _check_room(policy.path, ids, wish["max_tokens"])
+        _check_room(policy.path, ids, wish["max_tokens"], trust_remote_code=self._trusted)
         spec = GenerateJob(
             seed=wish["seed"],
             stream="sample",
@@ -151,7 +164,7 @@ class RolloutEngine:
         if self._llm is None or self._shape is None or self._shape[1:] != shape or self._shape[0] < context:
             self._watch.retire()
             self._llm, self._digest = None, None
-            self._llm = start_vllm(policy, spec, context)
+            self._llm = start_vllm(policy, spec, context, trust_remote_code=self._trusted)
             # vLLM's core has a process of its own on GPUs, and `step` waits for it also when it is dead.
             self._watch = ChildWatch(multiprocessing.active_children())
             self._shape, self._digest = (context, *shape), digest
@@ -162,12 +175,12 @@ class RolloutEngine:
             self._digest = digest
         text = tuple((policy / name).read_bytes() for name in TEXT_FILES if (policy / name).is_file())
         if text != self._text_files:  # a large tokenizer takes a second to load, and hardly ever changes
-            self._tokenizer = load_tokenizer(policy)
+            self._tokenizer = load_tokenizer(policy, trust_remote_code=self._trusted)
             self._stop_ids = stop_token_ids(self._tokenizer, policy)
             self._text_files = text
 
 
-def start_vllm(policy: Path, spec: GenerateJob, context: int) -> Any:
+def start_vllm(policy: Path, spec: GenerateJob, context: int, *, trust_remote_code: bool) -> Any:
     """A vLLM engine around the policy; `context` tokens are the longest prompt plus response."""
     import torch
     from vllm import LLM
@@ -181,8 +194,10 @@ def start_vllm(policy: Path, spec: GenerateJob, context: int) -> Any:
     return LLM(
         model=str(policy),
         dtype=spec.model.dtype,
+        load_format="safetensors",
         max_model_len=context,
         skip_tokenizer_init=True,
+        trust_remote_code=trust_remote_code,
         enforce_eager=not on_gpu,
         distributed_executor_backend="mp" if spec.tensor_parallel_size > 1 else "uni",
         tensor_parallel_size=spec.tensor_parallel_size,
@@ -203,10 +218,10 @@ def sampled_logprobs(logprobs: Any, count: int) -> list[float]:
     return [float(logprobs.logprobs[start]) for start in logprobs.start_indices]
 
 
-def _check_room(policy: Path, prompt_ids: list[int], max_tokens: int) -> None:
+def _check_room(policy: Path, prompt_ids: list[int], max_tokens: int, *, trust_remote_code: bool) -> None:
     from ppo_core.tokenization import context_length, model_config
 
-    limit = context_length(model_config(str(policy), None))
+    limit = context_length(model_config(str(policy), None, trust_remote_code=trust_remote_code))
     if not prompt_ids:
         raise InputError("the prompt has no tokens: give it some text")
     if limit is not None and len(prompt_ids) + max_tokens > limit:
@@ -228,6 +243,17 @@ def stored_dtype(policy: Path) -> Literal["float32", "bfloat16"]:
     return "bfloat16" if config.get("dtype", config.get("torch_dtype")) == "bfloat16" else "float32"
 
 
+def merge_rollouts(job: Job) -> dict[str, Any]:
+    """Write `rollouts.parquet` out of those of the inputs shard_0, shard_1, …: as if one engine had sampled them."""
+    shards = [job.inputs[f"shard_{number}"].path for number in range(len(job.inputs))]
+    return _write([row for shard in shards for row in read_rollouts(shard / "rollouts.parquet")], job)
+
+
+def _write(rollouts: list[RolloutRow], job: Job) -> dict[str, Any]:
+    write_rollouts(job.output / "rollouts.parquet", rollouts)
+    return _summary(rollouts)
+
+
 def _summary(rollouts: list[RolloutRow]) -> dict[str, Any]:
     lengths = [len(row.response_token_ids) for row in rollouts]
     return {
@@ -245,8 +271,10 @@ def main() -> None:
     replies = take_over_stdout()
     import vllm  # noqa: F401 (15 s: better now, while the flow does other things, than in the first job)
 
-    engine = RolloutEngine()
-    serve({"generate_rollouts": engine.generate_rollouts, "sample": engine.sample}, replies)
+    permissions = permissions_of(sys.argv[1:])
+    engine = RolloutEngine(permissions)
+    jobs = (engine.generate_rollouts, engine.generate_shard, merge_rollouts, engine.sample)
+    serve({job.__name__: job for job in jobs}, replies, permissions)
 
 
 if __name__ == "__main__":

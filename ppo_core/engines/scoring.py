@@ -1,23 +1,25 @@
 """The scoring engine: runs user code (reward functions, row generators), away from models and orchestration.
 
-Jobs: prepare_dataset, score_rollouts, score_evaluation, describe_sources, try_reward. Jobs that run user code get
-`folder`, where the spec's relative paths start, as the input `sources`.
+Jobs: prepare_dataset, score_rollouts, score_evaluation, compare_evaluations, describe_sources, try_reward. Jobs that
+run user code get `folder`, where the spec's relative paths start, as the input `sources`.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ppo_core.comparison import compare_evaluations
 from ppo_core.dataset import Limits, completion_text, prompt_rows, read_rows, supervised_rows
 from ppo_core.engines.protocol import Job, serve, take_over_stdout
-from ppo_core.plugins import source_digest
+from ppo_core.permissions import permissions_of
+from ppo_core.plugins import Sources, source_digest
 from ppo_core.records import EvaluateJob, InputError, PrepareDatasetJob, PromptRow, RolloutRow, ScoreJob, ScoreRow
 from ppo_core.reward_functions import RewardFailed, RewardFunctions, score_rows
 from ppo_core.spec import RewardSpec
@@ -29,8 +31,8 @@ ROWS_PER_REPORT = 1000
 
 def describe_sources(job: Job) -> dict[str, Any]:
     """Digest of every piece of user code the spec names: what makes a cached stage stale when the code changes."""
-    folder = job.inputs["sources"].path
-    return {name: source_digest(name, folder) for name in job.spec["functions"]}
+    sources = _sources(job)
+    return {name: source_digest(name, sources) for name in job.spec["functions"]}
 
 
 def prepare_dataset(job: Job) -> dict[str, Any]:
@@ -38,20 +40,20 @@ def prepare_dataset(job: Job) -> dict[str, Any]:
     from ppo_core.tokenization import check_kept, context_length, load_tokenizer, model_config
 
     spec = PrepareDatasetJob.model_validate(job.spec)
-    folder = job.inputs["sources"].path
-    tokenizer = load_tokenizer(job.inputs["tokenizer"].path)
+    sources, trusted = _sources(job), job.permissions.trust_remote_code
+    tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=trusted)
     model = str(job.inputs["model"].path) if "model" in job.inputs else None
-    config = model_config(model, spec.model.config, len(tokenizer))
-    check_kept(tokenizer, config)
+    config = model_config(model, spec.model.config, len(tokenizer), trust_remote_code=trusted)
+    check_kept(tokenizer, config, trust_remote_code=trusted)
     context = context_length(config)
     limits = Limits(context, spec.dataset.max_prompt_tokens, spec.max_response_tokens)
     counts = {}
-    functions = _functions(spec.reward, folder)
+    functions = _functions(spec.reward, sources)
     column = spec.dataset.answer_column
     for split, source in (("train", spec.dataset.train), ("eval", spec.dataset.evaluation)):
         if source is None:
             continue
-        rows = read_rows(source, folder)
+        rows = read_rows(source, sources)
         prompts = prompt_rows(_told(rows, source, job), tokenizer, source=source, answer_column=column, limits=limits)
         _check_vocabulary(source, prompts, tokenizer, config)
         functions.check_columns(prompts, column)
@@ -62,7 +64,7 @@ def prepare_dataset(job: Job) -> dict[str, Any]:
             tried = prompts[:TRIAL_ROWS]
             functions.score(tried, [_answer_text(row) for row in tried], column)
     if spec.sft_data is not None:
-        rows = read_rows(spec.sft_data, folder)
+        rows = read_rows(spec.sft_data, sources)
         told = _told(rows, spec.sft_data, job)
         examples = supervised_rows(told, tokenizer, source=spec.sft_data, context_length=context)
         pq.write_table(pa.Table.from_pylist(examples), job.output / "sft.parquet")
@@ -108,12 +110,12 @@ def score_evaluation(job: Job) -> dict[str, Any]:
 
 def try_reward(job: Job) -> dict[str, Any]:
     """Scores of a few rows with trial completions, without a model: what `ppoflow reward` shows."""
-    folder, column = job.inputs["sources"].path, job.spec["answer_column"]
-    functions = _functions(RewardSpec.model_validate(job.spec["reward"]), folder)
-    rows = read_rows(job.spec["train"], folder)[:TRIAL_ROWS]
+    sources, column = _sources(job), job.spec["answer_column"]
+    functions = _functions(RewardSpec.model_validate(job.spec["reward"]), sources)
+    rows = read_rows(job.spec["train"], sources)[:TRIAL_ROWS]
     prompts = [_untokenized(number, row, column) for number, row in enumerate(rows)]
     functions.check_columns(prompts, column)
-    texts = job.spec["completions"] or _example_completions(job.spec, folder, prompts)
+    texts = job.spec["completions"] or _example_completions(job.spec, sources, prompts)
     completions = [texts[index % len(texts)] for index in range(len(prompts))]
     parts = functions.score(prompts, completions, column)
     table = [
@@ -139,7 +141,7 @@ def score_metrics(scores: list[ScoreRow], prefix: str) -> dict[str, float]:
 
 def _scored(job: Job, reward: RewardSpec, column: str, split: str, rollouts: list[RolloutRow]) -> list[ScoreRow]:
     prompts = {row.prompt_id: row for row in read_prompts(job.inputs["dataset"].path / f"{split}.parquet")}
-    functions = _functions(reward, job.inputs["sources"].path)
+    functions = _functions(reward, _sources(job))
     return score_rows(functions, [prompts[row.prompt_id] for row in rollouts], rollouts, column)
 
 
@@ -160,10 +162,10 @@ def _samples(job: Job, rollouts: list[RolloutRow], scores: list[ScoreRow], count
     ]
 
 
-def _example_completions(spec: Any, folder: Path, prompts: list[PromptRow]) -> list[str]:
+def _example_completions(spec: Any, sources: Sources, prompts: list[PromptRow]) -> list[str]:
     """Completions to try a reward on: those of the SFT data in turn, else the reference answers; every second empty."""
     if spec["sft_data"] is not None:
-        rows = read_rows(spec["sft_data"], folder)
+        rows = read_rows(spec["sft_data"], sources)
         known = {str(row["prompt"]): completion_text(row) or "" for row in rows}
         texts = [known.get(str(row.prompt), completion_text(rows[0]) or "") for row in prompts]
     else:
@@ -198,8 +200,12 @@ def _check_vocabulary(source: str, prompts: list[PromptRow], tokenizer: Any, con
             )
 
 
-def _functions(reward: RewardSpec, folder: Path) -> RewardFunctions:
-    return RewardFunctions(reward.weights, reward.options, folder)
+def _sources(job: Job) -> Sources:
+    return Sources(job.inputs["sources"].path, job.permissions.plugins)
+
+
+def _functions(reward: RewardSpec, sources: Sources) -> RewardFunctions:
+    return RewardFunctions(reward.weights, reward.options, sources)
 
 
 def _join(prefix: str, name: str) -> str:
@@ -209,8 +215,8 @@ def _join(prefix: str, name: str) -> str:
 def main() -> None:
     """Serve scoring jobs on standard input and output."""
     replies = take_over_stdout()
-    jobs = (describe_sources, prepare_dataset, score_rollouts, score_evaluation, try_reward)
-    serve({job.__name__: job for job in jobs}, replies)
+    jobs = (describe_sources, prepare_dataset, score_rollouts, score_evaluation, compare_evaluations, try_reward)
+    serve({job.__name__: job for job in jobs}, replies, permissions_of(sys.argv[1:]))
 
 
 if __name__ == "__main__":

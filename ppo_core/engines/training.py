@@ -12,25 +12,28 @@ from typing import Annotated
 import typer
 
 from ppo_core.engines.protocol import serve, take_over_stdout
+from ppo_core.permissions import Permissions
 
 
 def main(
     num_ranks: Annotated[int, typer.Option(min=1)] = 1,
     rank: Annotated[int, typer.Option(min=0)] = 0,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code")] = False,
 ) -> None:
     """Serve training jobs on standard input and output (rank 0), or follow rank 0."""
     replies = take_over_stdout()
     # DeepSpeed prints while it is imported, so only now that the protocol's stream is safe.
     from ppo_core.training.ranks import Ranks, start_other_ranks
 
-    children = start_other_ranks(num_ranks) if rank == 0 else []
+    trusted = ["--trust-remote-code"] if trust_remote_code else []
+    children = start_other_ranks(num_ranks, *trusted) if rank == 0 else []
     from ppo_core.training.service import TrainingEngine, follow, leading
 
-    engine = TrainingEngine(Ranks(rank, num_ranks, children))
+    engine = TrainingEngine(Ranks(rank, num_ranks, children), trust_remote_code=trust_remote_code)
     if rank > 0:
         follow(engine)
     engine.ranks.end_with_children()
-    serve({name: leading(engine, name) for name in engine.handlers}, replies)
+    serve({name: leading(engine, name) for name in engine.handlers}, replies, Permissions())
 
 
 if __name__ == "__main__":

@@ -56,11 +56,18 @@ def write_checkpoint(
 
 
 def write_start(
-    folder: Path, policy: Any, weights: dict[str, Tensor], tokenizer: Any, *, identity: str, dtype: str
+    folder: Path,
+    policy: Any,
+    weights: dict[str, Tensor],
+    tokenizer: Any,
+    *,
+    identity: str,
+    dtype: str,
+    trust_remote_code: bool = False,
 ) -> None:
     """Write checkpoint 0: the policy, a critic that copies its trunk, no optimizer steps. On rank 0 only."""
     save_policy(policy, weights, tokenizer, folder / "policy")
-    critic = critic_from_policy(folder / "policy", dtype=dtype)
+    critic = critic_from_policy(folder / "policy", dtype=dtype, trust_remote_code=trust_remote_code)
     save_critic(critic, {name: p.detach() for name, p in critic.named_parameters()}, folder / "critic")
     CheckpointState(
         identity=identity, full=True, num_policy_steps=0, num_critic_steps=0, skipped_steps=SkippedSteps(), replay=()

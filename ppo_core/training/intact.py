@@ -15,14 +15,14 @@ from ppo_core.records import InputError
 Shape = tuple[int, ...]
 
 
-def check_policy(folder: Path) -> None:
+def check_policy(folder: Path, *, trust_remote_code: bool = False) -> None:
     """Raise InputError where a checkpoint's policy is missing, or is not what its config.json says."""
-    _check_weights(folder / "policy", transformers.AutoModelForCausalLM)
+    _check_weights(folder / "policy", transformers.AutoModelForCausalLM, trust_remote_code)
 
 
-def check_critic(folder: Path) -> None:
+def check_critic(folder: Path, *, trust_remote_code: bool = False) -> None:
     """The same for the critic of a full checkpoint."""
-    _check_weights(folder / "critic", transformers.AutoModel)
+    _check_weights(folder / "critic", transformers.AutoModel, trust_remote_code)
     if not (folder / "critic" / VALUE_HEAD).is_file():
         raise InputError(f"{folder}/critic/{VALUE_HEAD} is missing: the checkpoint is incomplete")
 
@@ -61,14 +61,19 @@ def _shapes(shard: Path) -> dict[str, Shape]:
         raise InputError(f"{shard} is damaged ({error}): take the checkpoint from a copy, or an earlier one") from error
 
 
-def _check_weights(folder: Path, kind: Any) -> None:
+def _check_weights(folder: Path, kind: Any, trust_remote_code: bool) -> None:
     """Left alone, transformers fills what a file lacks with random numbers, and says so in its log only."""
     for pattern in ("config.json", "model*.safetensors"):
         if not list(folder.glob(pattern)):
             raise InputError(f"{folder}/{pattern.replace('*', '')} is missing: the checkpoint is incomplete")
     try:
         _, report = kind.from_pretrained(
-            str(folder), dtype="auto", output_loading_info=True, ignore_mismatched_sizes=True
+            str(folder),
+            dtype="auto",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
         )
     except BAD_FOLDER as error:
         raise InputError(f"{folder} cannot be loaded ({type(error).__name__}: {error}): it is damaged") from error

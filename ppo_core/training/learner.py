@@ -35,8 +35,9 @@ class Setting(NamedTuple):
 class Learner:
     """Holds one checkpoint at a time. Warmth is an optimisation: asked for another one, it loads that first."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, *, trust_remote_code: bool = False) -> None:
         self.ranks = ranks
+        self.trust_remote_code = trust_remote_code
         self.policy: Trainable | None = None
         self.critic: Trainable | None = None
         self.tokenizer: Any = None
@@ -73,8 +74,9 @@ class Learner:
         """The frozen policy in `folder`."""
         if self._reference is None or self._reference_digest != digest:
             self._reference = None
-            reference = load_policy(folder, dtype=model.dtype).requires_grad_(False)
-            self._reference = reference.to(self.policy.device if self.policy is not None else "cpu")
+            reference = load_policy(folder, dtype=model.dtype, trust_remote_code=self.trust_remote_code)
+            device = self.policy.device if self.policy is not None else "cpu"
+            self._reference = reference.requires_grad_(False).to(device)
             self._reference_digest = digest
         return self._reference
 
@@ -103,12 +105,13 @@ class Learner:
     ) -> None:
         if not state.full:
             raise InputError(f"{folder} is a thin checkpoint, without critic and optimizer: give the last full one")
+        trusted = self.trust_remote_code
         if self.ranks.is_first:
-            check_policy(folder)
-            check_critic(folder)
-        self.tokenizer = load_tokenizer(folder / "policy")
-        policy = load_policy(folder / "policy", dtype=model.dtype)
-        critic = load_critic(folder / "critic", dtype=model.dtype)
+            check_policy(folder, trust_remote_code=trusted)
+            check_critic(folder, trust_remote_code=trusted)
+        self.tokenizer = load_tokenizer(folder / "policy", trust_remote_code=trusted)
+        policy = load_policy(folder / "policy", dtype=model.dtype, trust_remote_code=trusted)
+        critic = load_critic(folder / "critic", dtype=model.dtype, trust_remote_code=trusted)
         self.policy = Trainable(policy, optimizer, training, dtype=model.dtype)
         self.critic = Trainable(critic, optimizer, training, dtype=model.dtype)
         load_optimizer(folder, "policy", self.policy, state.num_policy_steps)

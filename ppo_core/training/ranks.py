@@ -109,9 +109,9 @@ def first_rank_only() -> Iterator[None]:
         raise EngineDefect(f"{type(error).__name__}: {error}") from error
 
 
-def start_other_ranks(world_size: int) -> list[subprocess.Popen[bytes]]:
+def start_other_ranks(world_size: int, *options: str) -> list[subprocess.Popen[bytes]]:
     """Start ranks 1..N-1 of this program; `env` adds their place to the environment they inherit."""
-    program = [sys.executable, "-m", "ppo_core.engines.training", "--num-ranks", str(world_size)]
+    program = [sys.executable, "-m", "ppo_core.engines.training", "--num-ranks", str(world_size), *options]
     return [
         subprocess.Popen(
             ["env", f"RANK={rank}", f"LOCAL_RANK={rank}", *program, "--rank", str(rank)],

@@ -133,7 +133,8 @@ def _check_same_policy(learner: Learner, folder: Path, state: CheckpointState) -
     if not learner.ranks.is_first:
         return
     dtype = "float32" if policy.dtype is torch.float32 else "bfloat16"
-    stored = dict(load_policy(folder / "policy", dtype=dtype).named_parameters())
+    policy_folder, trusted = folder / "policy", learner.trust_remote_code
+    stored = dict(load_policy(policy_folder, dtype=dtype, trust_remote_code=trusted).named_parameters())
     other = [name for name, weight in replayed.items() if not _same_bytes(weight, stored[name])]
     if other:
         learner.forget()

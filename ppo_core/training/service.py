@@ -35,9 +35,10 @@ from ppo_core.training.supervised import read_examples, supervised_settings, tra
 class TrainingEngine:
     """Does jobs on one rank: reads inputs, computes its share, and on rank 0 writes the output."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, *, trust_remote_code: bool = False) -> None:
         self.ranks = ranks
-        self.learner = Learner(ranks)
+        self.trust_remote_code = trust_remote_code
+        self.learner = Learner(ranks, trust_remote_code=trust_remote_code)
         self.handlers: dict[str, Callable[[Job], dict[str, Any]]] = {
             "start_policy": self.start_policy,
             "compute_advantages": self.compute_advantages,
@@ -48,7 +49,7 @@ class TrainingEngine:
         """Checkpoint 0: the model of the spec, after SFT where there is such a section, and a critic with its trunk."""
         spec = StartPolicyJob.model_validate(job.spec)
         self.learner.forget()
-        tokenizer = load_tokenizer(job.inputs["tokenizer"].path)
+        tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=self.trust_remote_code)
         policy = self._start_model(job, spec, tokenizer)
         metrics = {}
         if spec.sft is not None:
@@ -64,7 +65,15 @@ class TrainingEngine:
         if self.ranks.is_first:
             identity = content_digest(["start_policy", job.spec, {name: i.digest for name, i in job.inputs.items()}])
             with first_rank_only():
-                write_start(job.output, policy, weights, tokenizer, identity=identity, dtype=spec.model.dtype)
+                write_start(
+                    job.output,
+                    policy,
+                    weights,
+                    tokenizer,
+                    identity=identity,
+                    dtype=spec.model.dtype,
+                    trust_remote_code=self.trust_remote_code,
+                )
         self.ranks.barrier()
         return {"metrics": metrics, "num_parameters": sum(tensor.numel() for tensor in weights.values())}
 
@@ -127,7 +136,8 @@ class TrainingEngine:
 
     def _start_model(self, job: Job, spec: StartPolicyJob, tokenizer: Any) -> Any:
         if "model" in job.inputs:
-            return load_policy(job.inputs["model"].path, dtype=spec.model.dtype)
+            model = job.inputs["model"].path
+            return load_policy(model, dtype=spec.model.dtype, trust_remote_code=self.trust_remote_code)
         seed = derive_seed(spec.seed, "weights")
         config = {"eos_token_id": tokenizer.eos_token_id, **(spec.model.config or {})}
         return create_policy(config, vocab_size=len(tokenizer), seed=seed, dtype=spec.model.dtype)

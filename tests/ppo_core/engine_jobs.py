@@ -13,7 +13,7 @@ from infra.settings import Settings
 from ppo_core.records import PromptRow, RolloutRow
 from ppo_core.spec import RunSpec
 from ppo_core.tables import read_rollouts, write_prompts
-from tasks.engines import PROGRAMS, quiet, rollout_environment, training_command, training_environment
+from tasks.engine_programs import PROGRAMS, quiet, rollout_environment, training_command, training_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120.0
@@ -58,13 +58,13 @@ def open_engine(name: str, folder: Path, spec: RunSpec | None = None) -> Bench:
     settings = Settings(home=folder)
     environment = {"rollout": rollout_environment(settings), "scoring": quiet(settings)}.get(name)
     if environment is None:
-        environment = dict(training_environment(spec, settings))
+        environment = training_environment(settings, num_ranks=spec.training.num_ranks, deterministic=False)
     engine = EngineProcess(
         name,
         PROGRAMS[name],
         log=folder / f"{name}.log",
         environment={**environment, "PYTHONPATH": str(ROOT)},
-        command=training_command(spec) if name == "training" else None,
+        command=training_command(spec.training.num_ranks) if name == "training" else None,
     )
     engine.start()
     return Bench(engine, folder, itertools.count())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ppo_core.dataset import Limits, prompt_rows, read_rows, supervised_rows
+from ppo_core.plugins import Sources
 from ppo_core.records import InputError
 from ppo_core.tokenization import (
     context_length,
@@ -36,14 +37,14 @@ def prompts_of(rows: list[dict[str, Any]], *, chat: bool = False, limits: Limits
 
 def test_text_prompts_with_answers_and_metadata(tmp_path: Path) -> None:
     source = write_lines(tmp_path, {"prompt": "w3 w4", "answer": 12, "level": 2}, "", {"prompt": "w5"})
-    first, second = prompts_of(read_rows(source, tmp_path))
+    first, second = prompts_of(read_rows(source, Sources(tmp_path)))
     assert (first.prompt, first.prompt_token_ids, first.reference_answer) == ("w3 w4", [3, 4], 12)
     assert first.metadata == {"level": 2}
     assert (second.prompt_token_ids, second.reference_answer, second.metadata) == ([5], None, {})
 
 
 def test_chats_go_through_the_template(tmp_path: Path) -> None:
-    (row,) = prompts_of(read_rows(write_lines(tmp_path, {"prompt": USER}), tmp_path), chat=True)
+    (row,) = prompts_of(read_rows(write_lines(tmp_path, {"prompt": USER}), Sources(tmp_path)), chat=True)
     assert (row.prompt, row.prompt_token_ids) == (USER, [3, 4, 7])
 
 
@@ -69,7 +70,7 @@ def test_prompt_ids_follow_the_content_and_repeats_are_numbered() -> None:
 def test_completions_end_in_eos(tmp_path: Path, completion: Any, chat: bool) -> None:
     source = write_lines(tmp_path, {"prompt": USER if chat else "w3 w4", "completion": completion})
     rows = supervised_rows(
-        read_rows(source, tmp_path), tiny_tokenizer(chat=chat), source=source, context_length=CONTEXT
+        read_rows(source, Sources(tmp_path)), tiny_tokenizer(chat=chat), source=source, context_length=CONTEXT
     )
     assert rows == [
         {"prompt_token_ids": [3, 4, 7] if chat else [3, 4], "completion_token_ids": [5, 6, EOS]},
@@ -94,14 +95,14 @@ def test_an_example_beyond_the_context_is_refused() -> None:
 @pytest.mark.parametrize("body", ["return [{'prompt': 'w3'}]", "yield {'prompt': 'w3'}"])
 def test_rows_may_come_from_a_function(tmp_path: Path, body: str) -> None:
     (tmp_path / "generated.py").write_text(f"def rows():\n    {body}\n")
-    assert read_rows("generated.py:rows", tmp_path) == [{"prompt": "w3"}]
+    assert read_rows("generated.py:rows", Sources(tmp_path)) == [{"prompt": "w3"}]
 
 
 @pytest.mark.parametrize("body", ["raise OSError('no network')", "return None", "yield {}['a']"])
 def test_a_function_that_gives_no_rows_is_named(tmp_path: Path, body: str) -> None:
     (tmp_path / "generated.py").write_text(f"def rows():\n    {body}\n")
     with pytest.raises(InputError, match=r"generated.py:rows yields no rows, it raised (OSError|TypeError|KeyError): "):
-        read_rows("generated.py:rows", tmp_path)
+        read_rows("generated.py:rows", Sources(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -118,15 +119,15 @@ def test_a_function_that_gives_no_rows_is_named(tmp_path: Path, body: str) -> No
 )
 def test_rows_that_are_none_are_refused(tmp_path: Path, lines: list[Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read_rows(write_lines(tmp_path, *lines), tmp_path)
+        read_rows(write_lines(tmp_path, *lines), Sources(tmp_path))
 
 
 def test_files_that_are_missing_or_in_another_encoding_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no file .*none.jsonl: give a JSONL file or"):
-        read_rows("none.jsonl", tmp_path)
+        read_rows("none.jsonl", Sources(tmp_path))
     (tmp_path / "latin.jsonl").write_bytes('{"prompt": "ü"}'.encode("latin-1"))
     with pytest.raises(InputError, match=r"latin.jsonl:1 is not JSON in UTF-8"):
-        read_rows("latin.jsonl", tmp_path)
+        read_rows("latin.jsonl", Sources(tmp_path))
 
 
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}, b"x"])

@@ -13,7 +13,7 @@ import pytest
 
 from infra.engines import EngineDied, EngineProcess, EngineProgress
 from infra.settings import Settings
-from tasks.engines import PROGRAMS, rollout_environment
+from tasks.engine_programs import PROGRAMS, rollout_environment
 from tests.ppo_core.engine_jobs import ROOT, Bench, generate_spec, write_dataset
 from tests.ppo_core.tiny_policies import make_policy
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ppo_core.plugins import load_function, source_digest
+from ppo_core.plugins import Sources, load_function, source_digest
 from ppo_core.records import InputError, PromptRow, RolloutRow
 from ppo_core.reward_functions import RewardFailed, RewardFunctions, checked_scores, score_rows
 
@@ -58,7 +58,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def functions(folder: Path, weights: dict[str, float], **options: Any) -> RewardFunctions:
-    return RewardFunctions({f"scores.py:{name}": weight for name, weight in weights.items()}, options, folder)
+    return RewardFunctions({f"scores.py:{name}": weight for name, weight in weights.items()}, options, Sources(folder))
 
 
 def test_columns_options_and_weights(folder: Path) -> None:
@@ -66,7 +66,7 @@ def test_columns_options_and_weights(folder: Path) -> None:
     parts = rewards.score(ROWS, ["2", "22"], "answer")
     assert parts == [{"correct": 1.0, "slow": 3.0, "length": 1.0}, {"correct": 0.0, "slow": None, "length": 2.0}]
     assert [rewards.total(part) for part in parts] == [4.5, None]
-    (columns,) = load_function("scores.py:correct", folder).__globals__["seen"]
+    (columns,) = load_function("scores.py:correct", Sources(folder)).__globals__["seen"]
     assert columns == {"prompts": ["7+5=", "1+1="], "level": [1, None], "factor": 3.0}
 
 
@@ -135,14 +135,14 @@ def test_a_module_is_found_beside_the_spec(tmp_path: Path) -> None:
     (tmp_path / "user_rewards" / "exact.py").write_text(
         "def match(completions):\n    return [1.0 for _ in completions]"
     )
-    assert load_function("user_rewards.exact:match", tmp_path)(["a"]) == [1.0]
+    assert load_function("user_rewards.exact:match", Sources(tmp_path))(["a"]) == [1.0]
 
 
 def test_files_of_the_same_name_in_two_folders_are_two(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "twin.py").write_text(f"def number():\n    return {number}")
-    assert [load_function("twin.py:number", tmp_path / str(n))() for n in (1, 2, 1)] == [1, 2, 1]
+    assert [load_function("twin.py:number", Sources(tmp_path / str(n)))() for n in (1, 2, 1)] == [1, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_what_cannot_be_imported_is_refused(folder: Path, name: str, message: st
     (folder / "faulty.py").write_text("1 / 0")
     for _ in range(2):
         with pytest.raises(InputError, match=message):
-            load_function(name, folder)
+            load_function(name, Sources(folder))
 
 
 def digests_after_each_change(tmp_path: Path, name: str, changes: list[str]) -> list[str]:
@@ -167,7 +167,7 @@ def digests_after_each_change(tmp_path: Path, name: str, changes: list[str]) -> 
     for number, path in enumerate(changes):
         with (tmp_path / path).open("a") as source:
             source.write(f"\nCHANGE = {number}\n")
-        digests.append(source_digest(name, tmp_path))
+        digests.append(source_digest(name, Sources(tmp_path)))
     return digests
 
 
@@ -181,9 +181,9 @@ def test_a_digest_follows_the_file_and_what_it_imports_from_beside_it(tmp_path: 
     for name, text in sources.items():
         (tmp_path / "spec" / name).write_text(text)
     folder = tmp_path / "spec"
-    start = source_digest("main_reward.py:f", folder)
-    load_function("unrelated.py:g", folder)
-    assert source_digest("main_reward.py:f", folder) == start
+    start = source_digest("main_reward.py:f", Sources(folder))
+    load_function("unrelated.py:g", Sources(folder))
+    assert source_digest("main_reward.py:f", Sources(folder)) == start
     changes = ["main_reward.py", "first_part.py", "second_part.py", "late_part.py"]
     digests = digests_after_each_change(folder, "main_reward.py:f", changes)
     assert len({start, *digests}) == 5

@@ -1,0 +1,29 @@
+"""What the owner of a machine permits engines to do there: given on their command line, never by a spec."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+OWN_FOLDER = "."
+
+
+@dataclass(frozen=True)
+class Permissions:
+    """`plugins`: folders (with a slash; `.` is the spec's own) and packages from which user code may come.
+
+    `trust_remote_code`: code that lies in a model's or a tokenizer's folder may run.
+    """
+
+    plugins: tuple[str, ...] = (OWN_FOLDER,)
+    trust_remote_code: bool = False
+
+
+def permissions_of(arguments: Sequence[str]) -> Permissions:
+    """From `--plugins=PLACE`, once for each, and `--trust-remote-code`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--plugins", action="append")
+    parser.add_argument("--trust-remote-code", action="store_true")
+    given = parser.parse_args(list(arguments))
+    return Permissions(tuple(given.plugins or (OWN_FOLDER,)), given.trust_remote_code)
