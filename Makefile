@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCK := requirements.lock
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test lint bench-learning bench-chaos clean
+.PHONY: help install demo test lint bench-learning bench-chaos stack stack-stop stack-status stack-packages clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,22 @@ bench-learning: $(STAMP) ## learning curves of the demo on three seeds, into ben
 
 bench-chaos: $(STAMP) ## kill runs thirty times and compare every byte, into benchmarks/results
 	@$(BIN)/python -m benchmarks.chaos
+
+stack: $(STAMP) ## start a team's servers in the background: PostgreSQL, Prefect, MLflow, Ceph's S3, a worker, Ray
+	@$(BIN)/python -m infra.stack up
+
+stack-stop: $(STAMP) ## end them; their data stay
+	@$(BIN)/python -m infra.stack down
+
+stack-status: $(STAMP) ## show how they are
+	@$(BIN)/python -m infra.stack status
+
+stack-packages: $(STAMP) ## install the Debian packages that `make stack` needs (as root)
+	@packages=$$($(BIN)/python -m infra.stack packages)
+	if [ -z "$$packages" ]; then echo "nothing is missing"; exit 0; fi
+	if [ "$$(id -u)" != 0 ]; then echo "run as root: apt-get install --no-install-recommends $$packages" >&2; exit 1; fi
+	apt-get update
+	DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $$packages
 
 clean: ## remove .venv and caches; the runs in .ppoflow stay
 	@rm -rf $(VENV) build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import AliasChoices, Field, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AliasChoices, Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from infra.runs import validate_run_name
+from infra.run_names import validate_run_name
+
+_BUCKET = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
 
 
 def _beside(data: dict[str, Any], name: str) -> str:
@@ -34,6 +37,13 @@ class Settings(BaseSettings):
         min_length=1,
         description="The folder or address of the artifact store.",
     )
+    cache: Path = Field(
+        default_factory=lambda data: Path(_beside(data, "cache")),
+        description="The folder for local copies of the artifacts of an s3:// store.",
+    )
+    cache_gib: float = Field(
+        default=50.0, gt=0, description="How large that folder may grow; what is in use stays even so."
+    )
     tracking_uri: str = Field(
         default_factory=lambda data: "sqlite:///" + _beside(data, "mlflow/mlflow.db"),
         validation_alias=AliasChoices("PPOFLOW_TRACKING_URI", "MLFLOW_TRACKING_URI"),
@@ -46,14 +56,37 @@ class Settings(BaseSettings):
         pattern=r"^https?://",
         description="The Prefect server to report to; without one, ppoflow starts its own.",
     )
+    plugins: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(".",),
+        min_length=1,
+        description="From where reward functions and other code named in specs may come: folders (with a slash; . is "
+        "the spec's own) and packages, joined by commas.",
+    )
+    trust_remote_code: bool = Field(
+        default=False, description="Run code that lies in models' and tokenizers' folders; no spec can allow it."
+    )
     engine_threads: int | None = Field(
         default=None, ge=1, le=1024, description="CPU threads of each engine; without it, each engine chooses."
     )
 
-    @field_validator("home")
+    @field_validator("plugins", mode="before")
     @classmethod
-    def _absolute_home(cls, home: Path) -> Path:
-        return home.expanduser().absolute()
+    def _joined_by_commas(cls, plugins: object) -> object:
+        return tuple(place.strip() for place in plugins.split(",")) if isinstance(plugins, str) else plugins
+
+    @field_validator("plugins")
+    @classmethod
+    def _places(cls, plugins: tuple[str, ...]) -> tuple[str, ...]:
+        for place in plugins:
+            folder = place == "." or place.startswith("/")
+            if not folder and not all(part.isidentifier() for part in place.split(".")):
+                raise ValueError(f"{place!r} is neither ., an absolute folder nor a package's name")
+        return plugins
+
+    @field_validator("home", "cache")
+    @classmethod
+    def _absolute_folder(cls, folder: Path) -> Path:
+        return folder.expanduser().absolute()
 
     @field_validator("store")
     @classmethod
@@ -64,6 +97,11 @@ class Settings(BaseSettings):
     def store_root(self) -> str:
         """What `open_store` takes."""
         return self.store
+
+    @property
+    def cache_folder(self) -> Path:
+        """What `open_store` takes as `cache`."""
+        return self.cache
 
     @property
     def prefect_home(self) -> Path:
@@ -84,9 +122,74 @@ class Settings(BaseSettings):
         return self.run_folder(run) / "logs"
 
 
-def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a child process: ours, with these on top."""
-    return {**os.environ, **extra}
+class StackSettings(BaseSettings):
+    """Where `python -m infra.stack` runs the servers of a team, and which of them are the user's own.
+
+    Each setting is the environment variable of its name with the prefix `PPOFLOW_STACK_`; an empty one is not set.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="PPOFLOW_STACK_", env_ignore_empty=True, frozen=True, extra="forbid")
+
+    folder: Path = Field(
+        default_factory=lambda: Settings().home / "stack", description="Data, logs and passwords of the servers."
+    )
+    passwords: Path = Field(
+        default_factory=lambda data: Path(str(data.get("folder", ""))) / "secrets/passwords.json",
+        description="The one file that every password comes from; made where it is missing.",
+    )
+    host: IPv4Address = Field(default=IPv4Address("127.0.0.1"), description="The address that the servers listen on.")
+    authentication: bool = Field(default=True, description="Ask for passwords; only on loopback can it be off.")
+    postgres: str | None = Field(
+        default=None,
+        pattern=r"^postgresql://[^/?#]+$",
+        description="Your own PostgreSQL, without a database's name; without it, one is started.",
+    )
+    s3: str | None = Field(
+        default=None, pattern=r"^https?://[^/?#@]+$", description="Your own S3 endpoint; without it, Ceph is started."
+    )
+    bucket: str = Field(default="ppoflow", pattern=_BUCKET, description="The bucket for artifacts and runs.")
+    mlflow_bucket: str = Field(default="mlflow", pattern=_BUCKET, description="The bucket for MLflow's own files.")
+    s3_gib: int = Field(default=50, ge=4, le=65536, description="The largest size of Ceph's (sparse) disk file.")
+    pool: str = Field(default="gpu", pattern=r"^[a-z0-9-]{1,64}$", description="The worker's Prefect work pool.")
+    ray_resources: dict[str, float] = Field(
+        default={"rollout": 2, "training": 1, "scoring": 1},
+        description="What the Ray head offers, besides CPUs and GPUs.",
+    )
+    ray_nodes: tuple[dict[str, float], ...] = Field(
+        default=(), description="Further Ray nodes on this machine, each with what it offers; on loopback only."
+    )
+    postgres_user: str = Field(default="postgres", description="Who runs PostgreSQL when root starts the stack.")
+    postgres_port: int = Field(default=5433, ge=1, le=65535)
+    monitor_port: int = Field(default=3300, ge=1, le=65535, description="The port of Ceph's monitor.")
+    s3_port: int = Field(default=7480, ge=1, le=65535)
+    prefect_port: int = Field(default=4200, ge=1, le=65535)
+    mlflow_port: int = Field(default=5000, ge=1, le=65535)
+    ray_port: int = Field(default=6379, ge=1, le=65535)
+    ray_client_port: int = Field(default=10001, ge=1, le=65535)
+
+    @field_validator("folder", "passwords")
+    @classmethod
+    def _absolute(cls, path: Path) -> Path:
+        return path.expanduser().absolute()
+
+    @model_validator(mode="after")
+    def _passwords_beyond_loopback(self) -> StackSettings:
+        if self.host.is_unspecified:
+            raise ValueError(f"host={self.host} is no address that clients can name: give this machine's own one")
+        if not self.host.is_loopback and not self.authentication:
+            raise ValueError(
+                f"host={self.host} can be reached from other machines and authentication is off: "
+                "leave PPOFLOW_STACK_AUTHENTICATION on, or listen on 127.0.0.1"
+            )
+        if self.ray_nodes and not self.host.is_loopback:
+            raise ValueError(f"ray_nodes need host=127.0.0.1, not {self.host}: use `ray start` on the other machines")
+        return self
+
+
+def child_environment(extra: Mapping[str, str], *, without: Sequence[str] = ()) -> dict[str, str]:
+    """The environment for a child process: ours, less the names that begin with one of `without`, and these on top."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(tuple(without))}
+    return {**kept, **extra}
 
 
 def export(variables: Mapping[str, str]) -> None:

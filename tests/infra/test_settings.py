@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from infra.settings import Settings, child_environment, export
 
-NAMES = ("HOME", "STORE", "TRACKING_URI", "PREFECT_API_URL", "ENGINE_THREADS")
+NAMES = ("HOME", "STORE", "TRACKING_URI", "PREFECT_API_URL", "ENGINE_THREADS", "CACHE", "CACHE_GIB")
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +25,7 @@ def test_defaults_lie_in_one_folder(tmp_path: Path):
     assert (settings.home, settings.store_root) == (home, str(home / "store"))
     assert settings.tracking_uri == f"sqlite:///{home}/mlflow/mlflow.db"
     assert (settings.prefect_api_url, settings.engine_threads) == (None, None)
+    assert (settings.cache_folder, settings.cache_gib) == (home / "cache", 50)
     assert (settings.prefect_home, settings.mlflow_folder) == (home / "prefect", home / "mlflow")
     assert (settings.run_folder("r"), settings.log_folder("r")) == (home / "runs/r", home / "runs/r/logs")
     assert not home.exists()
@@ -56,6 +57,7 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_stores_are_addresses_or_absolute_folders(tmp_path: Path):
     assert Settings(store="mine").store_root == str(tmp_path / "mine")
     assert Settings(store="s3://bucket/x").store_root == "s3://bucket/x"
+    assert Settings(cache=Path("copies")).cache_folder == tmp_path / "copies"
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,7 @@ def test_stores_are_addresses_or_absolute_folders(tmp_path: Path):
     [
         ("PPOFLOW_ENGINE_THREADS", "0"),
         ("PPOFLOW_ENGINE_THREADS", "many"),
+        ("PPOFLOW_CACHE_GIB", "0"),
         ("PREFECT_API_URL", "localhost:4200"),
     ],
 )

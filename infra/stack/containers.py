@@ -1,0 +1,32 @@
+"""The stack's passwords in the form that Docker Compose and Kubernetes take them: by reference, from a private file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from infra.stack.credentials import ADMIN, Credentials, write_private
+from infra.stack.site import DATABASE_USER, Site
+
+
+def container_variables(credentials: Credentials) -> dict[str, str]:
+    """The names that infra/compose.yaml and infra/kubernetes refer to."""
+    return {
+        "POSTGRES_USER": DATABASE_USER,
+        "POSTGRES_PASSWORD": credentials.postgres,
+        "PREFECT_LOGIN": f"{ADMIN}:{credentials.prefect}",
+        "MLFLOW_USER": ADMIN,
+        "MLFLOW_PASSWORD": credentials.mlflow,
+        "MLFLOW_COOKIES": credentials.mlflow_cookies,
+        "RAY_TOKEN": credentials.ray,
+    }
+
+
+def write_container_files(site: Site) -> Path:
+    """The file for Compose's --env-file and kubectl's --from-env-file; S3's keys and Ray's token lie beside it."""
+    write_private(site.ray_token, site.credentials.ray)
+    path = site.secrets / "containers.env"
+    here = {"PPOFLOW_SECRETS": str(site.secrets), "PPOFLOW_UID": str(os.getuid() or 1000)}
+    lines = [f"{name}={value}" for name, value in {**container_variables(site.credentials), **here}.items()]
+    write_private(path, "\n".join(lines) + "\n")
+    return path

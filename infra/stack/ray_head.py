@@ -1,0 +1,107 @@
+"""Ray's head: where engines on other machines, or in other processes here, are placed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from infra.stack.credentials import write_private
+from infra.stack.service import Port, Service
+from infra.stack.site import Site
+
+# Unix sockets have paths of at most 107 characters; Ray adds up to this many to its folder.
+SOCKET_CHARACTERS = 68
+OBJECT_STORE_BYTES = 2**28  # references only: artifacts travel through the store
+# Its default of 30 s is too short where everything starts at once on few cores.
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "240", "PYTHONUNBUFFERED": "1"}
+CHECK = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+CHECK_TIMEOUT_S = 5.0
+
+
+def ray_head(site: Site) -> Service:
+    """With the resources that the engines ask for; GPUs Ray finds by itself."""
+    settings = site.settings
+    temporary = _short_folder(site)
+    ports = {"--port": settings.ray_port, "--ray-client-server-port": settings.ray_client_port}
+    options = {
+        "--node-ip-address": site.host,
+        **{name: str(port) for name, port in ports.items()},
+        # 0 is: any. Its default range would take ports of other servers.
+        "--min-worker-port": "0",
+        "--max-worker-port": "0",
+        "--resources": json.dumps(settings.ray_resources),
+        "--object-store-memory": str(OBJECT_STORE_BYTES),
+        "--include-dashboard": "false",
+        "--temp-dir": str(temporary),
+    }
+    start = [part for option in options.items() for part in option]
+    return Service(
+        name="ray",
+        address=site.ray_address,
+        ports=[
+            Port(site.host, settings.ray_port, "RAY_PORT"),
+            Port(site.host, settings.ray_client_port, "RAY_CLIENT_PORT"),
+        ],
+        command=[
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            "--head",
+            "--block",
+            "--disable-usage-stats",
+            *start,
+        ],
+        folder=site.folder("ray"),
+        hidden=site.hidden(),
+        environment={**site.ray_environment(), **QUIET},
+        prepare=lambda: _prepare(site, temporary),
+        healthy=lambda: is_alive(site.ray_address, site.credentials.ray),
+    )
+
+
+def ray_nodes(site: Site) -> list[Service]:
+    """Nodes beside the head, as other machines would be: each engine on its own, and one can be killed."""
+    return [_node(site, f"ray-{number}", offer) for number, offer in enumerate(site.settings.ray_nodes, 1)]
+
+
+def _node(site: Site, name: str, offer: dict[str, float]) -> Service:
+    joined = site.folder("ray") / f"{name}.joined"
+    where = [site.ray_address, json.dumps(offer), str(_short_folder(site)), str(joined)]
+    return Service(
+        name=name,
+        address=f"node of {site.ray_address}",
+        after=["ray"],
+        command=[sys.executable, "-m", "infra.stack.ray_node", *where],
+        folder=Path(__file__).parents[2],
+        hidden=site.hidden(),
+        environment={**site.ray_environment(), **QUIET},
+        prepare=lambda: joined.unlink(missing_ok=True),
+        healthy=joined.exists,
+    )
+
+
+def _prepare(site: Site, temporary: Path) -> None:
+    temporary.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_private(site.ray_token, site.credentials.ray)
+
+
+def is_alive(address: str, token: str) -> bool:
+    """What `ray health-check` asks, without starting a Python for it. False also where the token is refused."""
+    import grpc
+
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        check = channel.unary_unary(CHECK)
+        try:
+            check(b"", timeout=CHECK_TIMEOUT_S, metadata=[("authorization", f"Bearer {token}")])
+        except grpc.RpcError:
+            return False
+        return True
+
+
+def _short_folder(site: Site) -> Path:
+    wanted = site.folder("ray") / "tmp"
+    if len(str(wanted)) + SOCKET_CHARACTERS < 108:
+        return wanted
+    return Path("/tmp") / f"ppoflow-ray-{site.credentials.stack[:8]}"
