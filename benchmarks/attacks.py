@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from infra.artifacts import ArtifactError, open_store
-from infra.collector import Collector
+from infra.collector import open_collector
 
 ROOT = Path(__file__).parents[1]
 SPEC = ROOT / "examples" / "arithmetic" / "smoke.yaml"
@@ -105,7 +105,7 @@ class Victim:
     def half_artifacts(self) -> int:
         """Artifacts in the store that are not whole, byte for byte."""
         store = open_store(self.store)
-        return sum(not is_whole(store, found.kind, found.key) for found in Collector(self.store).artifacts())
+        return sum(not is_whole(store, found.kind, found.key) for found in open_collector(self.store).artifacts())
 
     def finish(self) -> None:
         """Run to the end."""

@@ -74,7 +74,8 @@ class RunConsole:
     def progress(self, progress: Any) -> None:
         """Take an engine's progress (EngineProgress)."""
         note = f", {progress.note}" if progress.note else ""
-        self.stage = f"{progress.job} {progress.done}/{progress.total}{note}"
+        count = f" {progress.done}/{progress.total}" if progress.total else ""
+        self.stage = f"{progress.job}{count}{note}"
         if not self.console.is_terminal and time.monotonic() - self._last_line > QUIET_PROGRESS_S:
             self._last_line = time.monotonic()
             self.say(f"  … {self.stage}{self._remaining()}")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from flows.console import RunConsole
@@ -21,7 +20,9 @@ from flows.recovery import last_whole, mend
 from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing
 from ppo_core.spec import RunSpec
 from tasks.check_whole import needs_of
-from tasks.errors import InputError, RegistryError
+from tasks.deployed import requested, shown_name
+from tasks.errors import InputError, RegistryError, StoreUnavailable
+from tasks.find_whole import hold
 from tasks.guards import finish_rollback
 from tasks.iteration_record import IterationRecord
 from tasks.open_run import effective_spec, first_record, last_record, record_at
@@ -61,12 +62,24 @@ class Rerun(BaseModel):
     start: StageName
 
 
-def train(spec: RunSpec, run: str | None = None, wait: bool = False, rerun: Rerun | None = None) -> RunReport:
+def train(
+    spec: RunSpec,
+    run: str | None = None,
+    wait: bool = False,
+    rerun: Rerun | None = None,
+    overrides: list[str] | None = None,
+) -> RunReport:
     """Train a policy with PPO, or go on where the run of this name stopped.
 
-    A run has one writer: where another process has this one, it is refused, or with `wait` begins when that one ends.
+    Args:
+        spec: What to train, on what, and how
+        run: Name of the run; a known one goes on. Without it, the spec's name, under a deployment with its start time
+        wait: A run has one writer. Wait while another process has this one, instead of refusing
+        rerun: Do an iteration of the run again from a stage on
+        overrides: section.key=value over the spec, for example rollout.temperature=0.7
     """
-    console = RunConsole(run or spec.name, spec.iterations)
+    spec, run = requested(spec, run, overrides)
+    console = RunConsole(run, spec.iterations)
     opened = open_workbench(spec, run, console.progress, effective_spec, note=holder_note(), wait=wait)
     with console, opened as bench:
         console.say(f"run {bench.run}; Prefect page {page_url()} (flow ppo-training)")
@@ -129,6 +142,7 @@ def do_again(bench: Workbench, console: RunConsole, dataset: DatasetRef, rerun: 
     given, previous = record_at(bench.records, rerun.iteration), record_at(bench.records, rerun.iteration - 1)
     made = (given.rollouts, given.scores, given.experience, given.checkpoint)[: STAGES.index(rerun.start)]
     taken = [(rerun.iteration, ref) for ref in made if ref is not None]
+    hold(bench, [ref for _, ref in taken])
     if mend(bench, console, [*needs_of(previous), *taken]) is not None:
         raise InputError(f"iteration {rerun.iteration} cannot be done again: what it starts from is not whole")
     replaced = bench.supersede(previous.iteration)
@@ -177,7 +191,7 @@ def leave_best(bench: Workbench, console: RunConsole) -> None:
         last = last_record(bench.records)
         if last is not None:
             export_best(bench, usable_best(bench, last))
-    except (ArtifactError, OSError) as error:
+    except (ArtifactError, OSError, StoreUnavailable) as error:
         console.say(f"! the best policy could not be left in the run's folder: {error}")
 
 
@@ -196,16 +210,10 @@ def greet(console: RunConsole, bench: Workbench, record: IterationRecord | None)
         console.say(f"going on after iteration {record.iteration} of {bench.spec.iterations}, data at {record.cursor}")
 
 
-def run_name() -> str:
-    """A flow run is called as the training run."""
-    run, spec = flow_run.parameters.get("run"), flow_run.parameters["spec"]
-    return str(run or (spec.name if isinstance(spec, RunSpec) else spec.get("name", "ppo")))
-
-
-ppo_training: EmbeddedFlow[[RunSpec, str | None, bool, Rerun | None], RunReport] = EmbeddedFlow(
+ppo_training: EmbeddedFlow[[RunSpec, str | None, bool, Rerun | None, list[str] | None], RunReport] = EmbeddedFlow(
     fn=train,
     name="ppo-training",
-    flow_run_name=run_name,
+    flow_run_name=shown_name,
     description="Train a language-model policy with PPO, from prompts to a registered model; resumes by run name.",
     validate_parameters=True,
     persist_result=False,

@@ -39,7 +39,13 @@ class VerifyReport(BaseModel):
 
 
 def verify(run: str, iterations: str | None = None, folder: str | None = None) -> VerifyReport:
-    """Make iterations of a run again (`3..5`; all of them without) and compare, up to the first difference."""
+    """Make iterations of a run again and compare, up to the first difference.
+
+    Args:
+        run: Name of the run
+        iterations: FIRST..LAST or one number; without it, all
+        folder: Where the spec's folder (data, reward functions) is now, if it has moved
+    """
     console = RunConsole(run, 0)
     with console, open_verification(run, folder, console.progress) as bench:
         chosen = chosen_iterations(bench.records, iterations)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from infra.artifact_cache import ArtifactCache
 from infra.filesystem import StoreReadOnly, StoreUnsupported, local_root
 from infra.local_store import LocalStore
 from infra.manifest import (
@@ -22,6 +23,9 @@ from infra.manifest import (
     FileEntry,
     Manifest,
 )
+from infra.settings import Settings
+
+REMOTE = "s3://"
 
 __all__ = [
     "ArtifactCorrupted",
@@ -66,7 +70,7 @@ class ArtifactStore(Protocol):
         Looks at the manifest and at the sizes of the files and raises ArtifactCorrupted where they do not fit.
         """
 
-    def set_aside(self, kind: str, key: str, *, digest: str | None = None) -> Path | None:
+    def set_aside(self, kind: str, key: str, *, digest: str | None = None) -> Path | str | None:
         """Move a damaged artifact away so that it can be made again, and say where it is kept.
 
         Checks everything first: a whole artifact stays (None), unless its digest is not the `digest` that is asked for.
@@ -78,10 +82,21 @@ class ArtifactStore(Protocol):
     def manifest(self, ref: ArtifactRef) -> Manifest:
         """The manifest of an artifact."""
 
+    def location(self, ref: ArtifactRef) -> str:
+        """The uri of the folder that holds the artifact's files, for other programs; it need not be `ref.uri`."""
+
 
 def open_store(root: str | Path, *, cache: Path | None = None) -> ArtifactStore:
-    """Open the store at a folder or a file:// uri; it is created by the first write.
+    """Open the store at a folder, a file:// uri or s3://bucket/prefix; a folder is created by the first write.
 
-    `cache` is the folder for local copies of remote artifacts; a local store makes no copies and needs none.
+    `cache` is the folder for local copies of remote artifacts, by default that of the settings; a local store makes no
+    copies and needs none. StoreUnsupported says what is wrong with an address, a bucket or its credentials.
     """
+    if isinstance(root, str) and root.startswith(REMOTE):
+        # boto3 is worth a quarter of a second, and most stores are folders.
+        from infra.s3.store import open_s3_store
+
+        settings = Settings()
+        limit = int(settings.cache_gib * 2**30)
+        return open_s3_store(root, ArtifactCache(cache or settings.cache_folder, limit))
     return LocalStore(local_root(root))

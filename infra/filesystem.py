@@ -27,12 +27,12 @@ class StoreUnsupported(ValueError):
 
 
 class StoreReadOnly(RuntimeError):
-    """The store cannot be written to."""
+    """The store, or the cache of a remote one, cannot be written to."""
 
-    def __init__(self, root: Path, place: Path) -> None:
+    def __init__(self, root: Path, place: Path, *, what: str = "store") -> None:
         super().__init__(
-            f"the store {root} cannot be written to (at {place}): "
-            "make it writable for this user, or set PPOFLOW_STORE to a folder that is"
+            f"the {what} {root} cannot be written to (at {place}): "
+            f"make it writable for this user, or set PPOFLOW_{what.upper()} to a folder that is"
         )
 
 
@@ -193,8 +193,8 @@ def local_root(root: str | Path) -> Path:
     address = urlsplit(root)
     if address.scheme != "file":
         raise StoreUnsupported(
-            f"store {root!r}: this version opens local folders and file:// uris, not {address.scheme}://; "
-            "set PPOFLOW_STORE to a folder"
+            f"store {root!r}: this version opens local folders, file:// uris and s3://bucket/prefix, not "
+            f"{address.scheme}://; set PPOFLOW_STORE to one of these"
         )
     if address.netloc not in ("", "localhost") or not address.path.startswith("/"):
         raise StoreUnsupported(f"store {root!r} names no folder of this machine: write file:///absolute/folder")
@@ -202,7 +202,7 @@ def local_root(root: str | Path) -> Path:
 
 
 @contextmanager
-def writing_to(root: Path) -> Iterator[None]:
+def writing_to(root: Path, *, what: str = "store") -> Iterator[None]:
     """Turn a refusal to write at or below `root` (or to make it) into StoreReadOnly."""
     try:
         yield
@@ -211,7 +211,7 @@ def writing_to(root: Path) -> Iterator[None]:
             raise
         for name in (error.filename2, error.filename):
             if name is not None and (Path(name).is_relative_to(root) or root.is_relative_to(name)):
-                raise StoreReadOnly(root, Path(name)) from error
+                raise StoreReadOnly(root, Path(name), what=what) from error
         raise
 
 

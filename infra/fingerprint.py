@@ -43,6 +43,14 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def file_digests(folder: Path) -> dict[str, str]:
+    """The digest of each file below a folder, by its relative name. Hidden ones (.git, .cache, .env) do not count."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    names = [path.relative_to(folder) for path in files]
+    seen = [name for name in names if not any(part.startswith(".") for part in name.parts)]
+    return {name.as_posix(): file_digest(folder / name) for name in seen}
+
+
 def _source(module: str, package_root: Path) -> Path | None:
     first, *rest = module.split(".")
     if first != package_root.name:

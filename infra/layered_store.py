@@ -33,7 +33,7 @@ class LayeredStore:
         """Look in the upper store only."""
         return self._upper.find(kind, key)
 
-    def set_aside(self, kind: str, key: str, *, digest: str | None = None) -> Path | None:
+    def set_aside(self, kind: str, key: str, *, digest: str | None = None) -> Path | str | None:
         """Set aside in the upper store."""
         return self._upper.set_aside(kind, key, digest=digest)
 
@@ -44,6 +44,10 @@ class LayeredStore:
     def manifest(self, ref: ArtifactRef) -> Manifest:
         """The manifest in the layer that has this digest."""
         return self._holding(ref).manifest(ref)
+
+    def location(self, ref: ArtifactRef) -> str:
+        """Where the layer that has this digest keeps the files."""
+        return self._holding(ref).location(ref)
 
     def _holding(self, ref: ArtifactRef) -> ArtifactStore:
         try:

@@ -1,24 +1,25 @@
 """One writer per run: a lease with a heartbeat, and fenced.
 
-Every change of a run's records is one atomic link from, or one atomic rename into, the folder of the holder's lease; a
-lease is ended by renaming that folder. So a holder that was stopped and goes on after another process has taken the
-run over finds its folder gone: it can change nothing, and gets LeaseLost.
+A holder that was stopped and goes on after another process has taken the run over can change nothing any more, and
+gets LeaseLost. How that is made sure depends on where the run lies: see `infra.local.lease` and `infra.s3.lease`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from uuid import uuid4
+from typing import Protocol
 
-from infra.filesystem import FileSystem, LocalFiles, StoreReadOnly, local_root, writing_to
-from infra.lease_folders import HEARTBEAT, PARTIAL, PINS, SUPERSEDED, Holder, LeaseFolders
-from infra.lease_watch import EXPIRY_S, POLL_S, Clock, LeaseHeld, Watch, beat_of, describe
-from infra.liveness import ProcessIdentity, is_alive, this_process
-from infra.run_names import validate_run_name
+from infra.artifacts import REMOTE
+from infra.filesystem import StoreReadOnly, StoreUnsupported
+from infra.holders import Holder, LeaseHeld, LeaseLost
+from infra.lease_watch import EXPIRY_S, Clock
+from infra.liveness import ProcessIdentity, is_alive
+from infra.local import lease as local
+from infra.s3.objects import StoreUnavailable
+from infra.sealed import RecordError
 
 __all__ = [
     "EXPIRY_S",
@@ -33,113 +34,38 @@ __all__ = [
 ]
 
 HEARTBEAT_S = 5.0
-GC_LOCK = ".gc.lock"
+PASSING = (OSError, StoreReadOnly, StoreUnavailable, StoreUnsupported, RecordError)
 
 
-class LeaseLost(RuntimeError):
-    """This process no longer has the run."""
-
-
-class Lease:
+class Lease(Protocol):
     """The right to write a run's records, until it is released or taken over; made by `acquire_lease`.
 
     `predecessors` are the holders from which this one took the run over because they were dead or silent.
     Safe for several threads.
     """
 
-    def __init__(
-        self, run: str, number: int, root: Path, folders: LeaseFolders, files: FileSystem, clock: Clock
-    ) -> None:
-        self.run = run
-        self.number = number
-        self.folder = folders.place(number)
-        self.predecessors: tuple[Holder, ...] = ()
-        self._root = root
-        self._folders = folders
-        self._files = files
-        self._clock = clock
-        self._beats = 0
-        self._lost = False
+    run: str
+    number: int
+    predecessors: tuple[Holder, ...]
 
     @property
     def lost(self) -> bool:
         """Whether this process has noticed that the run is no longer its own, or has released it."""
-        return self._lost
-
-    @property
-    def partial(self) -> Path:
-        """Where the holder writes what it then links into the run."""
-        return self.folder / PARTIAL
-
-    @property
-    def superseded(self) -> Path:
-        """Where the holder moves the records that it takes out of the run."""
-        return self.folder / SUPERSEDED
-
-    @contextmanager
-    def fenced(self) -> Iterator[None]:
-        """What fails in here because the lease is gone fails with LeaseLost."""
-        try:
-            yield
-        except OSError as error:
-            if self._gone():
-                raise self._loss() from error
-            raise
 
     def check(self) -> None:
         """LeaseLost if the lease is gone."""
-        if self._gone():
-            raise self._loss()
 
     def beat(self) -> None:
         """Show that the holder lives, or LeaseLost."""
-        self._beats += 1
-        with writing_to(self._root), self.fenced():
-            written = self.partial / f"{HEARTBEAT}-{uuid4().hex}"
-            try:
-                self._files.write(written, [beat_of(self._beats, self._clock)])
-                self._files.rename(written, self.folder / HEARTBEAT)
-            except OSError:
-                with suppress(OSError):
-                    self._files.remove(written)
-                raise
 
     def pin(self, kind: str, key: str) -> None:
         """Keep the collector from an artifact until `unpin_all`, or as long as this lease lasts."""
-        lock = self._root / GC_LOCK
-        with writing_to(self._root), self.fenced(), self._files.exclusive(lock), suppress(FileExistsError):
-            self._files.write(self.folder / PINS / f"{kind}.{key}", [])
 
     def unpin_all(self) -> None:
         """Let go of every pinned artifact."""
-        with writing_to(self._root), self.fenced():
-            for name in self._files.names(self.folder / PINS):
-                self._files.remove(self.folder / PINS / name)
 
     def release(self) -> None:
         """Let the run go; nothing happens where it is gone already."""
-        if self._lost:
-            return
-        with writing_to(self._root):
-            self._folders.end(self.number)
-            self._lost = True
-            self._folders.sync()
-
-    def _gone(self) -> bool:
-        return self._lost or self._files.status(self.partial) is None
-
-    def _loss(self) -> LeaseLost:
-        self._lost = True
-        successor = None
-        with suppress(OSError):
-            live = self._folders.numbers().live
-            successor = self._folders.holder(live[-1]) if live else None
-        if successor is None:
-            return LeaseLost(f"run {self.run}: this process no longer has the run, its lease {self.number} has ended")
-        return LeaseLost(
-            f"run {self.run}: this process no longer has the run, its lease {self.number} was taken over; "
-            f"{describe(successor)} has it now: let that one go on"
-        )
 
 
 def acquire_lease(
@@ -148,7 +74,6 @@ def acquire_lease(
     *,
     note: Mapping[str, str] | None = None,
     wait: bool = False,
-    files: FileSystem | None = None,
     identity: ProcessIdentity | None = None,
     alive: Callable[[ProcessIdentity], bool | None] = is_alive,
     clock: Clock | None = None,
@@ -159,44 +84,16 @@ def acquire_lease(
     A holder whose process is gone is taken over at once, a silent one after `expiry_s`. LeaseHeld if another process
     has the run; with `wait`, this waits for it instead, for as long as it takes. `note` is for the successor's eyes.
     """
-    seam: FileSystem = LocalFiles() if files is None else files
-    place, clock, me = local_root(root), clock or Clock(), identity or this_process()
-    folders = LeaseFolders(place, validate_run_name(run), me, seam)
-    watch = Watch(run, folders, alive, clock, expiry_s)
-    with writing_to(place):
-        folders.make()
-        while True:
-            numbers = folders.numbers()
-            if watch.all_gone(numbers, refuse=not wait):
-                holder = Holder(identity=me, since_ms=clock.now_ms(), note=dict(note or {}))
-                lease = Lease(run, numbers.highest + 1, place, folders, seam, clock)
-                if folders.publish(folders.prepare(holder, beat_of(0, clock)), lease.number) and _settle(
-                    lease, folders, watch.holders
-                ):
-                    return lease
-            else:
-                clock.sleep(POLL_S)
+    if isinstance(root, str) and root.startswith(REMOTE):
+        # boto3 is worth a quarter of a second, and most stores are folders.
+        from infra.s3 import lease as remote
 
-
-def _settle(lease: Lease, folders: LeaseFolders, known: Mapping[int, Holder]) -> bool:
-    """Make a new lease the only one; False if others were faster."""
-    try:
-        if not folders.is_newest(lease.number):
-            folders.withdraw(lease.number)
-            return False
-        folders.furnish(lease.number)
-        before = [number for number in folders.numbers().live if number < lease.number]
-        taken = [number for number in before if folders.end(number)]
-        for number in folders.numbers().ended:
-            folders.close(number)
-        folders.sync()
-    except OSError:
-        with suppress(OSError):
-            if not folders.end(lease.number):
-                return False
-        raise
-    lease.predecessors = tuple(known[number] for number in taken if number in known)
-    return True
+        return remote.acquire_lease(
+            root, run, note=note, wait=wait, identity=identity, alive=alive, clock=clock, expiry_s=expiry_s
+        )
+    return local.acquire_lease(
+        root, run, note=note, wait=wait, identity=identity, alive=alive, clock=clock, expiry_s=expiry_s
+    )
 
 
 class Heartbeat:
@@ -227,6 +124,6 @@ class Heartbeat:
             except LeaseLost:
                 self._on_lost()
                 return
-            except (OSError, StoreReadOnly):
-                # A full or failing disk may recover before the lease expires.
+            except PASSING:
+                # A full disk or a server that is away may recover before the lease expires.
                 continue

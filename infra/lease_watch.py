@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from typing import Protocol
 
-from infra.lease_folders import Holder, LeaseFolders, Numbers
+from infra.holders import Holder, LeaseHeld, describe
 from infra.liveness import ProcessIdentity
 
 EXPIRY_S = 40.0
 POLL_S = 0.5
-
-
-class LeaseHeld(RuntimeError):
-    """Another process has the run: `holder`."""
-
-    def __init__(self, message: str, holder: Holder) -> None:
-        super().__init__(message)
-        self.holder = holder
 
 
 @dataclass(frozen=True)
@@ -33,30 +25,40 @@ class Clock:
     sleep: Callable[[float], None] = time.sleep
 
 
+class Holders(Protocol):
+    """The leases of one run, by their numbers."""
+
+    def holder(self, number: int) -> Holder | None:
+        """Who has a lease; None if it has just ended."""
+
+    def heartbeat(self, number: int) -> bytes | None:
+        """The last beat, or None if there is none."""
+
+
 class Watch:
     """Looks at the holders of a run, again and again, until it knows which of them are gone."""
 
     def __init__(
         self,
         run: str,
-        folders: LeaseFolders,
+        leases: Holders,
         alive: Callable[[ProcessIdentity], bool | None],
         clock: Clock,
         expiry_s: float,
     ) -> None:
         self.holders: dict[int, Holder] = {}
         self._run = run
-        self._folders = folders
+        self._leases = leases
         self._alive = alive
         self._clock = clock
         self._expiry_s = expiry_s
         self._seen: dict[int, tuple[bytes | None, float]] = {}
 
-    def all_gone(self, numbers: Numbers, *, refuse: bool) -> bool:
+    def all_gone(self, numbers: Iterable[int], *, refuse: bool) -> bool:
         """Whether every holder is dead or silent; with `refuse`, LeaseHeld as soon as one is known to live."""
         gone = True
-        for number in numbers.live:
-            holder = self._folders.holder(number)
+        for number in numbers:
+            holder = self._leases.holder(number)
             if holder is None:
                 continue
             self.holders[number] = holder
@@ -71,7 +73,7 @@ class Watch:
         alive = self._alive(holder.identity)
         if alive is False:
             return False
-        beat, now = self._folders.heartbeat(number), self._clock.monotonic()
+        beat, now = self._leases.heartbeat(number), self._clock.monotonic()
         clock = _clock_of(beat) if alive else None
         if clock is not None:
             return self._clock.boot() - clock <= self._expiry_s
@@ -85,7 +87,7 @@ class Watch:
         return False if now - since >= self._expiry_s else None
 
     def _held(self, number: int, holder: Holder) -> LeaseHeld:
-        clock = _clock_of(self._folders.heartbeat(number)) if self._alive(holder.identity) else None
+        clock = _clock_of(self._leases.heartbeat(number)) if self._alive(holder.identity) else None
         beat = "just now" if clock is None else f"{max(0.0, self._clock.boot() - clock):.0f} s ago"
         return LeaseHeld(
             f"run {self._run}: {describe(holder)} has it, last heard of {beat}: "
@@ -97,12 +99,6 @@ class Watch:
 def beat_of(number: int, clock: Clock) -> bytes:
     """The content of a heartbeat."""
     return json.dumps({"beat": number, "clock": clock.boot()}).encode()
-
-
-def describe(holder: Holder) -> str:
-    """A holder as people want to read of it."""
-    since = datetime.fromtimestamp(holder.since_ms / 1000, UTC).isoformat(timespec="seconds")
-    return f"process {holder.identity.pid} on {holder.identity.host} (since {since})"
 
 
 def _clock_of(beat: bytes | None) -> float | None:

@@ -160,6 +160,11 @@ class LocalStore:
             "set it aside and make it again"
         )
 
+    def location(self, ref: ArtifactRef) -> str:
+        """The file:// uri of the artifact's folder; see `ArtifactStore.location`."""
+        self.manifest(ref)
+        return self._place(ref.kind, ref.key).as_uri()
+
     def _missing(self, ref: ArtifactRef) -> ArtifactMissing:
         return ArtifactMissing(
             f"the store {self._root} holds no artifact {ref.kind}/{ref.key} (made as {ref.uri}): "

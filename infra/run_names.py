@@ -1,9 +1,10 @@
-"""What a run may be called: its name is the name of its folder."""
+"""What a run and its notes may be called: a run's name is the name of its folder."""
 
 from __future__ import annotations
 
 import re
 
+NOTES = ("rollbacks", "divergences")
 RUN_NAME_LIMIT = 100
 _RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -22,6 +23,13 @@ def validate_run_name(name: str) -> str:
             "beginning with a letter, a digit or an underscore, without two dots in a row"
         )
     return name
+
+
+def note_kind(kind: str) -> str:
+    """Return a kind of notes, or say that there is none of this name."""
+    if kind not in NOTES:
+        raise ValueError(f"a run has no notes of kind {kind!r}: use one of {', '.join(NOTES)}")
+    return kind
 
 
 def is_run_name(name: str) -> bool:

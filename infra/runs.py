@@ -1,33 +1,23 @@
-"""The records of a run, in `<root>/runs/<run>/`: its spec, one file for each committed iteration, and notes.
+"""The records of a run: its spec, one record for each committed iteration, and notes.
 
 A record is the truth of its run. It is created exactly once, whole and durable, after everything that it names;
-nothing ever changes it. Only the holder of the run's lease writes: whatever it changes goes through the folder of the
-lease, so that it can change nothing once another process has taken the run over.
+nothing ever changes it. Only the holder of the run's lease writes, and it can change nothing once another process has
+taken the run over. Where and how they are kept depends on the store: see `infra.local.records` and
+`infra.s3.head`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
+from typing import Any, Protocol
 
-from infra.filesystem import FileSystem, LocalFiles, local_root, make_folders, remove_tree, writing_to
+from infra.artifacts import REMOTE
+from infra.contents import Contents
 from infra.lease import Lease
-from infra.lease_folders import TAKEN_ERRORS
-from infra.liveness import this_process
-from infra.run_names import InvalidRunName, is_run_name, validate_run_name
-from infra.sealed import (
-    RecordCorrupted,
-    RecordError,
-    RecordExists,
-    RecordFormatTooNew,
-    RecordMissing,
-    read_sealed,
-    seal,
-)
+from infra.local.runs import LocalRuns
+from infra.run_names import NOTES, InvalidRunName, validate_run_name
+from infra.sealed import RecordCorrupted, RecordError, RecordExists, RecordFormatTooNew, RecordMissing
 
 __all__ = [
     "NOTES",
@@ -38,225 +28,107 @@ __all__ = [
     "RecordFormatTooNew",
     "RecordMissing",
     "RunRecords",
+    "Runs",
     "create_run",
     "list_runs",
+    "open_records",
+    "open_runs",
     "validate_run_name",
 ]
 
-NOTES = ("rollbacks", "divergences")
-_SPEC = "spec.json"
-_NUMBERED_FILE = re.compile(r"(\d{6}|[1-9]\d{6,})\.json")
 
-
-def list_runs(root: str | Path, *, files: FileSystem | None = None) -> list[str]:
-    """The names of the runs of a store that were started, sorted."""
-    seam: FileSystem = LocalFiles() if files is None else files
-    folder = local_root(root) / "runs"
-    if seam.status(folder) is None:
-        return []
-    return [name for name in seam.names(folder) if is_run_name(name) and seam.status(folder / name / _SPEC) is not None]
-
-
-class RunRecords:
+class RunRecords(Protocol):
     """The records of one run. Reading needs no lease; writing needs the run's, and fails with LeaseLost without it.
 
-    After an OSError or LeaseLost, what was to be written may be there or not: read it, and write it again if it is not.
+    After an error of the storage or LeaseLost, what was to be written may be there or not: read it, and write it again
+    if it is not.
     """
 
-    def __init__(
-        self, root: str | Path, run: str, *, files: FileSystem | None = None, lease: Lease | None = None
-    ) -> None:
-        self.run = validate_run_name(run)
-        self._files: FileSystem = LocalFiles() if files is None else files
-        self._root = local_root(root)
-        self.folder = self._root / "runs" / run
-        if lease is not None and lease.folder.parent.parent != self.folder:
-            raise ValueError(f"the lease {lease.folder} is not one of the run {self.folder}: acquire that run's")
-        self._lease = lease
-        self._made: set[Path] = set()
+    run: str
 
     def create_spec(self, spec: Mapping[str, Any]) -> None:
         """Write the run's spec; RecordExists if it has one."""
-        self._create(_SPEC, spec)
 
     def read_spec(self) -> dict[str, Any] | None:
         """The run's spec, or None for a run that was never started."""
-        return self._read(_SPEC)
 
     def commit(self, iteration: int, record: Mapping[str, Any]) -> None:
         """Create the record of an iteration, durable when this returns; RecordExists if there is one."""
-        self._create(_iteration_name(iteration), record)
 
     def read(self, iteration: int) -> dict[str, Any]:
         """The record of an iteration: RecordMissing, RecordCorrupted or RecordFormatTooNew if it cannot be had."""
-        record = self._read(_iteration_name(iteration))
-        if record is None:
-            raise RecordMissing(f"run {self.run} has no record of iteration {iteration} in {self.folder}")
-        return record
 
     def iterations(self) -> list[int]:
         """The committed iterations in order."""
-        return self._numbers("iterations")
 
     def last(self) -> int | None:
         """The last committed iteration, or None."""
-        iterations = self.iterations()
-        return iterations[-1] if iterations else None
 
     def all(self) -> list[dict[str, Any]]:
         """Every record, in the order of the iterations; not those that are superseded while this reads."""
-        records = (self._read(_iteration_name(iteration)) for iteration in self.iterations())
-        return [record for record in records if record is not None]
+
+    def contents(self) -> Contents:
+        """What the run has now."""
+
+    def marked(self, marks: Iterable[str]) -> list[dict[str, Any] | None]:
+        """The records or notes that marks of `contents` stand for; None for one that was superseded since."""
 
     def supersede(self, after: int) -> list[int]:
-        """Take the records of all later iterations out of the run, the last one first; return their numbers.
+        """Take the records of all later iterations out of the run; return their numbers.
 
-        They lie in the lease's folder from then on. After an OSError the later ones of them may be out: call it again.
+        They are kept aside. After an error some of them may be out, the last ones first: call it again.
         """
-        lease = self._writing_lease()
-        folder = self.folder / "iterations"
-        taken = []
-        with writing_to(self._root), lease.fenced():
-            lease.check()
-            for iteration in reversed(self.iterations()):
-                if iteration <= after:
-                    break
-                self._files.rename(folder / f"{iteration:06d}.json", self._superseded(lease, iteration))
-                self._files.sync_folder(lease.superseded)
-                self._files.sync_folder(folder)
-                taken.append(iteration)
-            if not taken and self._files.status(folder) is not None:
-                # Whoever took the last one out may have died before that was durable.
-                self._files.sync_folder(folder)
-        return taken
 
     def note(self, kind: str, document: Mapping[str, Any]) -> int:
         """Create the next note of a kind, durable when this returns; its number."""
-        number = (self._numbers(_note_kind(kind)) or [0])[-1] + 1
-        while True:
-            try:
-                self._create(f"{kind}/{number:06d}.json", document)
-            except RecordExists:
-                number += 1
-            else:
-                return number
 
     def notes(self, kind: str) -> list[dict[str, Any]]:
         """Every note of a kind, in order."""
-        numbers = self._numbers(_note_kind(kind))
-        notes = (self._read(f"{kind}/{number:06d}.json") for number in numbers)
-        return [note for note in notes if note is not None]
 
-    def _create(self, name: str, document: Mapping[str, Any]) -> None:
-        lease = self._writing_lease()
-        content = seal(name, document)
-        with writing_to(self._root), lease.fenced():
-            self._write_once(lease, self.folder / name, content)
-
-    def _write_once(self, lease: Lease, target: Path, content: bytes) -> None:
-        self._make(target.parent)
-        if self._files.status(target) is not None:
-            raise self._exists(lease, target)
-        written = lease.partial / f"{target.stem}-{uuid4().hex}.json"
-        _write_durable(self._files, written, content)
-        try:
-            # Unlike a rename, a link never replaces what another thread has created in the meantime.
-            self._files.link(written, target)
-        except FileExistsError:
-            self._files.remove(written)
-            raise self._exists(lease, target) from None
-        self._files.sync_folder(target.parent)
-        self._files.remove(written)
-
-    def _exists(self, lease: Lease, target: Path) -> RecordExists:
-        # The successor of a lost lease may have created it: that one must not be taken for our own.
-        lease.check()
-        # Whoever created it may have died before its name was durable.
-        self._files.sync_folder(target.parent)
-        return RecordExists(f"run {self.run}: {target} exists and is written once: read it, or choose another run name")
-
-    def _superseded(self, lease: Lease, iteration: int) -> Path:
-        count = 1
-        place = lease.superseded / f"{iteration:06d}.json"
-        while self._files.status(place) is not None:
-            count += 1
-            place = lease.superseded / f"{iteration:06d}-{count}.json"
-        return place
-
-    def _writing_lease(self) -> Lease:
-        if self._lease is None:
-            raise ValueError(f"run {self.run} is open for reading only: pass the lease of acquire_lease to write to it")
-        return self._lease
-
-    def _numbers(self, kind: str) -> list[int]:
-        folder = self.folder / kind
-        if self._files.status(folder) is None:
-            return []
-        found = [_NUMBERED_FILE.fullmatch(name) for name in self._files.names(folder)]
-        return sorted(int(match[1]) for match in found if match is not None)
-
-    def _read(self, name: str) -> dict[str, Any] | None:
-        return read_sealed(self._files, self.folder / name, name)
-
-    def _make(self, folder: Path) -> None:
-        if folder not in self._made:
-            make_folders(self._files, folder, top=self._root)
-            self._made.add(folder)
+    def note_place(self, kind: str, number: int) -> str:
+        """Where people find a note."""
 
 
-def create_run(
-    root: str | Path,
-    run: str,
-    spec: Mapping[str, Any],
-    records: Mapping[int, Mapping[str, Any]],
-    *,
-    files: FileSystem | None = None,
-) -> None:
+class Runs(Protocol):
+    """The runs of one store."""
+
+    def names(self, *, started: bool = True) -> list[str]:
+        """The names of the runs, sorted; without `started` also of those that have no spec yet."""
+
+    def records(self, run: str, *, lease: Lease | None = None) -> RunRecords:
+        """The records of a run; without its lease they can be read only."""
+
+    def create(self, run: str, spec: Mapping[str, Any], records: Mapping[int, Mapping[str, Any]]) -> None:
+        """Create a whole run; see `create_run`."""
+
+
+def open_runs(root: str | Path) -> Runs:
+    """The runs of the store at a folder, a file:// uri or s3://bucket/prefix."""
+    if isinstance(root, str) and root.startswith(REMOTE):
+        # boto3 is worth a quarter of a second, and most stores are folders.
+        from infra.s3.runs import open_s3_runs
+
+        return open_s3_runs(root)
+    return LocalRuns(root)
+
+
+def open_records(root: str | Path, run: str, *, lease: Lease | None = None) -> RunRecords:
+    """The records of a run in the store at `root`; without its `lease` they can be read only."""
+    if isinstance(root, str) and root.startswith(REMOTE) and lease is not None:
+        from infra.s3.runs import records_of
+
+        return records_of(root, run, lease)
+    return open_runs(root).records(run, lease=lease)
+
+
+def list_runs(root: str | Path) -> list[str]:
+    """The names of the runs of a store that were started, sorted."""
+    return open_runs(root).names()
+
+
+def create_run(root: str | Path, run: str, spec: Mapping[str, Any], records: Mapping[int, Mapping[str, Any]]) -> None:
     """Create a whole run, which appears at once and durable with all its records; RecordExists if there is one.
 
-    After an OSError it may be there or not.
+    After an error of the storage it may be there or not.
     """
-    seam: FileSystem = LocalFiles() if files is None else files
-    place = local_root(root)
-    runs, target = place / "runs", place / "runs" / validate_run_name(run)
-    documents = {_SPEC: spec, **{_iteration_name(iteration): record for iteration, record in records.items()}}
-    contents = {name: seal(name, document) for name, document in documents.items()}
-    staged = runs / f".new-{this_process().token}-{uuid4().hex}"
-    with writing_to(place):
-        make_folders(seam, runs, top=place)
-        try:
-            seam.make_folder(staged)
-            seam.make_folder(staged / "iterations")
-            for name, content in contents.items():
-                _write_durable(seam, staged / name, content)
-            seam.sync_folder(staged / "iterations")
-            seam.sync_folder(staged)
-            seam.rename(staged, target)
-            seam.sync_folder(runs)
-        except OSError as error:
-            with suppress(OSError):
-                if seam.status(staged) is not None:
-                    remove_tree(seam, staged)
-            if error.errno in TAKEN_ERRORS:
-                # Whoever created it may have died before its name was durable.
-                seam.sync_folder(runs)
-                raise RecordExists(f"run {run} exists in {runs}: choose another name") from None
-            raise
-
-
-def _write_durable(files: FileSystem, path: Path, content: bytes) -> None:
-    files.write(path, [content])
-    files.protect(path)
-    files.sync_file(path)
-
-
-def _iteration_name(iteration: int) -> str:
-    if iteration < 0:
-        raise ValueError(f"iteration {iteration} cannot have a record: iterations count from 0")
-    return f"iterations/{iteration:06d}.json"
-
-
-def _note_kind(kind: str) -> str:
-    if kind not in NOTES:
-        raise ValueError(f"a run has no notes of kind {kind!r}: use one of {', '.join(NOTES)}")
-    return kind
+    open_runs(root).create(run, spec, records)

@@ -15,6 +15,7 @@ from infra.manifest import sha256_of
 
 RECORD_FORMAT = 1
 SEAL = "seal"
+_REMEDY = "move it away to fall back to the iteration before it"
 
 
 class RecordError(RuntimeError):
@@ -55,27 +56,28 @@ def read_sealed(files: FileSystem, path: Path, name: str) -> dict[str, Any] | No
     except FileNotFoundError:
         # Its writer has taken it out of the run since.
         return None
-    return _unseal(path, name, content)
+    return unseal(path, name, content)
 
 
-def _unseal(path: Path, name: str, content: bytes) -> dict[str, Any]:
+def unseal(place: Path | str, name: str, content: bytes, *, remedy: str = _REMEDY) -> dict[str, Any]:
+    """The document that was sealed under `name`, read from `place`; RecordCorrupted or RecordFormatTooNew."""
+
+    def corrupted(complaint: str) -> RecordCorrupted:
+        return RecordCorrupted(f"{place} {complaint}: {remedy}")
+
     try:
         document = json.loads(content)
     except ValueError as error:
-        raise _corrupted(path, f"is no JSON ({error})") from error
+        raise corrupted(f"is no JSON ({error})") from error
     stamp = document.pop(SEAL, None) if isinstance(document, dict) else None
     if not isinstance(stamp, dict):
-        raise _corrupted(path, "carries no seal")
+        raise corrupted("carries no seal")
     stated = stamp.get("format")
     if isinstance(stated, int) and stated > RECORD_FORMAT:
         raise RecordFormatTooNew(
-            f"{path} has record format {stated} (or is damaged), this version reads up to format {RECORD_FORMAT}: "
+            f"{place} has record format {stated} (or is damaged), this version reads up to format {RECORD_FORMAT}: "
             f"use a ppoflow that reads record format {stated}"
         )
     if seal(name, document) != content:
-        raise _corrupted(path, f"does not have its own sha256 {stamp.get('sha256')}")
+        raise corrupted(f"does not have its own sha256 {stamp.get('sha256')}")
     return document
-
-
-def _corrupted(path: Path, complaint: str) -> RecordCorrupted:
-    return RecordCorrupted(f"{path} {complaint}: move it away to fall back to the iteration before it")

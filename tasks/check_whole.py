@@ -32,6 +32,8 @@ def set_aside_damaged(bench: Workbench, ref: ArtifactRef) -> str | None:
     """None for a whole artifact; else what is wrong, and where the damaged one is kept now."""
     plain = ArtifactRef(kind=ref.kind, uri=ref.uri, digest=ref.digest)
     try:
+        if bench.store.find(ref.kind, ref.key) is None:  # a copy on this machine is of no use to another one
+            return f"the store {bench.store.root} holds no artifact {ref.kind}/{ref.key}"
         bench.store.fetch(plain)
     except ArtifactMissing as error:
         return str(error)

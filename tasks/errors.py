@@ -10,6 +10,7 @@ from infra.mlmodel import ModelFolderError
 from infra.prefect_server import PrefectServerError
 from infra.registry import RegistryError
 from infra.runs import InvalidRunName, RecordError
+from infra.s3.objects import StoreUnavailable
 from ppo_core.records import InputError
 from ppo_core.spec import SpecError
 from tasks.guards import DiskSpaceError, DivergedError
@@ -29,6 +30,7 @@ FAILURES = (
     RegistryError,
     SpecError,
     StoreReadOnly,
+    StoreUnavailable,
     StoreUnsupported,
 )
 """What a person is told as a message, not as a traceback."""

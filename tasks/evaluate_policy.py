@@ -6,6 +6,7 @@ from prefect.client.schemas.objects import State
 
 from ppo_core.records import EvaluateJob, GenerateJob
 from tasks.references import CheckpointRef, DatasetRef, EvaluationRef, RolloutsRef, StageRef
+from tasks.sample_responses import sample_responses
 from tasks.stage import Work, perform, stage
 from tasks.workbench import Workbench
 
@@ -52,7 +53,5 @@ def _answers(bench: Workbench, checkpoint: CheckpointRef, dataset: DatasetRef, t
         tensor_parallel_size=spec.engines.tensor_parallel_size,
         deterministic=spec.engines.deterministic,
     )
-    inputs = {"checkpoint": checkpoint, "dataset": dataset}
-    work = Work("evaluate_policy", "rollouts", "rollout", "generate_rollouts", job, inputs, made=RolloutsRef)
-    outcome = perform(bench, work)
+    outcome = sample_responses(bench, "evaluate_policy", job, {"checkpoint": checkpoint, "dataset": dataset})
     return outcome.result() if isinstance(outcome, State) else outcome

@@ -6,7 +6,7 @@ from typing import Any
 
 from infra.artifacts import ArtifactError, open_store
 from infra.collector import collecting_paused
-from infra.runs import RecordExists, RunRecords, create_run
+from infra.runs import RecordExists, create_run, open_records
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec, differing_keys
@@ -37,7 +37,7 @@ def fork_run(source: str, iteration: int, new: str, overrides: list[str], folder
     fixed = [line for line in differing_keys(before.document(), spec.document()) if line.startswith(FIXED)]
     if fixed:
         raise InputError(f"a fork goes on with the policy of {source}, so these cannot change: {'; '.join(fixed)}")
-    records = RunRecords(root, source)
+    records = open_records(root, source)
     have = records.iterations()
     require_iteration(source, iteration)
     with collecting_paused(root):  # or what the new run shares could go before its records name it

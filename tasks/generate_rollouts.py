@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ppo_core.records import GenerateJob
 from tasks.references import CheckpointRef, DatasetRef, RolloutsRef
-from tasks.stage import Work, perform, stage
+from tasks.sample_responses import sample_responses
+from tasks.stage import stage
 from tasks.workbench import Workbench
 
 
@@ -29,7 +30,4 @@ def generate_rollouts(
         tensor_parallel_size=spec.engines.tensor_parallel_size,
         deterministic=spec.engines.deterministic,
     )
-    inputs = {"checkpoint": checkpoint, "dataset": dataset}
-    return perform(
-        bench, Work("generate_rollouts", "rollouts", "rollout", "generate_rollouts", job, inputs, made=RolloutsRef)
-    )
+    return sample_responses(bench, "generate_rollouts", job, {"checkpoint": checkpoint, "dataset": dataset})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.artifacts import ArtifactError, ArtifactRef
+from infra.artifacts import REMOTE, ArtifactError, ArtifactRef
 from ppo_core.spec import GuardsSpec
 from tasks.iteration_record import Attempt, IterationRecord, read_record
 from tasks.workbench import Workbench
@@ -73,7 +73,7 @@ def passed_limits(bench: Workbench, record: IterationRecord) -> list[Violation]:
     return violations(bench.spec.guards, record.metrics, first_length)
 
 
-def keep_evidence(bench: Workbench, iteration: int, passed: list[str], record: IterationRecord | None) -> Path:
+def keep_evidence(bench: Workbench, iteration: int, passed: list[str], record: IterationRecord | None) -> str:
     """Note a diverged iteration, so that what it made is kept and can be looked at. Returns the note's place.
 
     The same iteration again, the run having been started again, makes no second note.
@@ -88,10 +88,10 @@ def keep_evidence(bench: Workbench, iteration: int, passed: list[str], record: I
     }
     if not notes or any(notes[-1][key] != told[key] for key in ("iteration", "passed", "checkpoint")):
         number = bench.records.note("divergences", told)
-    return bench.records.folder / "divergences" / f"{number:06d}.json"
+    return bench.records.note_place("divergences", number)
 
 
-def diverged(run: str, iteration: int, passed: list[str], evidence: Path, cure: str = "") -> DivergedError:
+def diverged(run: str, iteration: int, passed: list[str], evidence: str, cure: str = "") -> DivergedError:
     """What a person is told."""
     last = iteration - 1
     return DivergedError(
@@ -141,13 +141,23 @@ def check_disk(bench: Workbench, previous: IterationRecord) -> None:
     """Raise DiskSpaceError where the next iteration would not fit beside what is there."""
     factor = bench.spec.guards.min_free_disk
     needed = math.ceil(factor * iteration_bytes(bench, previous))
-    free = shutil.disk_usage(bench.store.root).free
+    place = disk_folder(bench)
+    free = shutil.disk_usage(place).free
     if free < needed:
         raise DiskSpaceError(
-            f"{free / 2**30:.2f} GiB are free at {bench.store.root}, and iteration {previous.iteration + 1} may take "
+            f"{free / 2**30:.2f} GiB are free at {place}, and iteration {previous.iteration + 1} may take "
             f"{needed / 2**30:.2f} GiB (guards.min_free_disk={factor:g} times the one before it): make room (ppoflow "
             "gc; checkpoint.keep_last and checkpoint.every make runs smaller), then start the same command again"
         )
+
+
+def disk_folder(bench: Workbench) -> Path:
+    """A folder on the disk on which artifacts are made."""
+    remote = bench.store.root.startswith(REMOTE)
+    place = bench.settings.cache_folder if remote else Path(bench.store.root)
+    while not place.exists():
+        place = place.parent
+    return place
 
 
 def iteration_bytes(bench: Workbench, record: IterationRecord) -> float:

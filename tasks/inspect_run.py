@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from infra.artifacts import open_store
-from infra.runs import RunRecords, list_runs
+from infra.runs import list_runs, open_records
 from infra.settings import Settings
 from ppo_core.records import InputError
 from tasks.iteration_record import IterationRecord, read_record
@@ -35,7 +35,7 @@ class RunSoFar:
 def read_run(run: str) -> RunSoFar:
     """The run of this name. Raises InputError for one without records, naming those there are."""
     root = open_store(Settings().store_root).root
-    records = RunRecords(root, run)
+    records = open_records(root, run)
     documents, spec = records.all(), records.read_spec()
     if not documents or spec is None:
         known = ", ".join(list_runs(root)) or "none"

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from infra.artifacts import open_store
-from infra.runs import RunRecords, list_runs
+from infra.runs import RunRecords, list_runs, open_records
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec, differing_keys
 from tasks.iteration_record import IterationRecord, read_record
 
-MAY_CHANGE = ("iterations: ", "checkpoint.", "engines.", "guards.", "registry.", "training.")
+MAY_CHANGE = ("iterations: ", "checkpoint.", "engines.", "guards.", "promotion.", "registry.", "training.")
 """What a run may go on with another value of: its length, how engines run, what is kept, where its policy goes."""
 
 
@@ -28,7 +28,7 @@ def spec_of_run(run: str, folder: str | None = None) -> RunSpec:
     Raises InputError where there is no such run, naming those there are.
     """
     root = open_store(Settings().store_root).root
-    spec = recorded_spec(RunRecords(root, run))
+    spec = recorded_spec(open_records(root, run))
     if spec is None:
         known = ", ".join(list_runs(root)) or "none"
         raise InputError(f"there is no run {run} in {root} (runs there: {known})")
@@ -104,7 +104,7 @@ def record_at(records: RunRecords, iteration: int) -> IterationRecord:
 
 def require_iteration(run: str, iteration: int) -> None:
     """Raise InputError where a run has no record of an iteration."""
-    have = RunRecords(open_store(Settings().store_root).root, run).iterations()
+    have = open_records(open_store(Settings().store_root).root, run).iterations()
     if iteration not in have:
         raise InputError(
             f"run {run} has no iteration {iteration}: it has {have[0]}..{have[-1]}"

@@ -32,7 +32,10 @@ def holder_note() -> dict[str, str]:
 
 
 def mark_crashed(predecessors: Iterable[Holder]) -> list[str]:
-    """Set the flow runs of dead holders, which say Running for ever, to Crashed. Returns their names."""
+    """Set the flow runs of dead holders, which say Running for ever, to Crashed. Returns their names.
+
+    A flow run that was started again is its own predecessor: it goes on, and only the tasks of its dead process end.
+    """
     told: list[str] = []
     ids = [UUID(holder.note[FLOW_RUN]) for holder in predecessors if FLOW_RUN in holder.note]
     try:
@@ -44,7 +47,7 @@ def mark_crashed(predecessors: Iterable[Holder]) -> list[str]:
 
 
 def _mark(client: SyncPrefectClient, id: UUID) -> str | None:
-    """Set one flow run and its tasks to Crashed; None where this server does not know it, or it has ended."""
+    """Set one flow run and its tasks to Crashed; None where the server does not know it, it has ended, or is ours."""
     try:
         found = client.read_flow_run(id)
     except ObjectNotFound:
@@ -58,5 +61,7 @@ def _mark(client: SyncPrefectClient, id: UUID) -> str | None:
     # The server tells of 200 tasks at a time, and a long run has more; of those under way there are few.
     for task in client.read_task_runs(flow_run_filter=of_it, task_run_filter=under_way):
         client.set_task_run_state(task.id, crashed, force=True)
+    if str(id) == flow_run.id:
+        return None
     client.set_flow_run_state(id, crashed, force=True)
     return found.name

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any, ParamSpec, TypeVar
 
 from httpx import HTTPError
 from prefect import Flow
-from prefect.client.orchestration import get_client
-from prefect.exceptions import PrefectException
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.exceptions import PrefectException, PrefectHTTPStatusError
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
 
+from infra.mlflow_client import without_password
 from infra.prefect_server import PrefectServer, PrefectServerError
 from infra.settings import Settings
 
@@ -57,10 +59,26 @@ def require_answer(url: str) -> None:
     """Raise PrefectServerError where no server answers at `url`."""
     with get_client(sync_client=True) as client:
         error = client.api_healthcheck()
+        if error is None:
+            _require_welcome(client, url)
     if error is not None:
         raise PrefectServerError(
-            f"no Prefect server answers at {url} ({error}): start it, or unset PREFECT_API_URL to have one embedded"
+            f"no Prefect server answers at {without_password(url)} ({error}): start it, or unset PREFECT_API_URL to "
+            "have one embedded"
         )
+
+
+def _require_welcome(client: SyncPrefectClient, url: str) -> None:
+    """Its health it tells everyone; anything else only those who name the password."""
+    try:
+        client.api_version()
+    except PrefectHTTPStatusError as refused:
+        if refused.response.status_code not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            raise
+        raise PrefectServerError(
+            f"the Prefect server at {without_password(url)} refuses us ({refused.response.status_code}): put its "
+            "login, user:password, into PREFECT_API_AUTH_STRING"
+        ) from None
 
 
 def configured_url() -> str | None:
@@ -71,4 +89,4 @@ def configured_url() -> str | None:
 def page_url() -> str | None:
     """Where the Prefect page is; None where there is no server now."""
     page = PREFECT_UI_URL.value() or (configured_url() or "").removesuffix("/api")
-    return str(page) or None
+    return without_password(str(page)) or None

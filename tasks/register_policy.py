@@ -31,6 +31,7 @@ class RegisteredPolicy(BaseModel):
 def register_policy(bench: Workbench, record: IterationRecord, best: Best) -> RegisteredPolicy:
     """Register the run's best policy; the same policy of the same run is registered once."""
     spec = bench.spec
+    bench.store.fetch(best.checkpoint.bare())  # only what is whole is registered
     lineage = {
         DIGEST_TAG: best.checkpoint.digest,
         "ppoflow.run": bench.run,
@@ -39,18 +40,28 @@ def register_policy(bench: Workbench, record: IterationRecord, best: Best) -> Re
         "ppoflow.spec_digest": record.spec_digest,
         "ppoflow.dataset_digest": record.dataset.digest,
         "ppoflow.checkpoint": json.dumps(best.checkpoint.bare().model_dump()),
+        **evaluation_of(bench, record, best),
     }
     bench.tracker.open()  # a server that cannot read our store gets the files through this MLflow run
     registered = register(
         bench.settings.tracking_uri,
         name=spec.model_name,
-        source=(bench.store.fetch(best.checkpoint.bare()) / "policy").as_uri(),
+        source=f"{bench.store.location(best.checkpoint.bare())}/policy",
         tags=lineage,
         aliases=[spec.registry.alias] if spec.registry.alias else [],
         description=f"Best policy of run {bench.run}: iteration {best.iteration}, {spec.registry.metric} {best.value}",
         run_id=bench.tracker.run_id,
     )
     return RegisteredPolicy(name=registered.name, version=registered.version, source=registered.source)
+
+
+def evaluation_of(bench: Workbench, record: IterationRecord, best: Best) -> dict[str, str]:
+    """The tag that says how good the policy was on held-out prompts; none where it was not evaluated."""
+    made = record if record.iteration == best.iteration else read_record(bench.records.read(best.iteration))
+    if made.evaluation is None:
+        return {}
+    told = {"metrics": made.evaluation.metrics, **made.evaluation.bare().model_dump()}
+    return {"ppoflow.evaluation": json.dumps(told)}
 
 
 def usable_best(bench: Workbench, record: IterationRecord) -> Best:

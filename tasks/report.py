@@ -62,7 +62,7 @@ def report_end(bench: Workbench) -> str | None:
     complete &= bench.tracker.finish()
     rows = [{"iteration": r.iteration, **{k: round(v, 4) for k, v in r.metrics.items()}} for r in records]
     description = f"All iterations of run {bench.run}"
-    key = _key(bench.run, "iterations")
+    key = page_key(bench.run, "iterations")
     tell_prefect(
         bench, "the table of iterations", lambda: create_table_artifact(rows, key=key, description=description)
     )
@@ -116,16 +116,16 @@ def _log_samples(bench: Workbench, record: IterationRecord) -> bool:
     if record.evaluation is None:
         return True
     columns = ("iteration", "prompt", "response", "score")
-    rows = [[record.iteration, _text(s["prompt"]), s["response"], s["score"]] for s in record.evaluation.samples]
+    rows = [[record.iteration, prompt_text(s["prompt"]), s["response"], s["score"]] for s in record.evaluation.samples]
     return bench.tracker.log_table(f"samples/iteration_{record.iteration:06d}", columns, rows)
 
 
 def _show_samples(bench: Workbench, record: IterationRecord) -> None:
     assert record.evaluation is not None
     samples = record.evaluation.samples
-    lines = [f"- `{_text(s['prompt'])}` → `{s['response']}` (score {s['score']})" for s in samples]
+    lines = [f"- `{prompt_text(s['prompt'])}` → `{s['response']}` (score {s['score']})" for s in samples]
     text = f"# {bench.run}, iteration {record.iteration}\n\n" + "\n".join(lines)
-    key = _key(bench.run, "samples")
+    key = page_key(bench.run, "samples")
     tell_prefect(bench, "the sample answers", lambda: create_markdown_artifact(text, key=key))
 
 
@@ -139,9 +139,11 @@ def tell_prefect(bench: Workbench, what: str, create: Callable[[], object]) -> N
         get_run_logger().warning("Prefect did not get %s: %s", what, bench.pages.last_error)
 
 
-def _text(prompt: Any) -> str:
+def prompt_text(prompt: Any) -> str:
+    """A prompt as one text; the messages of a chat in turn."""
     return prompt if isinstance(prompt, str) else " / ".join(str(message.get("content")) for message in prompt)
 
 
-def _key(run: str, name: str) -> str:
+def page_key(run: str, name: str) -> str:
+    """A key that Prefect takes for what it shows of a run."""
     return "".join(c if c.isalnum() else "-" for c in f"{run}-{name}".lower())

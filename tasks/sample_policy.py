@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from infra.artifacts import open_store
+from infra.artifacts import ArtifactMissing, ArtifactRef, open_store
 from infra.engine_protocol import EngineInput, EngineJob
 from infra.engines import EngineProcess
-from infra.registry import resolve
+from infra.registry import describe
 from infra.settings import Settings
 from ppo_core.records import InputError
-from tasks.engines import PROGRAMS, ask, rollout_environment
+from tasks.engine_programs import PROGRAMS, rollout_environment
 from tasks.inspect_run import read_run
+from tasks.orders import ask
+from tasks.policies import CHECKPOINT_TAG
 
 
 def sample_policy(
@@ -45,7 +49,10 @@ def sample_policy(
 def find_policy(model: str, settings: Settings) -> Path:
     """The Hugging Face folder of a registered model, a folder, or a run's best policy."""
     if model.startswith("models:/"):
-        source = resolve(settings.tracking_uri, model)
+        version = describe(settings.tracking_uri, model)
+        if CHECKPOINT_TAG in version.tags and (stored := stored_policy(version.tags[CHECKPOINT_TAG], settings)):
+            return stored
+        source = version.source
         if not source.startswith("file://"):
             raise InputError(f"{model} lies at {source}, which this machine cannot read: use one whose source is local")
         return Path(unquote(urlsplit(source).path))
@@ -55,3 +62,11 @@ def find_policy(model: str, settings: Settings) -> Path:
         raise InputError(f"{model} is no Hugging Face folder (no config.json): give a folder, a run or models:/…")
     best = read_run(model).records[-1].best
     return open_store(settings.store_root).fetch(best.checkpoint.bare()) / "policy"
+
+
+def stored_policy(reference: str, settings: Settings) -> Path | None:
+    """The folder of the policy in our store that a version's lineage names, wherever MLflow sees it; None if gone."""
+    checkpoint = ArtifactRef.model_validate(json.loads(reference))
+    with suppress(ArtifactMissing):
+        return open_store(settings.store_root).fetch(checkpoint) / "policy"
+    return None

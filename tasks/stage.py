@@ -8,7 +8,6 @@ Prefect's state `Cached`, so its pages tell the truth.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,24 +17,25 @@ from typing import Any, ParamSpec, TypeVar
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.logging import get_run_logger
 from prefect.states import Completed
 
 from infra.artifacts import ArtifactRef
-from infra.engine_protocol import EngineError, EngineInput, EngineJob
+from infra.engine_protocol import EngineError, EngineInput
 from infra.lease import LeaseLost
-from infra.manifest import ArtifactCorrupted, ArtifactError
+from infra.manifest import ArtifactError
 from infra.runs import RecordError
 from ppo_core.records import InputError, content_digest
 from ppo_core.spec import Section
+from tasks.find_whole import find_whole
+from tasks.orders import STATS, Fulfilled, Order
 from tasks.references import StageRef
+from tasks.shipping import ship
 from tasks.workbench import Workbench
 
 P = ParamSpec("P")
 R = TypeVar("R")
 RETRIES = 2
 RETRY_DELAYS_S = [1.0, 5.0]
-STATS = "stats.json"
 LASTING = (InputError, ValueError, ArtifactError, RecordError, LeaseLost)
 """Errors that the same stage would meet again."""
 
@@ -97,8 +97,8 @@ def key_of(bench: Workbench, work: Work) -> str:
     return content_digest([work.stage, work.job, spec, digests, bench.fingerprint(work.engine)])
 
 
-def perform(bench: Workbench, work: Work) -> State[Any] | StageRef:
-    """The stage's reference: from the store (as the state `Cached`), or made now."""
+def perform(bench: Workbench, work: Work, make: Callable[[str], Fulfilled] | None = None) -> State[Any] | StageRef:
+    """The stage's reference: from the store (as the state `Cached`), or made now, by one order or by `make(key)`."""
     started = time.perf_counter()
     key = key_of(bench, work)
     with bench.timings.outside("store"):
@@ -108,42 +108,24 @@ def perform(bench: Workbench, work: Work) -> State[Any] | StageRef:
         ref = work.made.of(found, json.loads((bench.store.fetch(found) / STATS).read_text()))
         bench.timings.add(work.stage, wall=time.perf_counter() - started, cached=True)
         return Completed(name="Cached", message=f"{work.kind}/{key} was in the store", data=ref)
-    reply_seconds, ref = make(bench, work, key)
-    bench.timings.add(work.stage, wall=time.perf_counter() - started, engine=reply_seconds)
-    return ref
+    done = bench.fulfil(work.engine, order_of(bench, work, key)) if make is None else make(key)
+    bench.timings.add_outside("store", done.store_s)
+    bench.timings.add_outside("hops", done.hops_s)
+    bench.timings.add(work.stage, wall=time.perf_counter() - started, engine=done.engine_s)
+    return work.made.of(done.ref, done.result)
 
 
-def make(bench: Workbench, work: Work, key: str) -> tuple[float, StageRef]:
-    """Run the job into a new folder and store it; after a failure the folder is gone."""
-    with bench.timings.outside("store"):
-        given = {name: ref.bare() for name, ref in work.inputs.items()} | dict(work.restoration)
-        inputs = {name: EngineInput(bench.store.fetch(ref), ref.digest) for name, ref in given.items()}
-        output = bench.store.scratch()
-    try:
-        sent = time.perf_counter()
-        reply = bench.ask(
-            work.engine,
-            EngineJob(work.job, {**inputs, **work.paths}, output, work.spec.model_dump(mode="json")),
-        )
-        bench.timings.add_outside("hops", time.perf_counter() - sent - reply.seconds)
-        with bench.timings.outside("store"):
-            if work.finish is not None:
-                work.finish(output)
-            (output / STATS).write_text(json.dumps(reply.result, indent=2, sort_keys=True) + "\n")
-            stored = bench.store.put(output, work.kind, key, [ref.bare() for ref in work.inputs.values()])
-    finally:
-        shutil.rmtree(output, ignore_errors=True)
-    return reply.seconds, work.made.of(stored, reply.result)
-
-
-def find_whole(bench: Workbench, kind: str, key: str) -> ArtifactRef | None:
-    """What the store has, checked; a damaged artifact is set aside, so that the stage makes it again."""
-    try:
-        ref = bench.store.find(kind, key)
-        if ref is not None:
-            bench.store.fetch(ref)
-        return ref
-    except ArtifactCorrupted as error:
-        kept = bench.store.set_aside(kind, key)
-        get_run_logger().warning("%s; set aside at %s, making it again", error, kept)
-        return None
+def order_of(bench: Workbench, work: Work, key: str) -> Order:
+    """The work as an order to its engine."""
+    inputs = {name: ref.bare() for name, ref in work.inputs.items()}
+    here = bench.engines.seats[work.engine].reads_our_folders
+    return Order(
+        job=work.job,
+        spec=work.spec.model_dump(mode="json"),
+        kind=work.kind,
+        key=key,
+        inputs={**inputs, **work.restoration},
+        folders=work.paths if here else {name: ship(bench, given) for name, given in work.paths.items()},
+        lineage=tuple(inputs.values()),
+        finish=work.finish,
+    )

@@ -10,7 +10,8 @@ from infra.engine_protocol import EngineInput, EngineJob
 from infra.engines import EngineProcess
 from infra.settings import Settings
 from ppo_core.spec import RunSpec
-from tasks.engines import PROGRAMS, ask, quiet
+from tasks.engine_programs import PROGRAMS, quiet
+from tasks.orders import ask
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from infra.artifacts import ArtifactMissing, ArtifactRef, open_store
 from infra.layered_store import LayeredStore
-from infra.runs import RunRecords
+from infra.runs import RunRecords, open_records
 from infra.settings import Settings
 from infra.tracking import RunTracker
 from ppo_core.records import InputError
@@ -48,7 +48,7 @@ def check_recorded(bench: Workbench, record: IterationRecord) -> None:
 
     What retention has removed is not looked for.
     """
-    store = open_store(bench.settings.store_root)
+    store = open_store(bench.settings.store_root, cache=bench.settings.cache_folder)
     made = (record.dataset, record.rollouts, record.scores, record.experience, record.checkpoint, record.evaluation)
     for ref in made:
         with suppress(ArtifactMissing):
@@ -58,19 +58,24 @@ def check_recorded(bench: Workbench, record: IterationRecord) -> None:
 
 @contextmanager
 def open_verification(run: str, folder: str | None, watch: Watch) -> Iterator[Workbench]:
-    """A workbench with the run's spec and records, fresh engines, and a scratch store over the run's own."""
-    spec = spec_of_run(run, folder)
+    """A workbench with the run's spec and records, fresh engines, and a scratch store over the run's own.
+
+    The scratch store is a folder of this machine, so the engines are here too, wherever those of the run were.
+    """
+    spec = spec_of_run(run, folder).with_overrides(["engines.backend=local"])
     settings = Settings()
-    original = open_store(settings.store_root)
     settings.home.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="verify-", dir=settings.home))
+    # What this machine has kept of a remote store says nothing of what that store has.
+    settings = settings.model_copy(update={"cache": scratch / "cache"})
+    original = open_store(settings.store_root, cache=settings.cache_folder)
     try:
         bench = Workbench(
             spec=spec,
             run=run,
             settings=settings,
-            store=LayeredStore(open_store(scratch), original),
-            records=RunRecords(original.root, run),
+            store=LayeredStore(open_store(scratch / "store"), original),
+            records=open_records(original.root, run),
             engines=Engines(spec, settings, settings.run_folder(run) / "verify-logs"),
             tracker=RunTracker(settings.tracking_uri, spec.name, run, settings.mlflow_folder / "artifacts"),
             watch=watch,
@@ -84,7 +89,7 @@ def open_verification(run: str, folder: str | None, watch: Watch) -> Iterator[Wo
 def require_verifiable(run: str, iterations: str | None, folder: str | None) -> None:
     """Raise InputError before anything is started: an unknown run, or iterations that it does not have."""
     spec_of_run(run, folder)
-    chosen_iterations(RunRecords(open_store(Settings().store_root).root, run), iterations)
+    chosen_iterations(open_records(open_store(Settings().store_root).root, run), iterations)
 
 
 def chosen_iterations(records: RunRecords, wanted: str | None) -> range:

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from infra.artifacts import ArtifactStore, open_store
-from infra.engine_protocol import EngineInput, EngineJob, EngineProgress, EngineReply
-from infra.fingerprint import code_fingerprint, file_digest
+from infra.collector import Collector, open_collector
+from infra.engine_protocol import EngineInput, EngineJob
+from infra.fingerprint import code_fingerprint, file_digest, file_digests
 from infra.lease import Heartbeat, Lease, acquire_lease
 from infra.patience import Patience
-from infra.runs import RunRecords
+from infra.runs import RunRecords, open_records
 from infra.settings import Settings
 from infra.tracking import RunTracker
 from ppo_core.records import InputError, content_digest
 from ppo_core.spec import RunSpec
-from tasks.engines import PROGRAMS, Engines, ask
+from tasks.engines import PROGRAMS, Engines, require_shared_store
+from tasks.needs import Needs
+from tasks.orders import Fulfilled, Order, Watch, ask
 from tasks.timings import Timings
 
-Watch = Callable[[EngineProgress], None]
 Resolve = Callable[[RunSpec, RunRecords], RunSpec]
 BACK_OFF_S = 30.0
 
@@ -50,7 +54,18 @@ class Workbench:
     folder_digests: dict[str, str] = field(default_factory=dict)
     pages: Patience = field(default_factory=lambda: Patience(BACK_OFF_S, is_outage=lambda error: True))
     reported: set[int] = field(default_factory=set)
+    released: set[tuple[str, str]] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @cached_property
+    def needs(self) -> Needs:
+        """What the records of all runs need."""
+        return Needs(self.store)
+
+    @cached_property
+    def collector(self) -> Collector:
+        """The collector of the store."""
+        return open_collector(self.store.root)
 
     def fingerprint(self, engine: str) -> str:
         """Of the code that runs in an engine."""
@@ -62,6 +77,7 @@ class Workbench:
 
     def pin(self, kind: str, key: str) -> None:
         """Keep an artifact from being collected until a record names it, or the run ends."""
+        self.released.discard((kind, key))
         if self.lease is not None:
             self.lease.pin(kind, key)
 
@@ -94,9 +110,7 @@ class Workbench:
             raise InputError(f"there is no folder {folder}: give a path relative to the spec, or an absolute one")
         with self.lock:
             if name not in self.folder_digests:
-                files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-                digests = {path.relative_to(folder).as_posix(): file_digest(path) for path in files}
-                self.folder_digests[name] = content_digest(digests)
+                self.folder_digests[name] = content_digest(file_digests(folder))
             return EngineInput(folder.absolute(), self.folder_digests[name])
 
     def tokenizer(self) -> EngineInput:
@@ -108,10 +122,12 @@ class Workbench:
         """The starting model's folder, where the spec names one."""
         return {"model": self.folder_input(self.spec.model.path)} if self.spec.model.path else {}
 
-    def ask(self, engine: str, job: EngineJob) -> EngineReply:
-        """Have one of the run's engines do a job; see `tasks.engines.ask`."""
+    def fulfil(self, engine: str, order: Order, watch: Watch | None = None) -> Fulfilled:
+        """Have one of the run's engines do what a stage asks for; see `tasks.orders`."""
         silence = self.spec.engines.reward_timeout_s if engine == "scoring" else self.spec.engines.timeout_s
-        return ask(self.engines.by_name[engine], job, silence_s=silence, watch=self.watch)
+        seat, sent = self.engines.seats[engine], time.perf_counter()
+        done = seat.fulfil(order, self.store, silence_s=silence, watch=watch or self.watch)
+        return replace(done, hops_s=time.perf_counter() - sent - done.engine_s - done.store_s)
 
     def _describe_sources(self) -> dict[str, str]:
         spec = self.spec
@@ -123,7 +139,8 @@ class Workbench:
             None,
             {"functions": code},
         )
-        digests = self.ask("scoring", job).result
+        silence = spec.engines.reward_timeout_s
+        digests = ask(self.engines.scoring, job, silence_s=silence, watch=self.watch).result
         for name in data:
             if name and ":" not in name:
                 path = self.path(name)
@@ -151,13 +168,14 @@ def open_workbench(
     run's records.
     """
     settings = Settings()
+    require_shared_store(spec, settings.store_root)
     name = run or spec.name
     store = open_store(settings.store_root)
     lease = acquire_lease(store.root, name, note=note, wait=wait)
     try:
-        records = RunRecords(store.root, name, lease=lease)
+        records = open_records(store.root, name, lease=lease)
         spec = effective(spec, records) if effective is not None else spec
-        engines = Engines(spec, settings, settings.log_folder(name))
+        engines = Engines(spec, settings, settings.log_folder(name), run=name)
         tracker = RunTracker(settings.tracking_uri, spec.name, name, settings.mlflow_folder / "artifacts")
         bench = Workbench(spec, name, settings, store, records, engines, tracker, watch or ignore, lease)
         with Heartbeat(lease, on_lost=engines.close), working(bench):

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.infra.s3.s3_server import FOREIGN, S3Server
+
 
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -25,3 +27,21 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         # Outside of a flow each task would make a client of its own, and ask where results are stored: 55 ms.
         with settings(storage), SyncClientContext.get_or_create():
             yield
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """An S3 server in a child process; it takes two seconds to start, once."""
+    server = S3Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A new bucket, which boto3 finds by the environment of this test."""
+    for name in FOREIGN:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in s3_server.environment().items():
+        monkeypatch.setenv(name, value)
+    return s3_server.make_bucket()

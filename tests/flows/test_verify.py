@@ -12,7 +12,7 @@ from flows.verify import verify_iteration
 from infra.artifacts import ArtifactCorrupted
 from infra.layered_store import LayeredStore
 from infra.local_store import LocalStore
-from infra.runs import RunRecords
+from infra.runs import open_records
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
@@ -44,7 +44,7 @@ def verify(
     run: ToyRun, scratch: Path, wanted: str | None = None, engines: ToyEngines | None = None
 ) -> list[Comparison]:
     """What `flows.verify.verify` does with engines of its own: all comparisons up to the first that differs."""
-    records = RunRecords(run.home / "store", run.name)
+    records = open_records(run.home / "store", run.name)
     spec = recorded_spec(records)
     assert spec is not None
     bench = Workbench(
@@ -99,7 +99,7 @@ def test_a_range_of_iterations_is_made_again_alone(honest: ToyRun, tmp_path: Pat
 @pytest.mark.parametrize("wanted", ["4", "-1", "2..9", "3..2", "two", "..", "1...2"])
 def test_iterations_that_the_run_does_not_have_are_refused(wanted: str, honest: ToyRun) -> None:
     with pytest.raises(InputError, match=r"run toy has 0\.\.3|write FIRST\.\.LAST"):
-        chosen_iterations(RunRecords(honest.home / "store", "toy"), wanted)
+        chosen_iterations(open_records(honest.home / "store", "toy"), wanted)
 
 
 @pytest.mark.parametrize(("wanted", "place"), [(None, (0, "start_policy")), ("2", (2, "generate_rollouts"))])

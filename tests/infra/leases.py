@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from infra.filesystem import FileSystem
-from infra.lease import Clock, Lease, acquire_lease
+from infra.lease import Clock
 from infra.liveness import ProcessIdentity
-from infra.runs import NOTES, RunRecords
+from infra.local.lease import LocalLease, acquire_lease
+from infra.local.records import LocalRecords
+from infra.runs import NOTES
 from tests.infra.faulty_files import FaultyFiles
 
 T = TypeVar("T")
@@ -44,23 +46,23 @@ class StillClock:
         )
 
 
-def successor(root: Path, files: FileSystem | None = None, run: str = "r") -> Lease:
+def successor(root: Path, files: FileSystem | None = None, run: str = "r") -> LocalLease:
     """The lease of a new process that finds every other process dead."""
     return acquire_lease(root, run, files=files or FaultyFiles(), identity=somebody(), alive=lambda _: False)
 
 
-def writer(root: Path, files: FileSystem | None = None, run: str = "r") -> RunRecords:
+def writer(root: Path, files: FileSystem | None = None, run: str = "r") -> LocalRecords:
     """A run's records, open for writing by a new process that finds every other process dead."""
     files = files or FaultyFiles()
-    return RunRecords(root, run, files=files, lease=successor(root, files, run))
+    return LocalRecords(root, run, files=files, lease=successor(root, files, run))
 
 
 @dataclass(frozen=True)
 class Armed:
     """A run's records, open for writing, with a fault ahead."""
 
-    records: RunRecords
-    lease: Lease
+    records: LocalRecords
+    lease: LocalLease
     files: FaultyFiles
     start: int
 
@@ -69,14 +71,14 @@ class Armed:
         return len(self.files.trace) - self.start
 
 
-def armed(root: Path, number: int, fault: str, before: Callable[[Lease], None] = lambda lease: None) -> Armed:
+def armed(root: Path, number: int, fault: str, before: Callable[[LocalLease], None] = lambda lease: None) -> Armed:
     """A new process has the run, and has done `before`; its operation `number` from now on goes wrong."""
     files = FutureFaults(fault)
     lease = successor(root, files)
     before(lease)
     start = len(files.trace)
     files.arm(number)
-    return Armed(RunRecords(root, "r", files=files, lease=lease), lease, files, start)
+    return Armed(LocalRecords(root, "r", files=files, lease=lease), lease, files, start)
 
 
 class FutureFaults(FaultyFiles):
@@ -92,7 +94,7 @@ class FutureFaults(FaultyFiles):
 
 def state(root: Path, run: str = "r") -> tuple[object, ...]:
     """All that a reader finds of a run."""
-    records = RunRecords(root, run, files=FaultyFiles())
+    records = LocalRecords(root, run, files=FaultyFiles())
     return records.read_spec(), records.iterations(), records.all(), *(records.notes(kind) for kind in NOTES)
 
 

@@ -6,10 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from infra.artifacts import ArtifactCorrupted, ArtifactRef
-from infra.collector import Collector
 from infra.filesystem import FileSystem, read_whole, tree
 from infra.integrity import PARTIAL_NAME
 from infra.liveness import ProcessIdentity
+from infra.local.collector import LocalCollector
 from infra.local_store import LocalStore
 from infra.manifest import MANIFEST_NAME
 from tests.infra.leases import somebody
@@ -33,9 +33,9 @@ def open_on(files: FileSystem, writer: ProcessIdentity = NOBODY) -> LocalStore:
     return LocalStore(ROOT, files=files, libraries={}, writer=writer)
 
 
-def collector_on(files: FileSystem, identity: ProcessIdentity = NOBODY) -> Collector:
+def collector_on(files: FileSystem, identity: ProcessIdentity = NOBODY) -> LocalCollector:
     """A collector that finds every other process dead."""
-    return Collector(ROOT, files=files, identity=identity, alive=lambda other: other == identity)
+    return LocalCollector(ROOT, files=files, identity=identity, alive=lambda other: other == identity)
 
 
 def fill(files: FileSystem, folder: Path, content: dict[str, bytes]) -> Path:

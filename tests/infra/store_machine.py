@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from infra.artifacts import ArtifactError
-from infra.collector import Collector
-from infra.lease import EXPIRY_S, Lease, LeaseHeld, LeaseLost, acquire_lease
+from infra.lease import EXPIRY_S, LeaseHeld, LeaseLost
 from infra.liveness import ProcessIdentity
-from infra.runs import RunRecords
+from infra.local.collector import LocalCollector
+from infra.local.lease import LocalLease, acquire_lease
+from infra.local.records import LocalRecords
 from tests.infra.leases import StillClock, somebody
 from tests.infra.simulated_process import Process
 from tests.infra.simulated_stores import ROOT, fresh_disk, look, open_on, put
@@ -48,7 +49,7 @@ class Actor:
     def __init__(self, process: Process, identity: ProcessIdentity) -> None:
         self.process = process
         self.identity = identity
-        self.lease: Lease | None = None
+        self.lease: LocalLease | None = None
         self.using: set[Name] = set()
 
 
@@ -113,7 +114,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.acting = None
             return  # nothing has changed
         self.seen_at = self.disk.now_ns
-        records = RunRecords(ROOT, "r", files=self.disk)
+        records = LocalRecords(ROOT, "r", files=self.disk)
         found = {iteration: records.read(iteration) for iteration in records.iterations()}
         self._records_are_right(found)
         self._only_the_holder_changed(found)
@@ -131,7 +132,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.must_not_return.isdisjoint(record["version"] for record in found.values())
 
     def _artifacts_are_right(self, named: set[Name]) -> None:
-        stored = Collector(ROOT, files=self.disk, identity=NOBODY).artifacts()
+        stored = LocalCollector(ROOT, files=self.disk, identity=NOBODY).artifacts()
         leases = [(actor, actor.lease) for actor in self.actors.values() if actor.lease is not None]
         used = {name for actor, lease in leases if self._has_the_run(lease) for name in actor.using}
         for name in sorted({(one.kind, one.key) for one in stored} | named | used):
@@ -197,7 +198,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         assert lease.number not in self.given, "a lease's number was given twice"
         self.given.add(lease.number)
-        records = RunRecords(ROOT, "r", files=actor.process, lease=lease)
+        records = LocalRecords(ROOT, "r", files=actor.process, lease=lease)
         doings: dict[str, Callable[[], None]] = {
             "commit": lambda: self._commit(actor, lease, records),
             "roll back": lambda: self._roll_back(lease, records),
@@ -212,11 +213,11 @@ class StoreMachine(RuleBasedStateMachine):
             if self._has_the_run(lease):
                 raise
 
-    def _has_the_run(self, lease: Lease) -> bool:
+    def _has_the_run(self, lease: LocalLease) -> bool:
         # The lease's own folder does not tell: one that comes too late bears its name for a moment.
         return self.disk.status(lease.partial) is not None
 
-    def _commit(self, actor: Actor, lease: Lease, records: RunRecords) -> None:
+    def _commit(self, actor: Actor, lease: LocalLease, records: LocalRecords) -> None:
         last = records.last()
         iteration = 0 if last is None else last + 1
         for name in names_of(iteration):
@@ -247,7 +248,7 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             store.fetch(ref)
 
-    def _roll_back(self, lease: Lease, records: RunRecords) -> None:
+    def _roll_back(self, lease: LocalLease, records: LocalRecords) -> None:
         after = max(-1, (records.last() or 0) - 2)
         out = {iteration: record["version"] for iteration, record in self.known.items() if iteration > after}
         lease.check()
@@ -257,8 +258,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.must_not_return |= set(out.values())
 
     def _collect(self, actor: Actor) -> None:
-        records = RunRecords(ROOT, "r", files=actor.process)
-        collector = Collector(ROOT, files=actor.process, identity=actor.identity, alive=self._is_alive, now_ns=int)
+        records = LocalRecords(ROOT, "r", files=actor.process)
+        collector = LocalCollector(ROOT, files=actor.process, identity=actor.identity, alive=self._is_alive, now_ns=int)
         wanted = [(stored.kind, stored.key) for stored in collector.artifacts()]
 
         def named() -> set[Name]:

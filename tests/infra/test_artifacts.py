@@ -1,4 +1,4 @@
-"""The artifact store on a real disk: what goes in comes out, under plain names, in one piece."""
+"""The artifact store, on a real disk and on S3: what goes in comes out, under plain names, in one piece."""
 
 from __future__ import annotations
 
@@ -26,8 +26,19 @@ from tests.infra.artifact_folders import CONTENT, fill, put, read
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
+def local(tmp_path: Path) -> ArtifactStore:
     return open_store(tmp_path / "store")
+
+
+@pytest.fixture(params=["folder", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ArtifactStore:
+    if request.param == "folder":
+        return open_store(tmp_path / "store")
+    return open_store(f"s3://{request.getfixturevalue('bucket')}/some/where", cache=tmp_path / "cache")
+
+
+def uri_of(store: ArtifactStore) -> str:
+    return store.root if "://" in store.root else f"file://{store.root}"
 
 
 def test_what_is_put_is_found_and_fetched(store: ArtifactStore):
@@ -36,7 +47,7 @@ def test_what_is_put_is_found_and_fetched(store: ArtifactStore):
     assert not folder.exists()
     assert store.find("checkpoint", "k1") == ref
     assert read(store.fetch(ref)) == CONTENT
-    assert (ref.kind, ref.uri) == ("checkpoint", f"file://{store.root}/checkpoint/k1")
+    assert (ref.kind, ref.uri) == ("checkpoint", f"{uri_of(store)}/checkpoint/k1")
     assert {path.stat().st_mode & 0o777 for path in store.fetch(ref).rglob("*") if path.is_file()} == {0o444}
 
 
@@ -69,13 +80,13 @@ def test_a_folder_elsewhere_is_taken_too(store: ArtifactStore, tmp_path: Path):
     assert not folder.exists()
 
 
-def test_a_folder_on_another_disk_is_copied(store: ArtifactStore, tmp_path: Path):
+def test_a_folder_on_another_disk_is_taken_too(store: ArtifactStore, tmp_path: Path):
     folder = Path("/dev/shm") / f"{tmp_path.name}-{os.getpid()}"
     try:
         fill(folder, CONTENT)
         assert read(store.fetch(store.put(folder, "checkpoint", "k1"))) == CONTENT
         assert not folder.exists()
-        assert os.listdir(Path(store.root) / "scratch") == []
+        assert not [path for scratch in tmp_path.glob("*/scratch") for path in scratch.iterdir()]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -88,31 +99,40 @@ def test_a_known_key_is_adopted(store: ArtifactStore):
     assert read(store.fetch(first)) == CONTENT
 
 
-def test_a_moved_store_resolves_old_references(store: ArtifactStore, tmp_path: Path):
-    ref = put(store, "k1", CONTENT)
-    shutil.move(store.root, tmp_path / "moved")
+def test_a_moved_store_resolves_old_references(local: ArtifactStore, tmp_path: Path):
+    ref = put(local, "k1", CONTENT)
+    shutil.move(local.root, tmp_path / "moved")
     moved = open_store(f"file://{tmp_path}/moved")
     assert moved.fetch(ref) == tmp_path / "moved/checkpoint/k1"
     with pytest.raises(ArtifactMissing, match="checkpoint/k1"):
-        store.fetch(ref)
+        local.fetch(ref)
+    assert local.find("checkpoint", "k1") is None
+
+
+def test_what_the_store_does_not_have_is_said_to_be_missing(store: ArtifactStore):
+    ref = ArtifactRef(kind="checkpoint", uri="file:///elsewhere/checkpoint/k1", digest="0" * 64)
     assert store.find("checkpoint", "k1") is None
+    assert store.set_aside("checkpoint", "k1") is None
+    for ask in (store.fetch, store.manifest, store.location):
+        with pytest.raises(ArtifactMissing, match=r"holds no artifact checkpoint/k1 \(made as file:///elsewhere"):
+            ask(ref)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "A", "a.b", "a b", "ä", "x" * 201, "a\n"])
-def test_names_are_plain(store: ArtifactStore, name: str):
-    folder = fill(store.scratch(), CONTENT)
+def test_names_are_plain(local: ArtifactStore, name: str):
+    folder = fill(local.scratch(), CONTENT)
     for kind, key in ((name, "k"), ("kind", name)):
         with pytest.raises(ArtifactInvalid, match="lower-case"):
-            store.put(folder, kind, key)
+            local.put(folder, kind, key)
         with pytest.raises(ArtifactInvalid):
-            store.find(kind, key)
+            local.find(kind, key)
     assert read(folder) == CONTENT
 
 
 @pytest.mark.parametrize("kind", ["runs", "damaged", "scratch", "trash"])
-def test_the_store_keeps_its_own_kinds(store: ArtifactStore, kind: str):
+def test_the_store_keeps_its_own_kinds(local: ArtifactStore, kind: str):
     with pytest.raises(ArtifactInvalid, match="kept for the store"):
-        store.put(fill(store.scratch(), CONTENT), kind, "k")
+        local.put(fill(local.scratch(), CONTENT), kind, "k")
 
 
 def test_a_reference_cannot_leave_the_store(store: ArtifactStore):
@@ -133,13 +153,14 @@ def test_folders_that_cannot_become_artifacts(store: ArtifactStore, tmp_path: Pa
         special: "is a special",
         manifest: "another name",
         tmp_path / "absent": "no folder",
-        Path(store.root): "belongs to the store",
-        tmp_path: "belongs to the store",
+        empty.parent.parent: "belongs to the",
+        tmp_path: "belongs to the",
     }
     for folder, complaint in cases.items():
         with pytest.raises(ArtifactInvalid, match=complaint):
             store.put(folder, "checkpoint", "k1")
-    assert sorted(os.listdir(store.root)) == ["scratch"]
+    assert store.find("checkpoint", "k1") is None
+    assert sorted(os.listdir(empty.parent.parent)) == ["scratch"]
     for folder in (linked, special, manifest):
         assert {name: (folder / name).read_bytes() for name in CONTENT} == CONTENT
 
@@ -147,7 +168,7 @@ def test_folders_that_cannot_become_artifacts(store: ArtifactStore, tmp_path: Pa
 def test_a_stored_artifact_cannot_be_put_again_from_its_place(store: ArtifactStore):
     ref = put(store, "k1", CONTENT)
     for key in ("k1", "k2"):
-        with pytest.raises(ArtifactInvalid, match="belongs to the store"):
+        with pytest.raises(ArtifactInvalid, match=r"belongs to the (store|cache)"):
             store.put(store.fetch(ref), "checkpoint", key)
     assert read(store.fetch(ref)) == CONTENT
 
@@ -172,12 +193,12 @@ class ReadOnlyFiles(LocalFiles):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(folder))
 
 
-def test_a_read_only_store_says_so_and_leaves_the_folder_alone(store: ArtifactStore, tmp_path: Path):
-    ref = put(store, "k1", CONTENT)
+def test_a_read_only_store_says_so_and_leaves_the_folder_alone(local: ArtifactStore, tmp_path: Path):
+    ref = put(local, "k1", CONTENT)
     folder = fill(tmp_path / "mine", CONTENT)
-    sealed = LocalStore(Path(store.root), files=ReadOnlyFiles())
+    sealed = LocalStore(Path(local.root), files=ReadOnlyFiles())
     for kind in ("checkpoint", "scores"):
-        with pytest.raises(StoreReadOnly, match=rf"{store.root} cannot be written to \(at .*{kind}\).*PPOFLOW_STORE"):
+        with pytest.raises(StoreReadOnly, match=rf"{local.root} cannot be written to \(at .*{kind}\).*PPOFLOW_STORE"):
             sealed.put(folder, kind, "k2")
     assert read(folder) == CONTENT
     assert {path.stat().st_mode & 0o222 for path in folder.rglob("*") if path.is_file()} == {0o200}
@@ -186,15 +207,20 @@ def test_a_read_only_store_says_so_and_leaves_the_folder_alone(store: ArtifactSt
     assert read(sealed.fetch(ref)) == CONTENT
 
 
-@pytest.mark.parametrize("root", ["s3://bucket/prefix", "file://host/folder", "http://x/y"])
-def test_only_local_addresses_are_opened(root: str):
+@pytest.mark.parametrize("root", ["gs://bucket/prefix", "file://host/folder", "http://x/y"])
+def test_other_addresses_are_refused(root: str):
     with pytest.raises(StoreUnsupported, match=root):
         open_store(root)
 
 
-def test_many_bytes_are_hashed_by_several_threads(store: ArtifactStore):
+def test_many_bytes_are_hashed_by_several_threads(local: ArtifactStore):
     content = {f"{number}.bin": bytes([number]) * (17 * 2**20) for number in range(4)}
-    ref = put(store, "k1", content)
+    ref = put(local, "k1", content)
     table = {name: hashlib.sha256(data).hexdigest() for name, data in content.items()}
-    assert {name: entry.sha256 for name, entry in store.manifest(ref).files.items()} == table
-    assert store.fetch(ref).name == "k1"
+    assert {name: entry.sha256 for name, entry in local.manifest(ref).files.items()} == table
+    assert read(local.fetch(ref)) == content
+
+
+def test_others_find_the_files_by_their_location(local: ArtifactStore):
+    ref = put(local, "k1", CONTENT)
+    assert local.location(ref) == local.fetch(ref).as_uri()

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from infra.artifacts import ArtifactMissing, open_store
-from infra.collector import UNTOUCHED_NS, Collector
 from infra.filesystem import FileSystem
 from infra.liveness import ProcessIdentity
-from infra.runs import RunRecords
+from infra.local.collector import UNTOUCHED_NS, LocalCollector
+from infra.local.records import LocalRecords
 from tests.infra.artifact_folders import CONTENT
 from tests.infra.leases import somebody, successor
 from tests.infra.simulated_disk import SimulatedDisk
@@ -90,7 +90,7 @@ class Stage:
             store.fetch(ref)
 
     def commit(self) -> None:
-        records = RunRecords(ROOT, "r", files=self.files, lease=self.lease)
+        records = LocalRecords(ROOT, "r", files=self.files, lease=self.lease)
         records.commit(0, {"names": X})
         self.lease.unpin_all()
 
@@ -108,7 +108,7 @@ class Stage:
 
 
 def named(files: FileSystem) -> set[tuple[str, str]]:
-    return {(kind, key) for record in RunRecords(ROOT, "r", files=files).all() for kind, key in [record["names"]]}
+    return {(kind, key) for record in LocalRecords(ROOT, "r", files=files).all() for kind, key in [record["names"]]}
 
 
 Work = Callable[[Stage], None]
@@ -212,11 +212,11 @@ def test_leftovers_are_those_of_dead_processes(alive: bool | None, gone: bool):
     successor(ROOT, disk)
     disk.make_folder(ROOT / "trash")
     places = left_behind(disk, writer)
-    collector = Collector(
+    collector = LocalCollector(
         ROOT, files=disk, identity=me, alive=lambda other: other == me or alive, now_ns=lambda: disk.now_ns
     )
     found = collector.leftovers()
-    assert sorted(one.path for one in found) == (sorted(places) if gone else [])
+    assert sorted(Path(one.place) for one in found) == (sorted(places) if gone else [])
     assert all(one.bytes == 5 and f"process {writer.pid} on here" in one.why for one in found)
     assert collector.remove(found) == (20 if gone else 0)
     assert [disk.status(place) is None for place in places] == [gone] * 4
@@ -233,8 +233,8 @@ def test_what_a_stranger_left_is_a_leftover_after_a_day():
     touched = disk.now_ns
 
     def leftovers(now_ns: int) -> Iterator[Path]:
-        collector = Collector(ROOT, files=disk, identity=NOBODY, alive=lambda _: None, now_ns=lambda: now_ns)
-        return (one.path for one in collector.leftovers())
+        collector = LocalCollector(ROOT, files=disk, identity=NOBODY, alive=lambda _: None, now_ns=lambda: now_ns)
+        return (Path(one.place) for one in collector.leftovers())
 
     assert list(leftovers(touched)) == [unknown]
     assert list(leftovers(touched + UNTOUCHED_NS - 10**6)) == [unknown]
@@ -252,7 +252,7 @@ def test_damaged_ones_are_listed_and_removed_when_asked():
     collector = collector_on(disk)
     assert collector.leftovers() == []
     (damaged,) = collector.damaged()
-    assert (damaged.path, damaged.why) == (kept, "damaged, and set aside")
+    assert (Path(damaged.place), damaged.why) == (kept, "damaged, and set aside")
     assert collector.remove([damaged]) == damaged.bytes > 700
     assert collector.damaged() == []
 
@@ -275,12 +275,12 @@ def test_the_scratch_folder_of_a_killed_process_is_found(tmp_path: Path):
     )
     assert writer.stdout is not None
     folder = Path(writer.stdout.readline().strip())
-    collector = Collector(tmp_path)
+    collector = LocalCollector(tmp_path)
     assert collector.leftovers() == []
     writer.send_signal(signal.SIGKILL)
     writer.communicate()
     (leftover,) = collector.leftovers()
-    assert (leftover.path, leftover.bytes) == (folder, 5)
+    assert (Path(leftover.place), leftover.bytes) == (folder, 5)
     assert collector.remove([leftover]) == 5
     assert os.listdir(tmp_path / "scratch") == [own.name]
     assert os.listdir(tmp_path / "trash") == []

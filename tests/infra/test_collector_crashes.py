@@ -10,7 +10,8 @@ from contextlib import suppress
 
 import pytest
 
-from infra.collector import Collector, StoredArtifact
+from infra.collector import StoredArtifact
+from infra.local.collector import LocalCollector
 from tests.infra.artifact_folders import CONTENT
 from tests.infra.faulty_files import FAULTS, Died
 from tests.infra.leases import somebody, successor
@@ -35,23 +36,23 @@ def scene() -> SimulatedDisk:
     return disk
 
 
-def collect(collector: Collector) -> list[StoredArtifact]:
+def collect(collector: LocalCollector) -> list[StoredArtifact]:
     return collector.collect([("scores", key) for key in KEYS], lambda: {("scores", "needed")})
 
 
-def clear(collector: Collector) -> None:
+def clear(collector: LocalCollector) -> None:
     collector.remove(collector.leftovers())
     collector.remove(collector.damaged())
 
 
-def again(disk: SimulatedDisk, act: Callable[[Collector], object]) -> None:
+def again(disk: SimulatedDisk, act: Callable[[LocalCollector], object]) -> None:
     """A new process that finds all others dead does the same."""
     act(collector_on(disk, somebody()))
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("act", [collect, clear])
-def test_each_artifact_is_whole_or_gone_at_every_operation(act: Callable[[Collector], object], fault: str):
+def test_each_artifact_is_whole_or_gone_at_every_operation(act: Callable[[LocalCollector], object], fault: str):
     before = scene()
     counting = DiskFiles(before.copy())
     act(collector_on(counting, somebody()))

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from infra.artifacts import ArtifactCorrupted, ArtifactRef
+from infra.local.records import LocalRecords
 from infra.local_store import LocalStore
-from infra.runs import RecordExists, RunRecords
+from infra.runs import RecordExists
 from tests.infra.artifact_folders import CONTENT, fill, read
 from tests.infra.faulty_files import FAULTS, Died, FaultyFiles
 from tests.infra.leases import armed, writer
@@ -157,6 +158,6 @@ def test_a_second_commit_never_changes_the_first(tmp_path: Path, fault: str):
         faulty = armed(tmp_path, number, fault)
         with pytest.raises((RecordExists, OSError, Died)):
             faulty.records.commit(3, {"iteration": 3, "writer": "another"})
-        assert RunRecords(tmp_path, "r", files=FaultyFiles()).all() == [RECORD]
+        assert LocalRecords(tmp_path, "r", files=FaultyFiles()).all() == [RECORD]
         if faulty.operations() < number:
             break

@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from infra.lease import EXPIRY_S, Clock, Lease, LeaseHeld, LeaseLost, acquire_lease
+from infra.lease import EXPIRY_S, Clock, LeaseHeld, LeaseLost
 from infra.liveness import ProcessIdentity
-from infra.runs import RunRecords
+from infra.local.lease import LocalLease, acquire_lease
+from infra.local.records import LocalRecords
 from tests.infra.faulty_files import FaultyFiles
 from tests.infra.leases import StillClock, somebody
 from tests.infra.programs import Program
 
 HOLDER = """
 import sys
-from infra.lease import acquire_lease
+from infra.local.lease import acquire_lease
 acquire_lease(sys.argv[1], "r", note={"flow": "abc"})
 print("holding", flush=True)
 input()
@@ -34,7 +35,7 @@ def take(
     *,
     wait: bool = False,
     note: dict[str, str] | None = None,
-) -> Lease:
+) -> LocalLease:
     """A lease for a new made-up process."""
     return acquire_lease(
         root, "r", note=note, wait=wait, files=FaultyFiles(), identity=somebody(), alive=alive, clock=still.clock
@@ -228,14 +229,15 @@ def test_one_of_many_gets_the_lease(tmp_path: Path, leave: str):
 
 APPENDER = """
 import sys, time
-from infra.lease import Clock, acquire_lease
-from infra.runs import RunRecords
+from infra.lease import Clock
+from infra.local.lease import acquire_lease
+from infra.local.records import LocalRecords
 
 print("ready", flush=True)
 input()
 for _ in range(50):
     lease = acquire_lease(sys.argv[1], "r", wait=True, clock=Clock(sleep=lambda seconds: time.sleep(0.001)))
-    records = RunRecords(sys.argv[1], "r", lease=lease)
+    records = LocalRecords(sys.argv[1], "r", lease=lease)
     last = records.last()
     records.commit(0 if last is None else last + 1, {"lease": lease.number})
     lease.release()
@@ -250,7 +252,7 @@ def test_two_processes_take_turns(tmp_path: Path):
         for program in (one, other):
             program.say("go")
         assert [program.hear() for program in (one, other)] == [["done"], ["done"]]
-    records = RunRecords(tmp_path, "r")
+    records = LocalRecords(tmp_path, "r")
     assert [record["lease"] for record in records.all()] == list(range(1, 101))
 
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from infra.lease import Lease, acquire_lease
-from infra.runs import RecordExists, RunRecords, create_run, list_runs
+from infra.local.lease import LocalLease, acquire_lease
+from infra.local.records import LocalRecords, create_run, list_runs
+from infra.runs import RecordExists
 from tests.infra.faulty_files import FAULTS, Died, FaultyFiles
 from tests.infra.leases import Armed, armed, somebody, state, successor, writer
 
@@ -47,10 +48,10 @@ def one_that_died_acquiring(root: Path) -> None:
         successor(root, FaultyFiles(published, "dies after"))
 
 
-def used(root: Path) -> tuple[RunRecords, Lease]:
+def used(root: Path) -> tuple[LocalRecords, LocalLease]:
     """A run of three iterations, of which the last was made twice."""
     lease = successor(root)
-    records = RunRecords(root, "r", files=FaultyFiles(), lease=lease)
+    records = LocalRecords(root, "r", files=FaultyFiles(), lease=lease)
     records.create_spec({"seed": 1})
     for iteration in (0, 1, 2):
         records.commit(iteration, {"iteration": iteration})
@@ -67,7 +68,7 @@ def test_a_run_is_acquired_or_not_at_every_operation(tmp_path: Path, before: Cal
         root = tmp_path / str(number)
         before(root)
         records, files, me = state(root), FaultyFiles(number, fault), somebody()
-        lease: Lease | None = None
+        lease: LocalLease | None = None
         with suppress(OSError, Died):
             lease = acquire_lease(root, "r", files=files, identity=me, alive=lambda _: False)
         assert state(root) == records
@@ -78,7 +79,7 @@ def test_a_run_is_acquired_or_not_at_every_operation(tmp_path: Path, before: Cal
         next_one = successor(root)
         assert next_one.number > (0 if lease is None else lease.number)
         assert state(root) == records
-        RunRecords(root, "r", files=FaultyFiles(), lease=next_one).commit(3, {"lease": next_one.number})
+        LocalRecords(root, "r", files=FaultyFiles(), lease=next_one).commit(3, {"lease": next_one.number})
         folders = os.listdir(next_one.folder.parent)
         assert [name for name in folders if name.isdigit()] == [next_one.folder.name]
         assert not any((next_one.folder.parent / name / "partial").exists() for name in folders if "ended" in name)
@@ -111,29 +112,29 @@ def test_a_release_at_every_operation(tmp_path: Path, fault: str):
             break
 
 
-def supersede(records: RunRecords) -> Any:
+def supersede(records: LocalRecords) -> Any:
     return records.supersede(0)
 
 
-def note(records: RunRecords) -> Any:
+def note(records: LocalRecords) -> Any:
     return records.note("rollbacks", {"to": 1})
 
 
-def create_spec(records: RunRecords) -> Any:
+def create_spec(records: LocalRecords) -> Any:
     return records.create_spec({"seed": 1})
 
 
 def left_of_supersede(root: Path) -> bool:
     """The last record goes first, so what is left has no gap."""
-    return RunRecords(root, "r").iterations() in ([0, 1, 2], [0, 1], [0])
+    return LocalRecords(root, "r").iterations() in ([0, 1, 2], [0, 1], [0])
 
 
 def left_of_note(root: Path) -> bool:
-    return RunRecords(root, "r").notes("rollbacks") in ([{"to": 9}], [{"to": 9}, {"to": 1}])
+    return LocalRecords(root, "r").notes("rollbacks") in ([{"to": 9}], [{"to": 9}, {"to": 1}])
 
 
 def left_of_create_spec(root: Path) -> bool:
-    return RunRecords(root, "r").read_spec() in (None, {"seed": 1})
+    return LocalRecords(root, "r").read_spec() in (None, {"seed": 1})
 
 
 def with_records(root: Path) -> None:
@@ -154,7 +155,7 @@ def with_records(root: Path) -> None:
 )
 def test_a_change_happens_or_not_at_every_operation(
     tmp_path: Path,
-    change: Callable[[RunRecords], Any],
+    change: Callable[[LocalRecords], Any],
     before: Callable[[Path], None],
     left: Callable[[Path], bool],
     fault: str,
@@ -233,10 +234,10 @@ def test_a_taken_name_is_never_replaced(tmp_path: Path, fault: str):
             break
 
 
-USES: dict[str, Callable[[Lease], None]] = {
-    "beat": Lease.beat,
+USES: dict[str, Callable[[LocalLease], None]] = {
+    "beat": LocalLease.beat,
     "pin": lambda lease: lease.pin("scores", "another"),
-    "unpin_all": Lease.unpin_all,
+    "unpin_all": LocalLease.unpin_all,
 }
 
 

@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 
-from infra.lease import Lease, LeaseHeld, LeaseLost, acquire_lease
-from infra.runs import RecordExists, RunRecords
+from infra.lease import LeaseHeld, LeaseLost
+from infra.local.lease import LocalLease, acquire_lease
+from infra.local.records import LocalRecords
+from infra.runs import RecordExists
 from tests.infra.faulty_files import FaultyFiles
 from tests.infra.leases import InterruptedFiles, somebody, state, successor, writer
 from tests.infra.programs import Program
 
-CHANGES: dict[str, Callable[[RunRecords], Any]] = {
+CHANGES: dict[str, Callable[[LocalRecords], Any]] = {
     "create_spec": lambda records: records.create_spec({"lease": 1}),
     "first commit": lambda records: records.commit(0, {"lease": 1}),
     "commit": lambda records: records.commit(3, {"lease": 1}),
@@ -64,7 +66,7 @@ def test_a_change_happens_before_the_takeover_or_never(tmp_path: Path, change: s
         files.arm(number)
         outcome = None
         try:
-            CHANGES[change](RunRecords(root, "r", files=files, lease=lease))
+            CHANGES[change](LocalRecords(root, "r", files=files, lease=lease))
         except LeaseLost as lost:
             outcome = lost
         if not seen:
@@ -77,16 +79,16 @@ def test_a_change_happens_before_the_takeover_or_never(tmp_path: Path, change: s
         with pytest.raises(LeaseLost):
             lease.check()
         with pytest.raises(LeaseLost):
-            RunRecords(root, "r", files=files, lease=lease).commit(77, {})
+            LocalRecords(root, "r", files=files, lease=lease).commit(77, {})
         assert state(root) == seen[0]
     assert number > 4, "there were operations to interrupt"
 
 
-USES: dict[str, Callable[[Lease], None]] = {
-    "beat": Lease.beat,
+USES: dict[str, Callable[[LocalLease], None]] = {
+    "beat": LocalLease.beat,
     "pin": lambda lease: lease.pin("scores", "k"),
-    "unpin_all": Lease.unpin_all,
-    "release": Lease.release,
+    "unpin_all": LocalLease.unpin_all,
+    "release": LocalLease.release,
 }
 
 
@@ -94,7 +96,7 @@ USES: dict[str, Callable[[Lease], None]] = {
 def test_a_lost_lease_disturbs_no_successor(tmp_path: Path, use: str):
     for number in itertools.count(1):
         root = tmp_path / str(number)
-        taken: list[Lease] = []
+        taken: list[LocalLease] = []
         files = InterruptedFiles(lambda root=root, taken=taken: taken.append(successor(root)))
         lease = successor(root, files)
         lease.pin("rollouts", "k")
@@ -124,10 +126,10 @@ def test_two_acquire_at_once_at_every_operation(tmp_path: Path, before: str, mea
             first = successor(root)
             if before == "a released one":
                 first.release()
-        others: list[Lease] = []
+        others: list[LocalLease] = []
         slow = somebody()
 
-        def interfere(root: Path = root, others: list[Lease] = others, slow: Any = slow) -> None:
+        def interfere(root: Path = root, others: list[LocalLease] = others, slow: Any = slow) -> None:
             def alive(other: Any) -> bool:
                 return other == slow and meanwhile != "taken over"
 
@@ -139,7 +141,7 @@ def test_two_acquire_at_once_at_every_operation(tmp_path: Path, before: str, mea
 
         files = InterruptedFiles(interfere)
         files.arm(number)
-        mine: Lease | None = None
+        mine: LocalLease | None = None
         with suppress(LeaseHeld):
             mine = acquire_lease(root, "r", files=files, identity=slow, alive=lambda other, others=others: bool(others))
         operations = len(files.trace)
@@ -149,7 +151,7 @@ def test_two_acquire_at_once_at_every_operation(tmp_path: Path, before: str, mea
         numbers = [lease.number for lease in (mine, *others) if lease is not None]
         assert len(numbers) == len(set(numbers))
         assert min(numbers) > (0 if before == "nothing" else 1)
-        RunRecords(root, "r", files=FaultyFiles(), lease=holding[0]).commit(0, {})
+        LocalRecords(root, "r", files=FaultyFiles(), lease=holding[0]).commit(0, {})
         folders = os.listdir(root / "runs/r/leases")
         assert [name for name in folders if name.isdigit()] == [f"{holding[0].number:06d}"]
         if operations < number:
@@ -157,7 +159,7 @@ def test_two_acquire_at_once_at_every_operation(tmp_path: Path, before: str, mea
     assert number > 20
 
 
-def holds(lease: Lease) -> bool:
+def holds(lease: LocalLease) -> bool:
     try:
         lease.check()
     except LeaseLost:
@@ -168,7 +170,7 @@ def holds(lease: Lease) -> bool:
 def test_a_latecomer_with_the_same_number_opens_no_door(tmp_path: Path):
     """It looked before the number was given, and publishes its folder after the holder was taken over."""
     old = successor(tmp_path)
-    records = RunRecords(tmp_path, "r", files=FaultyFiles(), lease=old)
+    records = LocalRecords(tmp_path, "r", files=FaultyFiles(), lease=old)
     new = writer(tmp_path)
     (tmp_path / "runs/r/leases/000001").mkdir()
     for name in ("holder.json", "heartbeat"):
@@ -185,7 +187,7 @@ def test_a_latecomer_with_the_same_number_opens_no_door(tmp_path: Path):
 def test_an_operation_that_had_begun_cannot_end_after_the_takeover(tmp_path: Path):
     """The kernel has found the folders already, and acts on them only now."""
     lease = successor(tmp_path)
-    records = RunRecords(tmp_path, "r", files=FaultyFiles(), lease=lease)
+    records = LocalRecords(tmp_path, "r", files=FaultyFiles(), lease=lease)
     for iteration in range(3):
         records.commit(iteration, {"lease": 1})
     assert records.supersede(1) == [2]
@@ -201,21 +203,22 @@ def test_an_operation_that_had_begun_cannot_end_after_the_takeover(tmp_path: Pat
     finally:
         os.close(partial)
         os.close(superseded)
-    assert RunRecords(tmp_path, "r").iterations() == [0, 1]
+    assert LocalRecords(tmp_path, "r").iterations() == [0, 1]
     assert os.listdir(tmp_path / "runs/r/leases/000001.ended/superseded") == ["000002.json"]
 
 
 WRITER = """
 import sys, time
-from infra.lease import Clock, Heartbeat, LeaseLost, acquire_lease
-from infra.runs import RunRecords
+from infra.lease import Clock, Heartbeat, LeaseLost
+from infra.local.lease import acquire_lease
+from infra.local.records import LocalRecords
 
 root = sys.argv[1]
 print("ready", flush=True)
 while sys.stdin.readline():
     quick = Clock(sleep=lambda seconds: time.sleep(0.002))
     lease = acquire_lease(root, "r", wait=True, clock=quick, expiry_s=0.03)
-    records = RunRecords(root, "r", lease=lease)
+    records = LocalRecords(root, "r", lease=lease)
     last = records.last()
     print("holder", lease.number, -1 if last is None else last, len(lease.predecessors), flush=True)
     iteration = 0 if last is None else last + 1
@@ -250,7 +253,7 @@ def test_a_stopped_holder_that_goes_on_never_commits(tmp_path: Path):
             os.kill(old.process.pid, signal.SIGCONT)
             assert old.hear()[:2] == ["lost", str(number)]
             old, new = new, old
-    records = RunRecords(tmp_path, "r").all()
+    records = LocalRecords(tmp_path, "r").all()
     assert [record["iteration"] for record in records] == list(range(len(records)))
     for number, last in last_of.items():
         # What the old holder had committed when the new one looked is all that it ever committed.

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 from infra.filesystem import LocalFiles
-from infra.lease import Heartbeat, acquire_lease
+from infra.lease import Heartbeat
+from infra.local.lease import acquire_lease
 from tests.infra.faulty_files import FaultyFiles
 from tests.infra.leases import successor
 

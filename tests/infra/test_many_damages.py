@@ -15,8 +15,9 @@ import pytest
 
 from infra.artifacts import ArtifactCorrupted, ArtifactFormatTooNew, ArtifactMissing, ArtifactRef
 from infra.filesystem import read_whole, tree
+from infra.local.records import LocalRecords
 from infra.manifest import MANIFEST_NAME
-from infra.runs import RecordCorrupted, RecordFormatTooNew, RecordMissing, RunRecords
+from infra.runs import RecordCorrupted, RecordFormatTooNew, RecordMissing
 from tests.infra.leases import writer
 from tests.infra.simulated_disk import SimulatedDisk
 from tests.infra.simulated_stores import ROOT, fresh_disk, open_on, put, read
@@ -145,7 +146,7 @@ def files_of(disk: SimulatedDisk) -> list[Path]:
 def read_everything(disk: SimulatedDisk, refs: list[ArtifactRef]) -> list[str]:
     """What a new process complains of when it reads every artifact and record; what it gets must be right."""
     complaints = []
-    store, records = open_on(disk), RunRecords(ROOT, "r", files=disk)
+    store, records = open_on(disk), LocalRecords(ROOT, "r", files=disk)
     for ref, content in zip(refs, CONTENTS.values(), strict=True):
         try:
             assert read(disk, store.fetch(ref)) == content, "wrong, and taken for right"

@@ -17,10 +17,11 @@ import pytest
 
 from infra.artifacts import ArtifactRef
 from infra.filesystem import remove_tree
-from infra.lease import acquire_lease
-from infra.lease_folders import LeaseFolders
 from infra.liveness import ProcessIdentity
-from infra.runs import NOTES, RecordExists, RunRecords, create_run, list_runs
+from infra.local.lease import acquire_lease
+from infra.local.lease_folders import LeaseFolders
+from infra.local.records import LocalRecords, create_run, list_runs
+from infra.runs import NOTES, RecordExists
 from tests.infra.artifact_folders import CONTENT
 from tests.infra.faulty_files import Died
 from tests.infra.leases import StillClock, somebody
@@ -41,15 +42,15 @@ class Program(DiskFiles):
     def __init__(self, disk: SimulatedDisk, at: int = 0, fault: str = "dies before") -> None:
         super().__init__(disk, at, fault)
         self.disk = disk
-        self.held: RunRecords | None = None
+        self.held: LocalRecords | None = None
         self._other_disk = ELSEWHERE
 
     @property
-    def records(self) -> RunRecords:
+    def records(self) -> LocalRecords:
         """The records of run r, which this process takes over when it first asks for them."""
         if self.held is None:
             lease = acquire_lease(ROOT, "r", files=self, identity=somebody(), alive=lambda _: False)
-            self.held = RunRecords(ROOT, "r", files=self, lease=lease)
+            self.held = LocalRecords(ROOT, "r", files=self, lease=lease)
         return self.held
 
 
@@ -143,13 +144,13 @@ def fork(files: Program) -> None:
 
 
 def see_runs(disk: SimulatedDisk) -> State:
-    records = RunRecords(ROOT, "r", files=disk)
+    records = LocalRecords(ROOT, "r", files=disk)
     assert records.iterations() == list(range(len(records.iterations()))), "a gap in the records"
     found: State = {f"iteration {iteration}": records.read(iteration) for iteration in records.iterations()}
     found |= {kind: records.notes(kind) or None for kind in NOTES}
     found["spec"] = records.read_spec()
     if "fork" in list_runs(ROOT, files=disk):
-        copied = RunRecords(ROOT, "fork", files=disk)
+        copied = LocalRecords(ROOT, "fork", files=disk)
         found["fork"] = (copied.read_spec(), copied.all())
     return found
 
@@ -267,7 +268,7 @@ def pass_on(files: Program, log: list[tuple[str, ProcessIdentity, int]]) -> None
             ROOT, "r", files=files, identity=me, alive=lambda _: False, clock=StillClock().clock, note={"how": ending}
         )
         log.append(("acquired", me, lease.number))
-        RunRecords(ROOT, "r", files=files, lease=lease).note("rollbacks", {"lease": lease.number})
+        LocalRecords(ROOT, "r", files=files, lease=lease).note("rollbacks", {"lease": lease.number})
         if ending == "releases":
             lease.release()
             log.append(("released", me, lease.number))
@@ -290,7 +291,7 @@ def test_a_lease_that_was_given_is_given_and_one_that_was_ended_is_ended():
             assert highest >= number
             assert set(seen).isdisjoint(identity for _, identity, _ in known[:-1]), f"seed {seed}: an ended lease"
             assert what == "acquired" or me not in seen, f"seed {seed}: a released lease"
-        notes = RunRecords(ROOT, "r", files=found).notes("rollbacks")
+        notes = LocalRecords(ROOT, "r", files=found).notes("rollbacks")
         assert [note["lease"] for note in notes] in ([entry[2] for entry in known[:count]] for count in (-1, None))
         me = somebody()
         lease = acquire_lease(ROOT, "r", files=Program(found), identity=me, alive=lambda _: False)

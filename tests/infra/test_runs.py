@@ -13,16 +13,14 @@ from pathlib import Path
 import pytest
 
 from infra.filesystem import LocalFiles, StoreReadOnly, StoreUnsupported
-from infra.lease import acquire_lease
+from infra.local.lease import acquire_lease
+from infra.local.records import LocalRecords, create_run, list_runs
 from infra.runs import (
     InvalidRunName,
     RecordCorrupted,
     RecordExists,
     RecordFormatTooNew,
     RecordMissing,
-    RunRecords,
-    create_run,
-    list_runs,
     validate_run_name,
 )
 from tests.infra.leases import state, successor, writer
@@ -41,7 +39,7 @@ def test_records_come_back_as_written(tmp_path: Path):
     records.create_spec({"seed": 1})
     for iteration in (0, 1, 12, 1_000_000):
         records.commit(iteration, {**RECORD, "iteration": iteration})
-    again = RunRecords(f"file://{tmp_path}", "run-1.a_B")
+    again = LocalRecords(f"file://{tmp_path}", "run-1.a_B")
     assert again.read_spec() == {"seed": 1}
     assert again.last() == 1_000_000
     assert [record["iteration"] for record in again.all()] == [0, 1, 12, 1_000_000]
@@ -87,7 +85,7 @@ def test_what_cannot_be_a_record(tmp_path: Path):
     with pytest.raises(ValueError, match="notes of kind 'thoughts'"):
         records.note("thoughts", {})
     with pytest.raises(StoreUnsupported):
-        RunRecords("s3://bucket", "r")
+        LocalRecords("s3://bucket", "r")
     assert os.listdir(tmp_path / "runs/r") == ["leases"]
     assert os.listdir(tmp_path / "runs/r/leases/000001/partial") == []
     with pytest.raises(RecordMissing, match="run r has no record of iteration 5"):
@@ -102,7 +100,7 @@ def test_good_run_names(name: str):
 @pytest.mark.parametrize("name", ["", ".", "..", "a..b", "a/b", "/a", "-a", ".a", "a b", "ä", "a\n", "x" * 101, "a\\b"])
 def test_bad_run_names(tmp_path: Path, name: str):
     with pytest.raises(InvalidRunName, match="run name"):
-        RunRecords(tmp_path, name)
+        LocalRecords(tmp_path, name)
 
 
 def test_damage_is_found_in_every_case(tmp_path: Path):
@@ -154,11 +152,11 @@ def test_a_read_only_store_says_so(tmp_path: Path):
         acquire_lease(tmp_path / "store", "r", files=ReadOnlyFiles())
     lease = acquire_lease(tmp_path / "store", "r")
     with pytest.raises(StoreReadOnly, match=rf"{tmp_path}/store cannot be written to"):
-        RunRecords(tmp_path / "store", "r", files=ReadOnlyFiles(), lease=lease).commit(1, RECORD)
+        LocalRecords(tmp_path / "store", "r", files=ReadOnlyFiles(), lease=lease).commit(1, RECORD)
 
 
 def test_writing_needs_the_lease_of_this_run(tmp_path: Path):
-    records = RunRecords(tmp_path, "r")
+    records = LocalRecords(tmp_path, "r")
     for write in (
         lambda: records.create_spec({}),
         lambda: records.commit(1, {}),
@@ -170,7 +168,7 @@ def test_writing_needs_the_lease_of_this_run(tmp_path: Path):
     assert os.listdir(tmp_path) == []
     for other in (successor(tmp_path, run="another"), successor(tmp_path / "elsewhere")):
         with pytest.raises(ValueError, match="is not one of the run"):
-            RunRecords(tmp_path, "r", lease=other)
+            LocalRecords(tmp_path, "r", lease=other)
 
 
 def test_one_of_two_threads_commits(tmp_path: Path):

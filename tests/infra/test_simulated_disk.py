@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from infra.filesystem import FileSystem, LocalFiles, read_whole, tree
-from infra.runs import RunRecords
+from infra.local.records import LocalRecords
 from tests.infra.artifact_folders import CONTENT
 from tests.infra.faulty_files import Died
 from tests.infra.leases import writer
@@ -122,7 +122,7 @@ def commit_once(files: FileSystem) -> None:
 
 def commit_survives(disk: SimulatedDisk) -> bool:
     try:
-        return RunRecords(ROOT, "r", files=disk).all() == [{"a": 1}]
+        return LocalRecords(ROOT, "r", files=disk).all() == [{"a": 1}]
     except RuntimeError:
         return False
 

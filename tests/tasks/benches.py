@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from infra.filesystem import FileSystem, LocalFiles
-from infra.lease import acquire_lease
+from infra.local.lease import acquire_lease
+from infra.local.records import LocalRecords
 from infra.local_store import LocalStore
-from infra.runs import RunRecords
 from infra.settings import Settings
 from infra.tracking import RunTracker
 from ppo_core.spec import RunSpec
@@ -59,7 +59,7 @@ def workbench(
         run=run,
         settings=settings,
         store=store,
-        records=RunRecords(store.root, run, files=files, lease=lease),
+        records=LocalRecords(store.root, run, files=files, lease=lease),
         engines=engines or Engines(spec, settings, home / "logs"),
         tracker=tracker or RunTracker(settings.tracking_uri, spec.name, run, home / "artifacts"),
         watch=ignore,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.lease import acquire_lease
-from infra.runs import RunRecords
+from infra.runs import RunRecords, open_records
 from ppo_core.records import InputError
 from tasks.open_run import effective_spec, last_record
 from tests.tasks.benches import smoke_spec
@@ -15,13 +15,13 @@ from tests.tasks.benches import smoke_spec
 
 def recorded(root: Path, *overrides: str) -> RunRecords:
     """A run that was started with the smoke spec."""
-    records = RunRecords(root, "known", lease=acquire_lease(root, "known"))
-    records.create_spec(effective_spec(smoke_spec(*overrides), RunRecords(root, "other")).document())
+    records = open_records(root, "known", lease=acquire_lease(root, "known"))
+    records.create_spec(effective_spec(smoke_spec(*overrides), open_records(root, "other")).document())
     return records
 
 
 def test_a_new_run_fixes_the_end_of_its_learning_rate_decay(tmp_path: Path) -> None:
-    assert effective_spec(smoke_spec(), RunRecords(tmp_path, "new")).update.decay_iterations == 4
+    assert effective_spec(smoke_spec(), open_records(tmp_path, "new")).update.decay_iterations == 4
 
 
 def test_a_longer_run_keeps_the_schedule_it_began_with(tmp_path: Path) -> None:
@@ -51,4 +51,4 @@ def test_the_folder_of_the_spec_is_no_part_of_a_run(tmp_path: Path) -> None:
 
 
 def test_a_run_without_records_has_no_last_one(tmp_path: Path) -> None:
-    assert last_record(RunRecords(tmp_path, "new")) is None
+    assert last_record(open_records(tmp_path, "new")) is None

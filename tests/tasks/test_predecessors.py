@@ -10,6 +10,7 @@ from prefect import flow, task
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas import State
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.runtime import flow_run as runtime_flow_run
 from prefect.states import Completed, Pending, Running
 
 from infra.lease import Holder
@@ -74,3 +75,17 @@ def test_one_that_has_ended_stays_and_one_that_nobody_knows_does_no_harm(client:
     assert mark_crashed(holder(note) for note in notes) == ["demo"]
     assert states(client, ended) == ("Completed", ["Completed"])
     assert states(client, died) == ("Crashed", [])
+
+
+def test_a_flow_run_that_was_started_again_goes_on_and_only_its_dead_tasks_end(client: SyncPrefectClient) -> None:
+    @flow(persist_result=False)
+    def goes_on(dynamic_key: str) -> tuple[str, list[str | None]]:
+        own = UUID(str(runtime_flow_run.id))
+        dead = client.create_task_run(update_policy, own, dynamic_key=dynamic_key, state=Pending())
+        client.set_task_run_state(dead.id, Running(), force=True)
+        assert mark_crashed([holder({FLOW_RUN: str(own)})]) == []
+        return str(own), [states(client, own)[0], client.read_task_run(dead.id).state_name]
+
+    id, found = goes_on("dead")
+    assert found == ["Running", "Crashed"]
+    assert states(client, UUID(id)) == ("Completed", ["Crashed"])

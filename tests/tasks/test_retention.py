@@ -15,8 +15,9 @@ from tasks.check_whole import needs_of
 from tasks.fork_run import fork_run
 from tasks.guards import DivergedError
 from tasks.iteration_record import read_record
+from tasks.needs import Needs, kept_iterations
 from tasks.open_run import spec_of_run
-from tasks.retention import find_garbage, kept_iterations, needed_by, remove_garbage
+from tasks.retention import find_garbage, remove_garbage
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_runs import ToyRun, digests, killed, snapshot
 
@@ -95,7 +96,7 @@ def test_every_kept_iteration_can_be_gone_on_from(every: int, tmp_path: Path) ->
         for last, often in product((1, 2, 3), (None, 2, 4)):
             rule = CheckpointSpec(every=every, keep_last=last, keep_every=often)
             told = [record.model_copy(update={"retention": rule}) for record in records[:until]]
-            kept, needed = kept_iterations(told), needed_by(store, told)
+            kept, needed = kept_iterations(told), Needs(store).of(told)
             assert {told[-1].iteration, told[-1].best.iteration} <= kept
             for iteration in kept:
                 assert {(ref.kind, ref.key) for _, ref in needs_of(told[iteration])} <= needed
@@ -156,7 +157,7 @@ def test_gc_removes_what_no_record_needs_and_nothing_else(everything: ToyRun, ho
     store.put(orphan, "scores", "0" * 64)
     garbage = find_garbage()
     [artifact], [leftover] = garbage.artifacts, garbage.leftovers
-    assert (artifact.kind, artifact.key, leftover.path, leftover.bytes) == ("scores", "0" * 64, unfinished, 5)
+    assert (artifact.kind, artifact.key, Path(leftover.place), leftover.bytes) == ("scores", "0" * 64, unfinished, 5)
     assert (home / "store" / "scores" / ("0" * 64)).is_dir()  # only looked at
     assert remove_garbage(garbage) == garbage.bytes == artifact.bytes + 5
     assert snapshot(home / "store") == before
@@ -207,6 +208,6 @@ def test_what_was_set_aside_goes_only_when_asked_for(everything: ToyRun, home: P
     (aside / "scores.json").write_text("what was left of it")
     assert find_garbage().rows() == []
     garbage = find_garbage(damaged=True)
-    assert [found.path for found in garbage.damaged] == [aside]
+    assert [Path(found.place) for found in garbage.damaged] == [aside]
     assert remove_garbage(garbage) == len("what was left of it")
     assert not aside.exists()

@@ -15,6 +15,7 @@ from typing import Any
 from infra.engine_protocol import EngineInput, EngineJob, EngineJobError, EngineProgress, EngineReply
 from ppo_core.records import Replay, UpdatePolicyJob, content_digest
 from ppo_core.training.state import CheckpointState, SkippedSteps, derivation, identity_after, read_state
+from tasks.engines import LocalSeat
 
 Inputs = Mapping[str, EngineInput]
 HELD_OUT = "answer_held_out"
@@ -50,13 +51,18 @@ class ToyEngines:
     (counted from 1) on top of the usual ones, or raises. `done` names the jobs done, in order; `notes` is progress.
     """
 
-    def __init__(self, measures: Measures = healthy, **salts: str) -> None:
+    def __init__(self, measures: Measures = healthy, *, rollout_engines: int = 1, **salts: str) -> None:
         self.reward = "as it was"
         self.salts = salts
         self.measures = measures
         self.done: list[str] = []
         self.notes: list[str] = []
-        self.by_name = {name: ToyEngine(name, self) for name in ("rollout", "training", "scoring")}
+        self.scoring = ToyEngine("scoring", self)
+        self.rollout_names = [
+            f"rollout-{number}" if number > 1 else "rollout" for number in range(1, rollout_engines + 1)
+        ]
+        others = (ToyEngine(name, self) for name in ("training", *self.rollout_names))
+        self.seats = {engine.name: LocalSeat(engine) for engine in (self.scoring, *others)}
         self.asked: Counter[str] = Counter()
         self.planned: dict[tuple[str, int], Callable[[], None]] = {}
 
@@ -93,6 +99,8 @@ class ToyEngine:
     ) -> EngineReply:
         """Do a job; first, what was planned before it."""
         label = HELD_OUT if job.spec.get("stream") == "evaluation" else job.name
+        if job.name == "generate_shard":
+            label = f"generate_shard by {self.name}"
         self._all.asked[label] += 1
         self._all.planned.pop((label, self._all.asked[label]), lambda: None)()
         result = JOBS[job.name](self._all, job)
@@ -137,10 +145,34 @@ def start_policy(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
 
 
 def generate_rollouts(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
-    """Responses of ten tokens each."""
+    """A response of ten tokens to each prompt."""
+    return write_responses(job, responses(engines, job, job.spec, range(job.spec["num_prompts"])), job.spec)
+
+
+def generate_shard(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
+    """Some of them."""
+    whole, first = job.spec["whole"], job.spec["first"]
+    return write_responses(job, responses(engines, job, whole, range(first, first + job.spec["count"])), whole)
+
+
+def merge_rollouts(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
+    """All of them."""
+    shards = [content(job.inputs[f"shard_{number}"], "rollouts.json") for number in range(len(job.inputs))]
+    return write_responses(job, [line for shard in shards for line in shard.splitlines()], {"samples_per_prompt": 1})
+
+
+def responses(engines: ToyEngines, job: EngineJob, spec: Mapping[str, Any], numbers: range) -> list[str]:
+    """Those to the prompts of these numbers."""
     policy, dataset = content(job.inputs["checkpoint"], PARTS["policy"]), content(job.inputs["dataset"], "dataset.json")
-    write(engines, job, "rollouts.json", policy, dataset)
-    number = job.spec["num_prompts"] * job.spec["samples_per_prompt"]
+    read = ["generate_rollouts", engines.salts.get("generate_rollouts"), dict(spec), policy, dataset]
+    return [content_digest([*read, number]) for number in numbers]
+
+
+def write_responses(job: EngineJob, lines: list[str], spec: Mapping[str, Any]) -> dict[str, Any]:
+    """One line each."""
+    assert job.output is not None
+    (job.output / "rollouts.json").write_text("\n".join(lines) + "\n")
+    number = len(lines) * spec["samples_per_prompt"]
     metrics = {"rollout/response_length": 10.0}
     return {"num_responses": number, "num_response_tokens": 10 * number, "metrics": metrics}
 
@@ -179,6 +211,16 @@ def score_evaluation(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     score = fraction(write(engines, job, "metrics.json", engines.reward, *read))
     samples = [{"prompt": "1+1=", "response": "2", "score": score}]
     return {"metrics": {"evaluation/score": score, "evaluation/accuracy": score}, "samples": samples}
+
+
+def compare_evaluations(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
+    """As if there were one prompt, and no doubt."""
+    read = [content(job.inputs[name], "metrics.json") for name in ("candidate", "champion")]
+    write(engines, job, "comparison.json", *read)
+    gain = fraction(read[0]) - fraction(read[1])
+    metrics = {f"promotion/{name}": gain for name in ("gain", "gain_low", "gain_high")}
+    lengths = {f"promotion/{side}_length": 10.0 for side in ("candidate", "champion")}
+    return {"metrics": {**metrics, **lengths}, "pairs": 1, "unscored": 0, "better": 1, "worse": 0, "setbacks": []}
 
 
 def update(engines: ToyEngines, held: Weights, spec: UpdatePolicyJob, experience: EngineInput) -> Weights:
@@ -247,16 +289,6 @@ def not_finite(what: str) -> EngineJobError:
     return EngineJobError(f"engine 'training': {reason}", error_type="EngineDefect", reason=reason)
 
 
-JOBS: Mapping[str, Callable[[ToyEngines, EngineJob], dict[str, Any]]] = {
-    job.__name__: job
-    for job in (
-        describe_sources,
-        prepare_dataset,
-        start_policy,
-        generate_rollouts,
-        score_rollouts,
-        compute_advantages,
-        update_policy,
-        score_evaluation,
-    )
-}
+FIRST = (describe_sources, prepare_dataset, start_policy, generate_rollouts, generate_shard, merge_rollouts)
+AFTER = (score_rollouts, compute_advantages, update_policy, score_evaluation, compare_evaluations)
+JOBS: Mapping[str, Callable[[ToyEngines, EngineJob], dict[str, Any]]] = {job.__name__: job for job in (*FIRST, *AFTER)}

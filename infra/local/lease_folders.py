@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from infra.filesystem import FileSystem, make_folders, read_whole, remove_tree
+from infra.holders import Holder
 from infra.liveness import ProcessIdentity
 from infra.sealed import RecordError, read_sealed, seal
 
@@ -33,16 +34,6 @@ PASSING_ERRORS = TAKEN_ERRORS | {errno.ENOENT}
 _LEASE = re.compile(r"(\d{6}|[1-9]\d{6,})(\.ended)?")
 # A damaged holder.json must not block its run for ever: like a holder elsewhere, it is watched.
 _UNKNOWN = ProcessIdentity(host="unknown", boot="0", namespace="0", pid=1, started=0)
-
-
-class Holder(BaseModel):
-    """A process that has or had a run, and what it said of itself."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    identity: ProcessIdentity
-    since_ms: int
-    note: dict[str, str] = {}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,151 @@
+"""Promotion as a flow: may the candidate take the champion's place?
+
+    where does the alias stand? ─► evaluate both on one held-out set ─► compare, prompt by prompt ─► gates
+                                                                                                       │
+                the alias moves, if it still stands there ◄─ a person's yes, where the spec asks for it ◄──┘
+
+Of several promotions at once one moves the alias; the others say who has moved it meanwhile. Every move is on record.
+"""
+
+from __future__ import annotations
+
+from prefect.flow_runs import pause_flow_run, suspend_flow_run
+from prefect.runtime import deployment
+from prefect.states import Completed, State
+from pydantic import BaseModel, ConfigDict
+
+from flows.console import RunConsole
+from ppo_core.spec import PromotionSpec, RunSpec
+from tasks.compare_policies import compare_policies
+from tasks.gates import check_gates, passed
+from tasks.held_out import evaluate_held_out, open_evaluation
+from tasks.policies import Policy, find_policy, registered
+from tasks.prefect_api import EmbeddedFlow
+from tasks.promotion import Approval, Trial, alias_at, move_alias, roll_back, show_trial
+from tasks.workbench import Watch, Workbench
+
+HOUR_S = 3600
+ASK_AGAIN_S = 2
+
+
+class PromotionReport(BaseModel):
+    """How a promotion ended: `moved` says how the alias moved, and is None where it did not."""
+
+    model_config = ConfigDict(frozen=True)
+
+    trial: Trial | None
+    moved: str | None
+    verdict: str
+
+
+def promote(
+    candidate: str, overrides: list[str] | None = None, folder: str | None = None
+) -> PromotionReport | State[PromotionReport]:
+    """Compare a candidate with the champion, and let it take the champion's alias if it passes every gate.
+
+    Args:
+        candidate: The registered version, models:/NAME@ALIAS or models:/NAME/VERSION
+        overrides: section.key=value over the spec of the candidate's run, for example promotion.min_gain=0.02
+        folder: Where that spec's folder (data, reward functions) is now, if it has moved
+    """
+    policy = find_policy(candidate, folder)
+    version = registered(policy)
+    spec = policy.spec.with_overrides(overrides or [])
+    alias, standing = alias_at(version.name, spec.promotion.alias)
+    if standing.version == version.version:
+        verdict = f"version {version.version} of {version.name} is {alias.name} already"
+        return refused(PromotionReport(trial=None, moved=None, verdict=verdict))
+    champion = None if standing.version is None else find_policy(f"models:/{version.name}/{standing.version}", folder)
+    console = RunConsole(f"promotion of {version.name}/{version.version}", 0)
+    with console:
+        trial = held_trial(policy, champion, spec, console.progress)
+        console.say(trial.summary())
+        if not passed(trial.gates):
+            return refused(PromotionReport(trial=trial, moved=None, verdict="a gate has failed"))
+        approval = None
+        if spec.promotion.approval:
+            console.say("waiting for a person's answer in Prefect's UI")
+            approval = ask(trial, spec.promotion)
+            if not approval.approve:
+                verdict = f"{approval.by or 'a person'} said no: {approval.comment or 'without a comment'}"
+                return refused(PromotionReport(trial=trial, moved=None, verdict=verdict))
+        moved = move_alias(alias, standing, policy, trial, approval)
+        return PromotionReport(trial=trial, moved=moved, verdict=moved)
+
+
+def held_trial(candidate: Policy, champion: Policy | None, spec: RunSpec, watch: Watch) -> Trial:
+    """Compare with engines that are gone when a person is asked."""
+    version = registered(candidate)
+    with open_evaluation(candidate, spec, f"promotion of {version.name}/{version.version}", watch) as bench:
+        return try_candidate(bench, candidate, champion)
+
+
+def try_candidate(bench: Workbench, candidate: Policy, champion: Policy | None) -> Trial:
+    """Evaluate both on the held-out set of the bench's spec, compare, and look at the gates."""
+    spec, version = bench.spec.promotion, registered(candidate)
+    dataset, evaluation = evaluate_held_out(bench, candidate)
+    other = comparison = None
+    if champion is not None:
+        _, other = evaluate_held_out(bench, champion, candidate)
+        comparison = compare_policies(bench, evaluation, other, dataset)
+    trial = Trial(
+        model=version.name,
+        alias=spec.alias,
+        candidate=version.version,
+        champion=None if champion is None else registered(champion).version,
+        gates=check_gates(spec, candidate, comparison),
+        candidate_evaluation=evaluation,
+        champion_evaluation=other,
+        comparison=comparison,
+    )
+    show_trial(bench, trial)
+    return trial
+
+
+def ask(trial: Trial, spec: PromotionSpec) -> Approval:
+    """Wait for a person. A worker is let go meanwhile: the flow run is suspended, and goes on from here when resumed.
+
+    The key names the two versions: who said yes to one comparison has not said yes to another.
+    """
+    form = Approval.with_initial_data(description=trial.page())
+    key = f"{trial.alias}-{trial.champion}-to-{trial.candidate}"
+    timeout = int(spec.approval_timeout_h * HOUR_S)
+    if deployment.id:
+        return suspend_flow_run(wait_for_input=form, timeout=timeout, key=key)
+    return pause_flow_run(wait_for_input=form, timeout=timeout, poll_interval=ASK_AGAIN_S, key=key)
+
+
+def refused(report: PromotionReport) -> State[PromotionReport]:
+    """The flow has done its work, and the alias stays: Prefect's page says so."""
+    return Completed(name="NotPromoted", message=report.verdict, data=report)
+
+
+def take_back(model: str, alias: str | None = None, to: str | None = None, reason: str = "", by: str = "") -> str:
+    """Point an alias to the version before the present one. That is a recorded move like any other.
+
+    Args:
+        model: The registered model's name
+        alias: The alias that moves; without it, champion
+        to: A version to point to instead of the one before
+        reason: Why; goes on record
+        by: Who; goes on record
+    """
+    return roll_back(model, alias, to=to, why=reason, by=by)
+
+
+promotion: EmbeddedFlow[[str, list[str] | None, str | None], PromotionReport] = EmbeddedFlow(
+    fn=promote,
+    name="promotion",
+    flow_run_name="promote-{candidate}",
+    description="Compare a candidate with the champion on held-out prompts; past all gates, it takes its place.",
+    validate_parameters=True,
+    persist_result=False,
+)
+rollback: EmbeddedFlow[[str, str | None, str | None, str, str], str] = EmbeddedFlow(
+    fn=take_back,
+    name="rollback",
+    flow_run_name="rollback-{model}",
+    description="Point a model's alias to the version before the present one.",
+    validate_parameters=True,
+    persist_result=False,
+)

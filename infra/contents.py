@@ -1,0 +1,17 @@
+"""What a run has, without what is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The iterations of a run, and its notes by kind, each with a mark that no other record of the run ever bears.
+
+    So whoever has read what a mark stands for need not read it again.
+    """
+
+    iterations: Mapping[int, str]
+    notes: Mapping[str, tuple[str, ...]]

@@ -1,0 +1,23 @@
+"""What a collector finds in a store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StoredArtifact:
+    """An artifact in the store, whole or not, and the size of its files."""
+
+    kind: str
+    key: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """What can be removed besides artifacts, and why; `place` is a folder, or an address."""
+
+    place: str
+    bytes: int
+    why: str

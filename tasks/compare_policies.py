@@ -1,0 +1,41 @@
+"""Two policies' answers to the same held-out prompts, side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from ppo_core.records import CompareJob
+from tasks.references import DatasetRef, EvaluationRef, StageRef
+from tasks.stage import Work, perform, stage
+from tasks.workbench import Workbench
+
+
+class ComparisonRef(StageRef):
+    """How much better the candidate is, prompt by prompt; on a few of them it is worse: `setbacks`."""
+
+    pairs: int
+    unscored: int
+    better: int
+    worse: int
+    setbacks: list[dict[str, Any]] = Field(default_factory=list)
+
+
+@stage("compare_policies")
+def compare_policies(
+    bench: Workbench, candidate: EvaluationRef, champion: EvaluationRef, dataset: DatasetRef
+) -> ComparisonRef:
+    """The paired differences of the spec's metric, and what their bootstrap says of the gain."""
+    spec = bench.spec
+    job = CompareJob(
+        metric=spec.promotion.metric,
+        pass_score=spec.evaluation.pass_score,
+        confidence=spec.promotion.confidence,
+        resamples=spec.promotion.resamples,
+    )
+    inputs = {"candidate": candidate, "champion": champion, "dataset": dataset}
+    work = Work(
+        "compare_policies", "comparison", "scoring", "compare_evaluations", job, inputs=inputs, made=ComparisonRef
+    )
+    return perform(bench, work)

@@ -1,0 +1,47 @@
+"""What a flow that was started through a deployment must know of itself: by a schedule, the UI or the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect.runtime import deployment, flow_run
+
+from ppo_core.records import InputError
+from ppo_core.spec import RunSpec
+
+MOST_STARTS = 30
+STAMP = "%Y%m%d-%H%M%S"
+
+
+def requested(spec: RunSpec, run: str | None, overrides: list[str] | None) -> tuple[RunSpec, str]:
+    """The spec with its overrides, its folder absolute from now on, and the name of the run.
+
+    Raises SpecError, and InputError for a flow run that has crashed so often that going on is no use.
+    """
+    if deployment.id and flow_run.run_count > MOST_STARTS:
+        raise InputError(
+            f"this flow run was started {flow_run.run_count} times, and crashed each time: see its logs and those of "
+            "its worker, then start another one with this run's name, which goes on where this one stopped"
+        )
+    asked = spec.with_overrides(overrides or [])
+    return asked.model_copy(update={"folder": str(Path(asked.folder).absolute())}), run or name_of_run(asked.name)
+
+
+def name_of_run(spec_name: str) -> str:
+    """What a run without a name is called: as its spec; under a deployment besides by when it was meant to start.
+
+    The same flow run gets the same name whenever it is started again, and so goes on; others get other ones, also
+    where two are meant to start in the same second.
+    """
+    if not deployment.id:
+        return spec_name
+    return f"{spec_name}-{flow_run.scheduled_start_time:{STAMP}}-{str(flow_run.id)[:4]}"
+
+
+def shown_name() -> str:
+    """What the flow run is called on Prefect's pages: as the training run."""
+    given = flow_run.parameters
+    run, spec, overrides = given.get("run"), given["spec"], given.get("overrides")
+    name = spec.name if isinstance(spec, RunSpec) else spec.get("name", "ppo")
+    named = [text.partition("=")[2].strip() for text in overrides or [] if text.partition("=")[0].strip() == "name"]
+    return str(run or name_of_run(named[-1] if named else name))

@@ -1,0 +1,106 @@
+"""What a Prefect server needs besides deployments: a work pool of one slot, and automations. Doing it again is safe.
+
+A pool stands for one machine's GPUs (or one cluster's): of all its flow runs, one at a time.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.events.schemas.events import ResourceSpecification
+from prefect.exceptions import ObjectNotFound
+
+POOL, POOL_TYPE = "gpu", "process"
+RESUMABLE = "resumable"
+"""The tag of deployments whose flow runs go on where they stopped when they are started again."""
+
+HEARTBEAT_S = 30
+SILENT_S = 3 * HEARTBEAT_S
+STATE_EVENTS = ("Completed", "Failed", "Cancelled", "Cancelling", "Crashed", "Paused", "Suspended", "AwaitingRetry")
+
+
+def prepare_server(pool: str = POOL) -> list[str]:
+    """Create what is missing, and bring the automations up to date. Returns what there is now, a line each."""
+    with get_client(sync_client=True) as client:
+        lines = [ensure_pool(client, pool)]
+        return lines + [ensure_automation(client, wanted) for wanted in (go_on_after_crash(), notice_silence())]
+
+
+def ensure_pool(client: SyncPrefectClient, name: str) -> str:
+    """A pool that is there stays as its owner has set it."""
+    try:
+        found = client.read_work_pool(name)
+    except ObjectNotFound:
+        found = client.create_work_pool(
+            WorkPoolCreate(
+                name=name, type=POOL_TYPE, concurrency_limit=1, description="One flow run at a time: it has the GPUs."
+            )
+        )
+    limit = "no limit" if found.concurrency_limit is None else f"at most {found.concurrency_limit} at a time"
+    return f"work pool {name} ({found.type}, {limit})"
+
+
+def ensure_automation(client: SyncPrefectClient, wanted: AutomationCore) -> str:
+    """By its name: one of each; whether it is switched on stays as it is."""
+    known = client.read_automations_by_name(wanted.name)
+    if known:
+        client.update_automation(known[0].id, wanted.model_copy(update={"enabled": known[0].enabled}))
+    else:
+        client.create_automation(wanted)
+    return f"automation {wanted.name!r}"
+
+
+def go_on_after_crash() -> AutomationCore:
+    """A crashed flow run is started again: by its name it finds its run, and goes on after the last whole iteration."""
+    return AutomationCore(
+        name="ppoflow: a crashed run goes on",
+        description="Starts the same flow run again when its process has died; it goes on where it stopped.",
+        trigger=EventTrigger(
+            expect={"prefect.flow-run.Crashed"},
+            match=ResourceSpecification.model_validate({"prefect.resource.id": "prefect.flow-run.*"}),
+            match_related=tagged(RESUMABLE),
+            posture=Posture.Reactive,
+            threshold=1,
+        ),
+        actions=[
+            ChangeFlowRunState(
+                state=StateType.SCHEDULED, name="AwaitingRetry", message="Its process had died; it goes on.", force=True
+            )
+        ],
+    )
+
+
+def notice_silence() -> AutomationCore:
+    """A flow run whose machine is gone says nothing any more, and nobody says it has crashed: so this does."""
+    beat, ends = "prefect.flow-run.heartbeat", {f"prefect.flow-run.{state}" for state in STATE_EVENTS}
+    return AutomationCore(
+        name="ppoflow: a silent run has crashed",
+        description=f"Marks a flow run Crashed that gave no heartbeat for {SILENT_S} s: its machine or worker is gone.",
+        trigger=EventTrigger(
+            after={beat},
+            expect={beat, *ends},
+            match=ResourceSpecification.model_validate({"prefect.resource.id": "prefect.flow-run.*"}),
+            match_related=tagged(RESUMABLE),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=SILENT_S),
+        ),
+        actions=[
+            ChangeFlowRunState(
+                state=StateType.CRASHED, message=f"No heartbeat for {SILENT_S} s: its machine or worker is gone."
+            )
+        ],
+    )
+
+
+def tagged(tag: str) -> ResourceSpecification:
+    """Flow runs with this tag."""
+    spec: dict[str, Any] = {"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"}
+    return ResourceSpecification.model_validate(spec)

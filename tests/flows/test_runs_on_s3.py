@@ -1,0 +1,182 @@
+"""Runs whose artifacts and records are on S3: killed at any call and gone on with on a machine that has nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.ppo import Rerun
+from flows.verify import verify_iteration
+from infra.artifacts import open_store
+from infra.layered_store import LayeredStore
+from infra.runs import list_runs, open_records
+from infra.s3.objects import Objects
+from infra.settings import Settings
+from tasks.engines import PROGRAMS
+from tasks.fork_run import fork_run
+from tasks.guards import DivergedError
+from tasks.inspect_run import read_run
+from tasks.iteration_record import IterationRecord, read_record
+from tasks.open_run import spec_of_run
+from tasks.retention import find_garbage, remove_garbage
+from tasks.verification import check_recorded, require_verifiable
+from tasks.workbench import Workbench, ignore
+from tests.infra.faulty_files import Died
+from tests.infra.s3.faulty_objects import FaultyObjects
+from tests.infra.s3.memory_objects import MemoryObjects
+from tests.infra.s3.s3_server import S3Server
+from tests.tasks.bucket_runs import PREFIX, BucketRun
+from tests.tasks.toy_engines import ToyEngines, healthy
+from tests.tasks.toy_runs import ToyRun, digests, ended_well
+from tests.tasks.toy_tracker import ToyTracker
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+SHORT = ("iterations=1",)
+STRIDE = 4
+"""So many calls lie between two that are tried."""
+
+
+def moments(trace: list[str]) -> list[int]:
+    """The calls (from 1) before which a process can die with different things stored: not within one upload."""
+    kinds = [
+        (call.split()[0], call.split()[1].rpartition("/")[0] if "upload" in call or "remove" in call else str(number))
+        for number, call in enumerate(trace)
+    ]
+    return [number + 1 for number in range(len(trace)) if number == 0 or kinds[number] != kinds[number - 1]]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[str]]:
+    """What the short run makes, and its calls to S3."""
+    objects = FaultyObjects(MemoryObjects())
+    records = BucketRun(tmp_path_factory.mktemp("undisturbed"), SHORT, objects=objects).train()
+    return digests(records), objects.trace
+
+
+def test_on_s3_it_is_the_same_run_as_in_a_folder(undisturbed: tuple[list[Any], list[str]], tmp_path: Path) -> None:
+    assert digests(ToyRun(tmp_path / "home", SHORT).train()) == undisturbed[0]
+
+
+def test_killed_at_any_call_it_goes_on_to_the_same_bytes(
+    undisturbed: tuple[list[Any], list[str]], tmp_path: Path
+) -> None:
+    made, trace = undisturbed
+    for number in moments(trace)[::STRIDE]:
+        objects = MemoryObjects()
+        home = tmp_path / str(number)
+        dying = BucketRun(home / "before", SHORT, objects=FaultyObjects(objects, number, "dies before"))
+        with pytest.raises(Died):
+            dying.train()
+        assert digests(BucketRun(home / "after", SHORT, objects=objects).train()) == made, trace[number - 1]
+
+
+def test_killed_again_and_again_it_gets_there(undisturbed: tuple[list[Any], list[str]], tmp_path: Path) -> None:
+    """Process n dies at its call 5n; so going on is killed too, wherever it has got to."""
+    objects = MemoryObjects()
+    for number in range(1, 100):
+        faulty = FaultyObjects(objects, 5 * number, "dies after")
+        try:
+            records = BucketRun(tmp_path / str(number), SHORT, objects=faulty).train()
+        except Died:
+            continue
+        assert digests(records) == undisturbed[0]
+        assert {record.lease for record in records} <= set(range(1, number + 1))
+        break
+    assert number > 5
+
+
+def test_a_call_that_fails_for_a_while_costs_a_retry_at_most(
+    undisturbed: tuple[list[Any], list[str]], tmp_path: Path
+) -> None:
+    made, trace = undisturbed
+    commit = next(n for n, call in enumerate(trace, 1) if "iterations/000001" in call)
+    for number in (commit, commit + 1):
+        faulty = FaultyObjects(MemoryObjects(), number, "fails after")
+        assert digests(BucketRun(tmp_path / str(number), SHORT, objects=faulty).train()) == made
+
+
+@pytest.fixture
+def team(bucket: str, s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Objects:
+    """A bucket on a real server that the settings name, on a machine of ours."""
+    monkeypatch.setenv("PPOFLOW_STORE", f"s3://{bucket}/{PREFIX}")
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "our-machine"))
+    return s3_server.objects(bucket)
+
+
+def test_runs_are_forked_done_again_verified_and_cleared_up_on_a_server(team: Objects, tmp_path: Path) -> None:
+    run = BucketRun(tmp_path / "toy", ("iterations=2", "evaluation.every=2"), objects=team)
+    records = run.train()
+    root = Settings().store_root
+    assert read_run("toy").records == records
+    assert list_runs(root) == ["toy"]
+    assert all(found.same for found in verified("toy", tmp_path / "verified"))
+    fork_run("toy", 1, "new", ["update.learning_rate=0.01"])
+    fork = BucketRun(tmp_path / "new", name="new", objects=team)
+    forked = fork.train(spec=spec_of_run("new"))
+    assert digests(forked)[:2] == digests(records)[:2]
+    assert digests(forked)[2] != digests(records)[2]
+    again = run.train(rerun=Rerun(iteration=2, start="score"))
+    assert digests(again) == digests(records)
+    assert {record.lease for record in again} == {1, 2}
+    assert find_garbage().rows() == []
+    other = BucketRun(tmp_path / "new", name="new", objects=team, code="another version")
+    with other_code(other) as bench:
+        bench.supersede(0)
+    assert {kind for kind, _ in garbage()} <= {"rollouts", "scores", "experience", "checkpoint", "evaluation"}
+    assert remove_garbage(find_garbage()) > 0
+    assert (garbage(), digests(run.records())) == ([], digests(records))
+
+
+def test_retention_removes_what_the_run_has_let_go(tmp_path: Path) -> None:
+    run = BucketRun(tmp_path / "toy", ("iterations=5", "checkpoint.keep_last=2"))
+    records = run.train()
+    store = run.store(tmp_path / "another-machine")
+    kept = [r.iteration for r in records if store.find("checkpoint", r.checkpoint.key) is not None]
+    assert {4, 5, records[-1].best.iteration} <= set(kept) < set(range(6))
+    assert digests(records) == digests(BucketRun(tmp_path / "all", ("iterations=5",)).train())
+    keys = [entry.key.split("/") for entry in run.objects.entries(f"{PREFIX}/checkpoint/")]
+    assert len({key[2] for key in keys if key[-1] != "manifest.json"}) == len(kept)
+
+
+def test_the_evidence_of_a_divergence_is_named_by_its_address(tmp_path: Path) -> None:
+    run = BucketRun(
+        tmp_path, ("iterations=2", "guards.max_kl=0.001"), engines=ToyEngines(lambda *_: {"kl/reference": 1.0})
+    )
+    with pytest.raises(DivergedError, match=r"its evidence is kept: s3://memory/team/runs/toy/divergences/note-"):
+        run.train()
+    assert [record.iteration for record in run.records()] == [0]
+
+
+def other_code(run: BucketRun) -> Any:
+    """A process that holds a run."""
+    return ended_well(run.bench(spec=spec_of_run(run.name)))
+
+
+def garbage() -> list[tuple[str, str]]:
+    """The artifacts that nothing needs."""
+    return [(found.kind, found.key) for found in find_garbage().artifacts]
+
+
+def verified(run: str, scratch: Path) -> list[Any]:
+    """What `flows.verify.verify` compares, with toy engines."""
+    require_verifiable(run, None, None)
+    settings = Settings().model_copy(update={"home": scratch, "cache": scratch / "cache"})
+    original = open_store(settings.store_root, cache=settings.cache_folder)
+    records = open_records(original.root, run)
+    bench = Workbench(
+        spec=spec_of_run(run),
+        run=run,
+        settings=settings,
+        store=LayeredStore(open_store(scratch / "store"), original),
+        records=records,
+        engines=ToyEngines(healthy),
+        tracker=ToyTracker(),
+        watch=ignore,
+        fingerprints=dict.fromkeys(PROGRAMS, "toy"),
+    )
+    told: list[IterationRecord] = [read_record(record) for record in records.all()]
+    for record in told:
+        check_recorded(bench, record)
+    return [found for record in told for found in verify_iteration(bench, record)]

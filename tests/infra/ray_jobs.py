@@ -1,0 +1,92 @@
+"""Echo engines on Ray's nodes: what is pickled by name, and a program that uses one and is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from infra.artifacts import ArtifactStore, open_store
+from infra.engine_protocol import Engine, EngineJob, EngineProgress
+from infra.engines import EngineProcess
+from infra.ray_cluster import RayCluster
+from infra.ray_engines import RayEngine
+from infra.ray_host import Blueprint
+from infra.settings import Settings
+
+ECHO = Path(__file__).with_name("echo_engine.py")
+
+
+def open_echo(node: str) -> EngineProcess:
+    """An echo engine that logs in the node's own home."""
+    return EngineProcess(f"echo on {node}", "", log=Settings().home / "echo.log", command=[sys.executable, str(ECHO)])
+
+
+def same_everywhere() -> Mapping[str, str]:
+    """Facts of the code."""
+    return {"code": "1"}
+
+
+def never_the_same() -> Mapping[str, str]:
+    """Facts of other code."""
+    return {"code": str(os.getpid())}
+
+
+def job(
+    store: ArtifactStore, engine: Engine, watch: Callable[[EngineProgress], None], *, name: str, spec: dict[str, Any]
+) -> dict[str, Any]:
+    """One job of an echo engine; the result has the home of the node besides."""
+    reply = engine.run(EngineJob(name, {}, None, spec), timeout_s=spec.get("timeout_s", 60), on_progress=watch)
+    return {**reply.result, "home": str(Settings().home), "store": store.root, "actor": os.getpid()}
+
+
+def echo_engine(
+    cluster: RayCluster,
+    folder: Path,
+    resources: Mapping[str, float],
+    *,
+    facts: Callable[[], Mapping[str, str]] = same_everywhere,
+    placement_timeout_s: float = 60.0,
+) -> RayEngine:
+    """An engine on some node."""
+    blueprint = Blueprint(open_echo, partial(open_store, str(folder / "store")), facts)
+    return RayEngine(
+        "echo",
+        cluster,
+        blueprint,
+        resources=resources,
+        placement_timeout_s=placement_timeout_s,
+        log=folder / "echo.log",
+    )
+
+
+def main() -> None:
+    """Start a tree of processes on a node, tell their ids, and work until the end; SIGTERM ends the work first."""
+
+    def end(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, end)
+    cluster = RayCluster(sys.argv[1])
+    engine = echo_engine(cluster, Path(sys.argv[2]), {"rollout": 1.0})
+
+    def ignore(progress: EngineProgress) -> None:
+        """Nothing to show."""
+
+    pids = engine.call(partial(job, name="spawn", spec={}), on_progress=ignore)
+    try:
+        print(json.dumps([*pids["pids"], pids["actor"]]), flush=True)
+        engine.call(partial(job, name="sleep", spec={"seconds": 600, "timeout_s": 600}), on_progress=ignore)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    engine.close()
+    cluster.close()
+
+
+if __name__ == "__main__":
+    main()

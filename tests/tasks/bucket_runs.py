@@ -1,0 +1,83 @@
+"""Toy runs whose store and records are on S3: every process works on a machine that has nothing yet."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infra.artifact_cache import ArtifactCache
+from infra.artifacts import ArtifactRef
+from infra.s3.collector import S3Collector
+from infra.s3.lease import acquire_lease
+from infra.s3.objects import Objects, S3Address
+from infra.s3.runs import S3Runs
+from infra.s3.store import S3Store
+from infra.settings import Settings
+from ppo_core.spec import RunSpec
+from tasks.engines import PROGRAMS
+from tasks.iteration_record import IterationRecord, read_record
+from tasks.needs import Needs
+from tasks.open_run import effective_spec
+from tasks.workbench import Workbench, ignore
+from tests.infra.leases import somebody
+from tests.infra.s3.memory_objects import MemoryObjects
+from tests.tasks.benches import smoke_spec
+from tests.tasks.toy_engines import PARTS, ToyEngines
+from tests.tasks.toy_runs import ToyRun
+
+LIMIT = 2**30
+PREFIX = "team"
+
+
+@dataclass
+class BucketRun(ToyRun):
+    """A run on S3; below `home` are the machines on which its processes ran, one after the other."""
+
+    objects: Objects = field(default_factory=MemoryObjects)
+    machines: Iterator[int] = field(default_factory=itertools.count)
+
+    @property
+    def address(self) -> S3Address:
+        """Of the store."""
+        return S3Address(self.objects.bucket, PREFIX)
+
+    def store(self, machine: Path) -> S3Store:
+        """The store as a machine sees it."""
+        return S3Store(self.address, self.objects, ArtifactCache(machine / "cache", LIMIT), libraries={})
+
+    def bench(self, *overrides: str, spec: RunSpec | None = None) -> Workbench:
+        """What a new process works with, on a new machine."""
+        machine = self.home / f"machine{next(self.machines)}"
+        settings = Settings(home=machine, store=self.address.uri, tracking_uri=f"sqlite:///{machine}/mlflow.db")
+        store, runs = self.store(machine), S3Runs(self.address, self.objects)
+        lease = acquire_lease(store.root, self.name, objects=self.objects, identity=somebody(), alive=lambda _: False)
+        bench = Workbench(
+            spec=spec or smoke_spec(*self.overrides, *overrides),
+            run=self.name,
+            settings=settings,
+            store=store,
+            records=runs.records(self.name, lease=lease),
+            engines=ToyEngines(self.engines.measures),
+            tracker=self.tracker,
+            watch=ignore,
+            lease=lease,
+        )
+        bench.needs, bench.collector = Needs(store, runs, set), S3Collector(self.address, self.objects)
+        bench.spec = effective_spec(bench.spec, bench.records)
+        bench.fingerprints.update(dict.fromkeys(PROGRAMS, self.code))
+        return bench
+
+    def records(self) -> list[IterationRecord]:
+        """The committed ones."""
+        return [read_record(record) for record in S3Runs(self.address, self.objects).records(self.name).all()]
+
+    def place(self, ref: ArtifactRef) -> Path:
+        """An artifact's folder on a machine that has nothing yet."""
+        machine = self.home / f"machine{next(self.machines)}"
+        return self.store(machine).fetch(ArtifactRef(kind=ref.kind, uri=ref.uri, digest=ref.digest))
+
+    def policies(self) -> list[str]:
+        """The weights of each record's policy."""
+        return [(self.place(record.checkpoint) / PARTS["policy"]).read_text() for record in self.records()]

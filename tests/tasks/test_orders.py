@@ -1,0 +1,106 @@
+"""An order is plain data: it can be done elsewhere, with the user's folders shipped along, and gives the same."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from infra.engine_protocol import EngineInput
+from ppo_core.records import InputError, ScoreJob
+from tasks.engine_programs import code_facts, plan_engines
+from tasks.engines import resources_of
+from tasks.orders import Order, Shipped
+from tasks.references import RolloutsRef
+from tasks.shipping import ship
+from tasks.stage import Work, order_of
+from tasks.workbench import Workbench, open_workbench
+from tests.tasks.benches import smoke_spec, workbench
+from tests.tasks.toy_engines import ToyEngines
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Workbench:
+    """Means with toy engines."""
+    return workbench(smoke_spec(), tmp_path / "home", engines=ToyEngines())
+
+
+@pytest.fixture
+def folder(bench: Workbench, tmp_path: Path) -> EngineInput:
+    """A user's model, with what a download leaves beside it."""
+    files = {
+        "config.json": "{}",
+        "onnx/model.onnx": "weights",
+        ".git/config": "x",
+        ".env": "SECRET=1",
+        "a/.cache/x": "",
+    }
+    for name, text in files.items():
+        (tmp_path / "model" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "model" / name).write_text(text)
+    return bench.folder_input(str(tmp_path / "model"))
+
+
+def stored(bench: Workbench, shipped: Shipped) -> dict[str, str]:
+    """The files of a shipped folder."""
+    place = bench.store.fetch(shipped.ref)
+    files = [path for path in place.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    return {path.relative_to(place).as_posix(): path.read_text() for path in files}
+
+
+def test_a_shipped_folder_is_stored_once_without_what_is_hidden(bench: Workbench, folder: EngineInput) -> None:
+    shipped = ship(bench, folder)
+    assert stored(bench, shipped) == {"config.json": "{}", "onnx/model.onnx": "weights"}
+    assert (shipped.digest, shipped.ref.kind, shipped.ref.key) == (folder.digest, "source", folder.digest)
+    (folder.path / "config.json").write_text("changed")
+    assert ship(bench, folder) == shipped  # what is in the store is what the key says
+
+
+def test_a_folder_that_has_changed_meanwhile_is_refused(bench: Workbench, folder: EngineInput) -> None:
+    (folder.path / "config.json").write_text("changed")
+    with pytest.raises(InputError, match="has changed since this run read it"):
+        ship(bench, folder)
+    assert bench.store.find("source", folder.digest) is None
+
+
+def test_an_order_survives_pickling_and_a_shipped_folder_tells_its_own_digest(
+    bench: Workbench, folder: EngineInput
+) -> None:
+    job = ScoreJob(reward=bench.spec.reward, answer_column="answer", split="train")
+    work = Work("start_policy", "checkpoint", "training", "echo", job, paths={"model": folder}, made=RolloutsRef)
+    here = order_of(bench, work, "k")
+    assert here.folders == {"model": folder}
+    there = Order(**{**vars(here), "folders": {"model": ship(bench, folder)}})
+    assert pickle.loads(pickle.dumps(there)) == there
+    assert there.folders["model"].digest == folder.digest
+
+
+def test_engines_on_other_machines_need_a_store_that_all_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
+    refused = pytest.raises(InputError, match=r"engines\.backend=ray with the store .*home/store.*PPOFLOW_STORE=s3://")
+    with refused, open_workbench(smoke_spec("engines.backend=ray")):
+        raise AssertionError("opened")
+    assert not (tmp_path / "home").exists()
+
+
+def test_engines_ask_for_their_gpus_unless_the_spec_says_otherwise() -> None:
+    spec = smoke_spec("engines.tensor_parallel_size=2", "training.num_ranks=4", "training.microbatch_size=4")
+    assert (resources_of("rollout", spec), resources_of("training", spec)) == ({"GPU": 2.0}, {"GPU": 4.0})
+    named = smoke_spec("engines.rollout_resources.rollout=1", "engines.training_resources.training=2")
+    assert (resources_of("rollout", named), resources_of("training", named)) == ({"rollout": 1.0}, {"training": 2.0})
+
+
+def test_several_rollout_engines_on_one_machine_take_its_gpus_in_turn() -> None:
+    two = ["engines.rollout_engines=2", "engines.tensor_parallel_size=2"]
+    plans = plan_engines(smoke_spec(*two))
+    assert [plans[name].gpus for name in ("rollout", "rollout-2", "training")] == [(0, 1), (2, 3), None]
+    assert plan_engines(smoke_spec())["rollout"].gpus is None
+    assert plan_engines(smoke_spec(*two, "engines.backend=ray"))["rollout-2"].gpus is None
+
+
+def test_the_facts_of_the_code_name_all_that_an_order_runs() -> None:
+    facts = code_facts("rollout")
+    assert facts == code_facts("rollout")
+    assert facts["engine's code"] != code_facts("training")["engine's code"]
+    assert facts["orders' code"] == code_facts("training")["orders' code"]

@@ -1,0 +1,61 @@
+"""A Prefect server that asks for a login: what the user is told, and what nobody is."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+
+import pytest
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+
+from infra.prefect_server import PrefectServerError
+from tasks.prefect_api import page_url, require_answer
+from tests.infra.stack_sites import free_ports
+
+
+class Guarded(http.server.BaseHTTPRequestHandler):
+    """Healthy for everyone, anything else only for one login; as Prefect's server with an auth string is."""
+
+    def do_GET(self) -> None:
+        welcome = self.path == "/api/health" or self.headers.get("Authorization") == "Basic YWRtaW46cmlnaHQ="
+        self.send_response(200 if welcome else 401)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(b'"3.7.7"' if welcome else b"{}")
+
+    def log_message(self, format: str, *words: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/api"
+        server.shutdown()
+
+
+def test_the_right_login_comes_in(url: str):
+    with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: "admin:right"}):
+        require_answer(url)
+
+
+@pytest.mark.parametrize("login", ["admin:wrong", None])
+def test_a_wrong_login_or_none_is_an_error_that_names_the_remedy(url: str, login: str | None):
+    with (
+        temporary_settings({PREFECT_API_URL: url, **({PREFECT_API_AUTH_STRING: login} if login else {})}),
+        pytest.raises(PrefectServerError, match=r"refuses us \(401\).*PREFECT_API_AUTH_STRING") as refused,
+    ):
+        require_answer(url)
+    assert "wrong" not in str(refused.value)
+
+
+def test_a_password_in_the_address_is_not_shown():
+    (port,) = free_ports(1)
+    url = f"http://admin:hidden-one@127.0.0.1:{port}/api"
+    with temporary_settings({PREFECT_API_URL: url}):
+        with pytest.raises(PrefectServerError, match="no Prefect server answers") as refused:
+            require_answer(url)
+        assert "hidden-one" not in str(refused.value)
+        assert "hidden-one" not in str(page_url())
