@@ -1,0 +1,102 @@
+"""Three machines that share only S3, one lost in the middle of a rollout and one of an update: not a byte differs."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.runs import open_records
+from tests.e2e.conftest import FinishedRun
+from tests.e2e.launch import ROOT, SMOKE, command, environment, processes_of, records, wait_for
+from tests.infra.ray_nodes import RayNode, RayNodes
+
+pytestmark = pytest.mark.slow
+STAGES = ("dataset", "rollouts", "scores", "experience", "checkpoint", "evaluation")
+SETTLED_S = 0.1
+
+
+@pytest.fixture
+def nodes(bucket: str) -> Iterator[RayNodes]:
+    """A rollout engine's place on the first two, the training engine's on the third; each has a home of its own."""
+    made = RayNodes(extra={"PPOFLOW_STORE": f"s3://{bucket}/team"})
+    try:
+        for resources in ('{"rollout": 1}', '{"rollout": 1}', '{"training": 1}'):
+            made.add(resources)
+        yield made
+    finally:
+        made.close()
+
+
+def options(nodes: RayNodes) -> list[str]:
+    """Of the run."""
+    where = ["backend=ray", f"address={nodes.address}", "rollout_engines=2"]
+    needs = ["rollout_resources.rollout=1", "training_resources.training=1"]
+    return [part for text in (*where, *needs) for part in ("--set", f"engines.{text}")]
+
+
+def test_a_run_on_ray_survives_two_lost_machines_with_the_bytes_of_the_embedded_run(
+    smoke: FinishedRun, nodes: RayNodes, tmp_path: Path
+) -> None:
+    variables = environment(tmp_path / "flow", **nodes.variables)
+    # Machine 2 has the rollout engine that the head has not.
+    with (tmp_path / "flow.log").open("w") as log:
+        run = subprocess.Popen(
+            command("train", str(SMOKE), "--run", "ray", *options(nodes)),
+            cwd=ROOT,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            text=True,
+        )
+    try:
+        recorded = open_records(variables["PPOFLOW_STORE"], "ray")
+        sampling, training = nodes.nodes[1:]
+
+        def committed(number: int) -> Callable[[], bool]:
+            return lambda: (recorded.last() or 0) >= number
+
+        wait_for(committed(1), "iteration 1", run=run)
+        nodes.add('{"rollout": 1, "training": 1}')
+        strike(sampling, lambda: True)
+        wait_for(committed(2), "iteration 2", run=run)
+        made = training.home / "cache" / "artifacts"
+        strike(training, lambda: len(list(made.glob("*/experience.safetensors"))) == 3)
+        assert run.wait(240) == 0, (tmp_path / "flow.log").read_text()
+    finally:
+        run.kill()
+        run.wait()
+    places = {name: (tmp_path / f"flow/runs/ray/logs/{name}.log").read_text() for name in ("rollout-2", "training")}
+    print(places, (tmp_path / "flow.log").read_text())
+    theirs = records(smoke.home, smoke.name)
+    assert recorded.iterations() == [record["iteration"] for record in theirs]
+    for expected in theirs:
+        found = recorded.read(expected["iteration"])
+        assert digests(found) == digests(expected)
+    left = [process.cmdline() for node in nodes.nodes for process in processes_of(node.home)]
+    assert not [line for line in left if any("ppo_core.engines" in word for word in line)]
+
+
+def digests(record: dict[str, Any]) -> dict[str, str | None]:
+    """What each stage of an iteration made."""
+    return {stage: (record[stage] or {}).get("digest") for stage in STAGES}
+
+
+def strike(node: RayNode, ready: Callable[[], bool]) -> None:
+    """Kill a machine in the middle of a job: its output folder is there, and stays for a while."""
+    since: dict[Path, float] = {}
+
+    def at_work() -> bool:
+        now = time.monotonic()
+        folders = list((node.home / "cache" / "scratch").glob("*")) if ready() else []
+        for folder in folders:
+            since.setdefault(folder, now)
+        return any(now - since[folder] > SETTLED_S for folder in folders)
+
+    wait_for(at_work, f"work on {node.address}")
+    node.kill()
