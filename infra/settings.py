@@ -22,7 +22,7 @@ def _beside(data: dict[str, Any], name: str) -> str:
 
 
 class Settings(BaseSettings):
-    """Where things are on this machine; nothing here may influence what a stage computes.
+    """Where things are on this machine; nothing here but the number of CPU threads influences what a stage computes.
 
     Each setting is the environment variable of its name with the prefix `PPOFLOW_`; an empty one counts as not set.
     """
@@ -66,7 +66,10 @@ class Settings(BaseSettings):
         default=False, description="Run code that lies in models' and tokenizers' folders; no spec can allow it."
     )
     engine_threads: int | None = Field(
-        default=None, ge=1, le=1024, description="CPU threads of each engine; without it, each engine chooses."
+        default=None,
+        ge=1,
+        le=1024,
+        description="CPU threads of each engine (another number can round differently); without it, each chooses.",
     )
 
     @field_validator("plugins", mode="before")

@@ -43,7 +43,6 @@ def test_a_run_on_ray_survives_two_lost_machines_with_the_bytes_of_the_embedded_
     smoke: FinishedRun, nodes: RayNodes, tmp_path: Path
 ) -> None:
     variables = environment(tmp_path / "flow", **nodes.variables)
-    # Machine 2 has the rollout engine that the head has not.
     with (tmp_path / "flow.log").open("w") as log:
         run = subprocess.Popen(
             command("train", str(SMOKE), "--run", "ray", *options(nodes)),
@@ -71,8 +70,10 @@ def test_a_run_on_ray_survives_two_lost_machines_with_the_bytes_of_the_embedded_
     finally:
         run.kill()
         run.wait()
-    places = {name: (tmp_path / f"flow/runs/ray/logs/{name}.log").read_text() for name in ("rollout-2", "training")}
-    print(places, (tmp_path / "flow.log").read_text())
+    logs = tmp_path / "flow" / "runs" / "ray" / "logs"
+    rollout = "".join((logs / f"{name}.log").read_text() for name in ("rollout", "rollout-2"))
+    places = {"rollout": rollout, "training": (logs / "training.log").read_text()}
+    assert [len(place.splitlines()) for place in places.values()] == [3, 2], places
     theirs = records(smoke.home, smoke.name)
     assert recorded.iterations() == [record["iteration"] for record in theirs]
     for expected in theirs:

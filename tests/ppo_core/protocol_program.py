@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
+from ppo_core.permissions import Permissions
 from ppo_core.records import InputError
 
 
@@ -49,4 +50,4 @@ def break_down_for_good(job: Job) -> dict[str, Any]:
 if __name__ == "__main__":
     stream = take_over_stdout()
     jobs = (echo, talk, refuse, fail, unspeakable, break_down, break_down_for_good)
-    serve({job.__name__: job for job in jobs}, stream)
+    serve({job.__name__: job for job in jobs}, stream, Permissions())

@@ -30,10 +30,10 @@ def unanswered(): return [{"prompt": "1+1=", "answer": "2"}, {"prompt": "1+2="}]
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """One set of engines; only the scoring engine is ever asked."""
+def engines(tmp_path_factory: pytest.TempPathFactory, code: Path) -> Iterator[Engines]:
+    """One set of engines; only the scoring engine is ever asked. Code may come from the user's folder too."""
     home = tmp_path_factory.mktemp("engines")
-    made = Engines(smoke_spec(), Settings(home=home), home / "logs")
+    made = Engines(smoke_spec(), Settings(home=home, plugins=(".", str(code))), home / "logs")
     yield made
     made.close()
 
@@ -43,6 +43,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A user's folder of reward functions and data."""
     folder = tmp_path_factory.mktemp("user")
     (folder / "bad_rewards.py").write_text(REWARDS)
+    (folder.parent / "elsewhere.py").write_text(REWARDS)
     (folder / "broken.py").write_text("import nothing_of_this_name\n")
     (folder / "broken.jsonl").write_text('{"prompt": "1+1="}\n{"prompt": \n')
     shutil.copytree(ARITHMETIC / "tokenizer", folder / "no_eos")
@@ -60,6 +61,8 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("reward.function={code}/missing.py:right", "there is no file"),
         ("reward.function={code}/broken.py:right", "No module named 'nothing_of_this_name'"),
         ("reward.function={code}/bad_rewards.py:left", "has no function 'left' (it has: nan, needs_level"),
+        ("reward.function={code}/../elsewhere.py:right", "may not run here, only from"),
+        ("reward.function=os:getcwd", "may not run here, only from"),
         ("reward.function=no_such_package.rewards:right", "importing no_such_package.rewards failed"),
         ("reward.function={code}/bad_rewards.py:nan", "score 0 is nan: return a finite number, or None"),
         ("reward.function={code}/bad_rewards.py:short", "returned 1 scores for 5 completions"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import http.server
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextvars import Context
 
 import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
@@ -36,26 +37,34 @@ def url() -> Iterator[str]:
         server.shutdown()
 
 
+def alone(url: str, login: str | None, call: Callable[[], None]) -> None:
+    """As a process of its own would call it: without the client and the settings of other tests' server."""
+    settings = {PREFECT_API_URL: url, **({PREFECT_API_AUTH_STRING: login} if login else {})}
+
+    def called() -> None:
+        with temporary_settings(settings):
+            call()
+
+    Context().run(called)
+
+
 def test_the_right_login_comes_in(url: str):
-    with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: "admin:right"}):
-        require_answer(url)
+    alone(url, "admin:right", lambda: require_answer(url))
 
 
 @pytest.mark.parametrize("login", ["admin:wrong", None])
 def test_a_wrong_login_or_none_is_an_error_that_names_the_remedy(url: str, login: str | None):
-    with (
-        temporary_settings({PREFECT_API_URL: url, **({PREFECT_API_AUTH_STRING: login} if login else {})}),
-        pytest.raises(PrefectServerError, match=r"refuses us \(401\).*PREFECT_API_AUTH_STRING") as refused,
-    ):
-        require_answer(url)
+    with pytest.raises(PrefectServerError, match=r"refuses us \(401\).*PREFECT_API_AUTH_STRING") as refused:
+        alone(url, login, lambda: require_answer(url))
     assert "wrong" not in str(refused.value)
 
 
 def test_a_password_in_the_address_is_not_shown():
     (port,) = free_ports(1)
     url = f"http://admin:hidden-one@127.0.0.1:{port}/api"
-    with temporary_settings({PREFECT_API_URL: url}):
-        with pytest.raises(PrefectServerError, match="no Prefect server answers") as refused:
-            require_answer(url)
-        assert "hidden-one" not in str(refused.value)
-        assert "hidden-one" not in str(page_url())
+    with pytest.raises(PrefectServerError, match="no Prefect server answers") as refused:
+        alone(url, None, lambda: require_answer(url))
+    assert "hidden-one" not in str(refused.value)
+    shown: list[str | None] = []
+    alone(url, None, lambda: shown.append(page_url()))
+    assert "hidden-one" not in str(shown[0])
