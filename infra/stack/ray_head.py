@@ -55,7 +55,7 @@ def ray_head(site: Site) -> Service:
         ],
         folder=site.folder("ray"),
         hidden=site.hidden(),
-        environment={**site.ray_environment(), **QUIET},
+        environment=_environment(site, "ray"),
         prepare=lambda: _prepare(site, temporary),
         healthy=lambda: is_alive(site.ray_address, site.credentials.ray),
     )
@@ -63,23 +63,33 @@ def ray_head(site: Site) -> Service:
 
 def ray_nodes(site: Site) -> list[Service]:
     """Nodes beside the head, as other machines would be: each engine on its own, and one can be killed."""
-    return [_node(site, f"ray-{number}", offer) for number, offer in enumerate(site.settings.ray_nodes, 1)]
+    offers = site.settings.ray_nodes
+    names = ["ray", *(f"ray-{number}" for number in range(1, len(offers) + 1))]
+    # One after the other: of two that join at once on one machine, Ray may leave the first waiting.
+    return [_node(site, name, offer, after) for after, name, offer in zip(names, names[1:], offers, strict=False)]
 
 
-def _node(site: Site, name: str, offer: dict[str, float]) -> Service:
+def _node(site: Site, name: str, offer: dict[str, float], after: str) -> Service:
     joined = site.folder("ray") / f"{name}.joined"
     where = [site.ray_address, json.dumps(offer), str(_short_folder(site)), str(joined)]
     return Service(
         name=name,
         address=f"node of {site.ray_address}",
-        after=["ray"],
+        after=[after],
         command=[sys.executable, "-m", "infra.stack.ray_node", *where],
         folder=Path(__file__).parents[2],
         hidden=site.hidden(),
-        environment={**site.ray_environment(), **QUIET},
+        environment=_environment(site, name),
         prepare=lambda: joined.unlink(missing_ok=True),
         healthy=joined.exists,
     )
+
+
+def _environment(site: Site, name: str) -> dict[str, str]:
+    """Engines on a node fetch from S3, and keep what they have fetched in a folder of this node alone."""
+    home = {"PPOFLOW_HOME": str(site.folder("ray") / f"{name}-home")}
+    # Ray gives its workers little of the machine beside others; engines are what this one is for.
+    return {**site.ray_environment(), **site.s3_environment(), **home, **QUIET, "RAY_worker_niceness": "0"}
 
 
 def _prepare(site: Site, temporary: Path) -> None:
