@@ -130,30 +130,37 @@ def make_manifest(
     return Manifest.model_validate({**body, "checksum": sha256_of(body)})
 
 
-def parse_manifest(content: bytes, kind: str, key: str) -> Manifest:
-    """The manifest of artifact `kind`/`key`, or the error that says what is wrong with these bytes."""
+def parse_checked(content: bytes, kind: str, key: str) -> tuple[dict[str, Any], bool]:
+    """The JSON object in a manifest.json, and whether its checksum over everything else holds."""
     try:
         document = json.loads(content)
     except ValueError as error:
-        raise _damaged(kind, key, f"is no JSON ({error})") from error
+        raise damaged(kind, key, f"is no JSON ({error})") from error
     if not isinstance(document, dict):
-        raise _damaged(kind, key, "is no JSON object")
-    sound = document.get("checksum") == sha256_of({name: document[name] for name in document if name != "checksum"})
+        raise damaged(kind, key, "is no JSON object")
+    body = {name: document[name] for name in document if name != "checksum"}
+    return document, document.get("checksum") == sha256_of(body)
+
+
+def parse_manifest(content: bytes, kind: str, key: str) -> Manifest:
+    """The manifest of artifact `kind`/`key`, or the error that says what is wrong with these bytes."""
+    document, sound = parse_checked(content, kind, key)
     stated = document.get("format")
     if isinstance(stated, int) and stated > MANIFEST_FORMAT:
         raise _too_new(kind, key, stated, document.get("libraries"), sound=sound)
     try:
         manifest = Manifest.model_validate(document)
     except ValidationError as error:
-        raise _damaged(kind, key, f"is not a manifest ({error.errors()[0]['msg']})") from error
+        raise damaged(kind, key, f"is not a manifest ({error.errors()[0]['msg']})") from error
     if not sound or manifest.format != MANIFEST_FORMAT or manifest.to_bytes() != content:
-        raise _damaged(kind, key, f"does not have its own checksum {manifest.checksum}")
+        raise damaged(kind, key, f"does not have its own checksum {manifest.checksum}")
     if (manifest.kind, manifest.key) != (kind, key):
-        raise _damaged(kind, key, f"belongs to {manifest.kind}/{manifest.key}")
+        raise damaged(kind, key, f"belongs to {manifest.kind}/{manifest.key}")
     return manifest
 
 
-def _damaged(kind: str, key: str, complaint: str) -> ArtifactCorrupted:
+def damaged(kind: str, key: str, complaint: str) -> ArtifactCorrupted:
+    """The error that says what is wrong with an artifact's manifest.json."""
     return ArtifactCorrupted(f"artifact {kind}/{key}: its {MANIFEST_NAME} {complaint}: set it aside and make it again")
 
 

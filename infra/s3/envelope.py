@@ -23,6 +23,8 @@ from infra.manifest import (
     ArtifactError,
     ArtifactFormatTooNew,
     Manifest,
+    damaged,
+    parse_checked,
     parse_manifest,
     sha256_of,
 )
@@ -122,27 +124,17 @@ def manifest_of(envelope: Envelope, kind: str, key: str) -> Manifest:
 
 def parse_envelope(content: bytes, kind: str, key: str) -> Envelope:
     """The envelope that these bytes are, or the error that says what is wrong with them."""
-    try:
-        document = json.loads(content)
-    except ValueError as error:
-        raise _damaged(kind, key, f"is no JSON ({error})") from error
-    if not isinstance(document, dict):
-        raise _damaged(kind, key, "is no JSON object")
-    sound = document.get("checksum") == sha256_of({name: document[name] for name in document if name != "checksum"})
+    document, sound = parse_checked(content, kind, key)
     stated = document.get("format")
     if sound and isinstance(stated, int) and stated > ENVELOPE_FORMAT:
         raise _too_new(kind, key, stated)
     try:
         envelope = Envelope.model_validate(document)
     except ValidationError as error:
-        raise _damaged(kind, key, f"is not an artifact's state ({error.errors()[0]['msg']})") from error
+        raise damaged(kind, key, f"is not an artifact's state ({error.errors()[0]['msg']})") from error
     if not sound or envelope.format != ENVELOPE_FORMAT:
-        raise _damaged(kind, key, f"does not have its own checksum {envelope.checksum}")
+        raise damaged(kind, key, f"does not have its own checksum {envelope.checksum}")
     return envelope
-
-
-def _damaged(kind: str, key: str, complaint: str) -> ArtifactCorrupted:
-    return ArtifactCorrupted(f"artifact {kind}/{key}: its {MANIFEST_NAME} {complaint}: set it aside and make it again")
 
 
 def _too_new(kind: str, key: str, stated: int) -> ArtifactError:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from infra.filesystem import FileSystem
-from infra.lease import Clock
+from infra.lease import Clock, Lease, LeaseLost
 from infra.liveness import ProcessIdentity
 from infra.local.lease import LocalLease, acquire_lease
 from infra.local.records import LocalRecords
@@ -23,6 +23,15 @@ PIDS = itertools.count(1000)
 def somebody(host: str = "here") -> ProcessIdentity:
     """A process that never was."""
     return ProcessIdentity(host=host, boot="b007", namespace="4026531836", pid=next(PIDS), started=7)
+
+
+def holds(lease: Lease) -> bool:
+    """Whether it is the run's lease now."""
+    try:
+        lease.check()
+    except LeaseLost:
+        return False
+    return True
 
 
 class StillClock:

@@ -19,7 +19,7 @@ from infra.local.lease import LocalLease, acquire_lease
 from infra.local.records import LocalRecords
 from infra.runs import RecordExists
 from tests.infra.faulty_files import FaultyFiles
-from tests.infra.leases import InterruptedFiles, somebody, state, successor, writer
+from tests.infra.leases import InterruptedFiles, holds, somebody, state, successor, writer
 from tests.infra.programs import Program
 
 CHANGES: dict[str, Callable[[LocalRecords], Any]] = {
@@ -157,14 +157,6 @@ def test_two_acquire_at_once_at_every_operation(tmp_path: Path, before: str, mea
         if operations < number:
             break
     assert number > 20
-
-
-def holds(lease: LocalLease) -> bool:
-    try:
-        lease.check()
-    except LeaseLost:
-        return False
-    return True
 
 
 def test_a_latecomer_with_the_same_number_opens_no_door(tmp_path: Path):

@@ -15,7 +15,7 @@ from infra.liveness import ProcessIdentity
 from infra.runs import RecordExists
 from infra.s3.lease import S3Lease, acquire_lease
 from infra.s3.records import S3Records
-from tests.infra.leases import StillClock, somebody
+from tests.infra.leases import StillClock, holds, somebody
 from tests.infra.s3.bucket_runs import ROOT, records_of, state, successor, writer
 from tests.infra.s3.memory_objects import InterruptedObjects, MemoryObjects
 
@@ -281,12 +281,3 @@ def test_two_acquire_at_once_at_every_call(before: str, meanwhile: str) -> None:
         if calls < number:
             break
     assert number > 3
-
-
-def holds(lease: S3Lease) -> bool:
-    """Whether it is the run's lease now."""
-    try:
-        lease.check()
-    except LeaseLost:
-        return False
-    return True
