@@ -22,7 +22,14 @@ RESUMABLE = "resumable"
 
 HEARTBEAT_S = 30
 SILENT_S = 3 * HEARTBEAT_S
-STATE_EVENTS = ("Completed", "Failed", "Cancelled", "Cancelling", "Crashed", "Paused", "Suspended", "AwaitingRetry")
+SETTLE_S = 10
+"""A dead process is reported twice, by its runner and by the worker, up to seconds apart: a second "Crashed" after the
+flow run was started again would end it for good."""
+STARTED_AGAIN = ("Scheduled", "AwaitingRetry", "Pending", "Running")
+ENDED = ("Completed", "Failed", "Cancelled", "Cancelling", "Paused", "Suspended")
+"""What ends the wait for a heartbeat. Not Crashed and AwaitingRetry: on SQLite, Prefect can lose an event for which an
+automation reads its counter before it writes it, and with it all later ones of that flow run for 15 minutes. Prefect
+itself refuses Crashed for a flow run that has ended, and one that goes on has heartbeats again."""
 
 
 def prepare_server(pool: str = POOL) -> list[str]:
@@ -61,13 +68,7 @@ def go_on_after_crash() -> AutomationCore:
     return AutomationCore(
         name="ppoflow: a crashed run goes on",
         description="Starts the same flow run again when its process has died; it goes on where it stopped.",
-        trigger=EventTrigger(
-            expect={"prefect.flow-run.Crashed"},
-            match=ResourceSpecification.model_validate({"prefect.resource.id": "prefect.flow-run.*"}),
-            match_related=tagged(RESUMABLE),
-            posture=Posture.Reactive,
-            threshold=1,
-        ),
+        trigger=missing({"prefect.flow-run.Crashed"}, events(STARTED_AGAIN), SETTLE_S),
         actions=[
             ChangeFlowRunState(
                 state=StateType.SCHEDULED, name="AwaitingRetry", message="Its process had died; it goes on.", force=True
@@ -78,26 +79,35 @@ def go_on_after_crash() -> AutomationCore:
 
 def notice_silence() -> AutomationCore:
     """A flow run whose machine is gone says nothing any more, and nobody says it has crashed: so this does."""
-    beat, ends = "prefect.flow-run.heartbeat", {f"prefect.flow-run.{state}" for state in STATE_EVENTS}
+    beat = "prefect.flow-run.heartbeat"
     return AutomationCore(
         name="ppoflow: a silent run has crashed",
         description=f"Marks a flow run Crashed that gave no heartbeat for {SILENT_S} s: its machine or worker is gone.",
-        trigger=EventTrigger(
-            after={beat},
-            expect={beat, *ends},
-            match=ResourceSpecification.model_validate({"prefect.resource.id": "prefect.flow-run.*"}),
-            match_related=tagged(RESUMABLE),
-            for_each={"prefect.resource.id"},
-            posture=Posture.Proactive,
-            threshold=1,
-            within=timedelta(seconds=SILENT_S),
-        ),
+        trigger=missing({beat}, {beat} | events(ENDED), SILENT_S),
         actions=[
             ChangeFlowRunState(
                 state=StateType.CRASHED, message=f"No heartbeat for {SILENT_S} s: its machine or worker is gone."
             )
         ],
     )
+
+
+def missing(after: set[str], expected: set[str], seconds: int) -> EventTrigger:
+    """Fires for a resumable flow run `seconds` after one of `after`, unless one of `expected` came meanwhile."""
+    return EventTrigger(
+        after=after,
+        expect=expected,
+        match=ResourceSpecification.model_validate({"prefect.resource.id": "prefect.flow-run.*"}),
+        match_related=tagged(RESUMABLE),
+        for_each={"prefect.resource.id"},
+        posture=Posture.Proactive,
+        threshold=1,
+        within=timedelta(seconds=seconds),
+    )
+
+
+def events(states: tuple[str, ...]) -> set[str]:
+    return {f"prefect.flow-run.{state}" for state in states}
 
 
 def tagged(tag: str) -> ResourceSpecification:

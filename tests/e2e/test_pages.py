@@ -70,7 +70,7 @@ def test_a_deployments_form_shows_the_spec_and_refuses_what_it_refuses(pages: Pa
     keep(page.screenshot(), pages.pictures, "prefect-form")
     iterations.fill("-3")
     page.get_by_role("button", name="Submit").click()
-    expect(page.get_by_text("Validation failed for field 'spec.iterations'")).to_be_visible()
+    expect(page.get_by_text("Validation failed for field 'spec.iterations'").first).to_be_visible()
     assert len(pages.ask("flow_runs")) == before
     iterations.fill("2")
     page.get_by_role("button", name="Submit").click()
