@@ -38,6 +38,12 @@ class Pages(Protocol):
     def names(self) -> list[str]:
         """The names of all pages, sorted."""
 
+    def folders(self) -> list[str]:
+        """The names of the folders here, sorted."""
+
+    def below(self, folder: str) -> Pages:
+        """Those in a folder here."""
+
 
 class Move(BaseModel):
     """One move of an alias: from which version (None: it did not exist) to which, who, when, why, and on what evidence.
@@ -106,24 +112,31 @@ class Journal:
         return Move.model_validate({key: value for key, value in document.items() if key != NONCE})
 
 
-def open_journal(root: str, model: str) -> Journal:
-    """The journal of a registered model in the store at `root`."""
+class Journals:
+    """The journals of a store's models, by one connection."""
+
+    def __init__(self, root: str) -> None:
+        self._pages = open_pages(root)
+        self._journals: dict[str, Journal] = {}
+
+    def models(self) -> list[str]:
+        """The models of which aliases were moved."""
+        return [model_name(name) for name in self._pages.folders()]
+
+    def of(self, model: str) -> Journal:
+        """The journal of one of them, or of one without any move so far."""
+        if model not in self._journals:
+            self._journals[model] = Journal(self._pages.below(folder_name(model)), model)
+        return self._journals[model]
+
+
+def open_pages(root: str) -> Pages:
+    """The folder of promotions in the store at `root`."""
     if root.startswith(f"{SCHEME}://"):
-        from infra.s3.pages import open_pages
+        from infra.s3.pages import open_s3_pages
 
-        return Journal(open_pages(root, PROMOTIONS, folder_name(model)), model)
-    return Journal(LocalPages(root, PROMOTIONS, folder_name(model)), model)
-
-
-def models_with_journal(root: str) -> list[str]:
-    """The models of which aliases were moved, of all in a store."""
-    if root.startswith(f"{SCHEME}://"):
-        from infra.s3.pages import list_folders
-
-        names = list_folders(root, PROMOTIONS)
-    else:
-        names = LocalPages(root, PROMOTIONS).folders()
-    return [model_name(name) for name in names]
+        return open_s3_pages(root, PROMOTIONS)
+    return LocalPages(root, PROMOTIONS)
 
 
 def folder_name(model: str) -> str:

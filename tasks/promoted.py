@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from infra.promotions import Journal, Move, models_with_journal, open_journal
+from infra.promotions import Journals, Move
 
 KEPT_VERSIONS = 5
 """So many versions that an alias pointed to keep their policies, whatever becomes of their runs."""
@@ -15,15 +15,14 @@ class Promoted:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._journals: dict[str, Journal] = {}
+        self._journals: Journals | None = None
 
     def needs(self) -> set[tuple[str, str]]:
         """Kind and key of what they name: the evidence of every move, and the policies of the last ones."""
         needed: set[tuple[str, str]] = set()
-        for model in models_with_journal(self._root):
-            if model not in self._journals:
-                self._journals[model] = open_journal(self._root, model)
-            moves = self._journals[model].moves()
+        journals = self._journals = self._journals or Journals(self._root)
+        for model in journals.models():
+            moves = journals.of(model).moves()
             kept = {move.number for alias in {move.alias for move in moves} for move in last_moves(moves, alias)}
             refs = [(move.number, ref) for move in moves for ref in move.artifacts]
             needed |= {(ref.kind, ref.key) for number, ref in refs if ref.kind != "checkpoint" or number in kept}

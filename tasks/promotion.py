@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from infra.alias_moves import Alias, Reason, Standing, told
 from infra.artifacts import ArtifactError, open_store
 from infra.people import this_person
-from infra.promotions import open_journal
+from infra.promotions import Journals
 from infra.registry import MODEL_URI, InvalidModelName, Version, describe
 from infra.settings import Settings
 from ppo_core.records import InputError
@@ -83,7 +83,7 @@ class Trial(BaseModel):
 def alias_at(model: str, alias: str) -> tuple[Alias, Standing]:
     """An alias of a registered model, with its journal in our store; and where it stands."""
     settings = Settings()
-    handle = Alias(settings.tracking_uri, open_journal(open_store(settings.store_root).root, model), alias)
+    handle = Alias(settings.tracking_uri, Journals(open_store(settings.store_root).root).of(model), alias)
     return handle, handle.standing()
 
 
@@ -161,5 +161,5 @@ def require_stored(version: Version, settings: Settings) -> None:
 
 def history(model: str) -> list[str]:
     """Every move of the model's aliases, a line each."""
-    moves = open_journal(open_store(Settings().store_root).root, model).moves()
+    moves = Journals(open_store(Settings().store_root).root).of(model).moves()
     return [f"{move.number:>3}  {move.alias:<10} {told(move)}" for move in moves]

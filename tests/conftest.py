@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.infra.s3.s3_server import FOREIGN, S3Server
+
+TESTS = Path(__file__).parent
+# What one session fixture makes for several files is made once where one worker has them all.
+TOGETHER = {
+    "programs": ("checkpoint", "update", "replay", "skipped_steps", "bad_checkpoints", "supervised"),
+}
+# They take longest: begun last, one of them would run on alone.
+FIRST = ("programs", "ppo_core/test_killed_engine", "ppo_core/test_killed_core", "infra/test_store_machine")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each file is a group that one worker runs; where files share what is expensive, all of them are one."""
+    shared = {f"ppo_core/test_{name}": group for group, names in TOGETHER.items() for name in names}
+    groups = {}
+    for item in items:
+        file = str(item.path.relative_to(TESTS).with_suffix(""))
+        groups[item] = shared.get(file, file)
+        item.add_marker(pytest.mark.xdist_group(groups[item]))
+    order = {group: number for number, group in enumerate(FIRST)}
+    items.sort(key=lambda item: order.get(groups[item], len(FIRST)))
 
 
 @pytest.fixture(scope="session")

@@ -53,6 +53,10 @@ class LocalPages:
         """The names of the folders here, sorted."""
         return self._listed("folder")
 
+    def below(self, folder: str) -> LocalPages:
+        """Those in a folder here."""
+        return LocalPages(self._root, *self._folder.relative_to(self._root).parts, folder, files=self._files)
+
     def _listed(self, kind: str) -> list[str]:
         if self._files.status(self._folder) is None:
             return []

@@ -27,14 +27,16 @@ class S3Pages:
         names = [entry.key.removeprefix(self._prefix) for entry in self._objects.entries(self._prefix)]
         return [name for name in names if "/" not in name]
 
+    def folders(self) -> list[str]:
+        """The names of the folders here, sorted."""
+        return self._objects.folders(self._prefix)
 
-def open_pages(root: str, *folders: str) -> S3Pages:
+    def below(self, folder: str) -> S3Pages:
+        """Those in a folder here."""
+        return S3Pages(self._objects, f"{self._prefix}{folder}/")
+
+
+def open_s3_pages(root: str, *folders: str) -> S3Pages:
     """The pages in a folder of the store at `root`."""
     address = S3Address.parse(root)
     return S3Pages(open_objects(address.bucket), address.key(*folders) + "/")
-
-
-def list_folders(root: str, *folders: str) -> list[str]:
-    """The names of the folders in a folder of the store at `root`, sorted."""
-    address = S3Address.parse(root)
-    return open_objects(address.bucket).folders(address.key(*folders) + "/")

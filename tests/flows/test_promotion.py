@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from flows.cli import app
 from flows.promotion import ask
 from infra.collector import open_collector
-from infra.promotions import open_journal
+from infra.promotions import Journals
 from ppo_core.spec import PromotionSpec
 from tasks.gates import Gate, check_gates, passed
 from tasks.lineage import trace
@@ -123,7 +123,7 @@ def test_kl_is_that_of_the_policys_own_responses_where_there_are_any(given: Hand
 def test_promotions_and_rollbacks_are_on_record_with_their_evidence(own: HandOver) -> None:
     assert "promote of version 1 in place of no version" in own.promote(1)
     assert "promote of version 3 in place of version 1" in own.promote(3)
-    [first, second] = open_journal(str(own.run.home / "store"), MODEL).moves()
+    [first, second] = Journals(str(own.run.home / "store")).of(MODEL).moves()
     assert (first.before, second.before, second.version) == (None, "1", "3")
     assert second.evidence["candidate"]["run"] == "toy"  # type: ignore[index,call-overload]
     assert [kept.kind for kept in second.artifacts] == ["checkpoint", "evaluation", "evaluation", "comparison"]
@@ -154,7 +154,7 @@ def test_rolling_back_to_what_is_gone_is_refused(own: HandOver) -> None:
 def test_the_collector_leaves_champions_and_evidence_also_of_a_run_that_is_gone(own: HandOver) -> None:
     own.promote(1)
     own.promote(3)
-    moves = open_journal(str(own.run.home / "store"), MODEL).moves()
+    moves = Journals(str(own.run.home / "store")).of(MODEL).moves()
     evidence = {(ref.kind, ref.key) for move in moves for ref in move.artifacts}
     shutil.rmtree(own.run.folder)
     store = own.run.bench().store

@@ -13,7 +13,7 @@ from infra.alias_moves import Alias, AliasMoved, NothingBefore, Reason, Standing
 from infra.local.pages import LocalPages
 from infra.manifest import ArtifactRef
 from infra.mlflow_client import open_client
-from infra.promotions import Journal, folder_name, model_name, models_with_journal, open_journal
+from infra.promotions import Journal, Journals, folder_name, model_name
 from infra.registry import RegistryError, aliases_of, point_alias
 from infra.sealed import RecordCorrupted
 
@@ -43,7 +43,7 @@ class Registry:
         self.pauses: list[float] = []
 
     def journal(self) -> Journal:
-        return open_journal(str(self.root), self.model)
+        return Journals(str(self.root)).of(self.model)
 
     def alias(self, name: str = "champion", uri: str | None = None) -> Alias:
         return Alias(uri or self.uri, self.journal(), name, pause=self.pauses.append)
@@ -200,7 +200,7 @@ def test_every_model_name_has_a_folder_of_its_own(name: str, tmp_path: Path) -> 
     assert model_name(folder) == name
     assert not set(folder) & set("/.% ")
     LocalPages(tmp_path, "promotions", folder).create("x", json.dumps({}).encode())
-    assert models_with_journal(str(tmp_path)) == [name]
+    assert Journals(str(tmp_path)).models() == [name]
 
 
 def test_a_model_that_is_not_registered_is_a_clear_error(uri: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs the training program once for all tests that look at what it wrote."""
+"""Runs the training program once for all tests that look at what it wrote; see tests/conftest.py for how they share."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-ALONE = "resume,spread,move,updates,supervised,accumulate,agree"
-TIMEOUT_S = 240
+TOGETHER = ("trained/spread", "skipped/skip")
+ALONE = (
+    *(f"trained/{name}" for name in ("resume", "spread", "move", "updates", "supervised", "accumulate", "agree")),
+    *(f"replayed/{name}" for name in ("stages", "paths", "factor", "advantages", "refusals", "damaged")),
+    *(f"skipped/{name}" for name in ("skip", "give_up", "mutants")),
+)
+TIMEOUT_S = 480
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -23,24 +29,34 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which two ranks and then one have left their weights and facts."""
-    folder = tmp_path_factory.mktemp("trained")
-    run_program("spread", folder, world_size=2)
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which two ranks and then one have left their weights and facts: to import torch takes longer."""
+    folder = tmp_path_factory.mktemp("programs")
+    run_program(TOGETHER, folder, world_size=2)
     run_program(ALONE, folder, world_size=1)
     return folder
 
 
 @pytest.fixture(scope="session")
-def replayed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which the training engine's handlers have left full and thin checkpoints and facts."""
-    folder = tmp_path_factory.mktemp("replayed")
-    run_program("stages,paths,factor,advantages,refusals,damaged", folder, world_size=1, program="replay_program")
-    return folder
+def trained(programs: Path) -> Path:
+    """What the learner has left: checkpoints, weights and facts."""
+    return programs / "trained"
 
 
-def run_program(scenarios: str, folder: Path, *, world_size: int, program: str = "deepspeed_program") -> None:
-    command = [sys.executable, "-m", f"tests.ppo_core.{program}", scenarios, str(folder)]
+@pytest.fixture(scope="session")
+def replayed(programs: Path) -> Path:
+    """What the training engine's handlers have left: full and thin checkpoints, and facts."""
+    return programs / "replayed"
+
+
+@pytest.fixture(scope="session")
+def skipped(programs: Path) -> Path:
+    """What updates with steps that are not finite have left."""
+    return programs / "skipped"
+
+
+def run_program(scenarios: Sequence[str], folder: Path, *, world_size: int) -> None:
+    command = [sys.executable, "-m", "tests.ppo_core.training_program", ",".join(scenarios), str(folder)]
     port, logs, ranks = free_port(), [], []
     for rank in range(world_size):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}

@@ -1,15 +1,8 @@
-"""The training code under DeepSpeed, in a process of its own: `python -m tests.ppo_core.deepspeed_program NAMES DIR`.
-
-RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be set. Weights go to files below DIR, facts to
-DIR/NAME-RANKS.json. It judges nothing: that is the tests' part.
-"""
+"""The learner under DeepSpeed: starts, updates, checkpoints; what training_program runs as trained/NAME."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -226,16 +219,3 @@ def accumulate(root: Path, ranks: Ranks) -> Facts:
 SCENARIOS: dict[str, Callable[[Path, Ranks], Facts]] = {
     scenario.__name__: scenario for scenario in (resume, spread, move, updates, supervised, accumulate, agree)
 }
-
-
-def main(names: str, root: Path, scenarios: Mapping[str, Callable[[Path, Ranks], Facts]]) -> None:
-    torch.set_num_threads(1)
-    ranks = Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    for name in names.split(","):
-        facts = scenarios[name](root, ranks)
-        if ranks.is_first:
-            (root / f"{name}-{ranks.world_size}.json").write_text(json.dumps(facts))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), SCENARIOS)

@@ -1,4 +1,4 @@
-"""Checkpoints made by the training engine's handlers: `python -m tests.ppo_core.replay_program NAMES DIR`, one rank.
+"""Checkpoints made by the training engine's handlers, by one rank; what training_program runs as replayed/NAME.
 
 Below each folder `full1` to `full4` are those of a warm engine that writes everything, `thin2`, `thin3` and `full4-…`
 those of a run that wrote nothing but `full1` in full before the end.
@@ -7,7 +7,6 @@ those of a run that wrote nothing but `full1` in full before the end.
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from ppo_core.tables import write_rollouts, write_scores
 from ppo_core.training.ranks import Ranks
 from ppo_core.training.service import TrainingEngine
 from tests.ppo_core.bad_checkpoints import DAMAGES
-from tests.ppo_core.deepspeed_program import Facts, main, make_start
+from tests.ppo_core.deepspeed_program import Facts, make_start
 from tests.ppo_core.skip_program import spoiled
 from tests.ppo_core.update_cases import BF16, FP32, make_experience, save_experience, update_job
 
@@ -239,7 +238,3 @@ def damaged(root: Path, ranks: Ranks) -> Facts:
 SCENARIOS: dict[str, Callable[[Path, Ranks], Facts]] = {
     scenario.__name__: scenario for scenario in (stages, paths, factor, advantages, refusals, damaged)
 }
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), SCENARIOS)

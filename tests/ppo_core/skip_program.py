@@ -1,4 +1,4 @@
-"""Updates whose numbers are not finite: `python -m tests.ppo_core.skip_program NAMES DIR`, as deepspeed_program is.
+"""Updates whose numbers are not finite; what training_program runs as skipped/NAME.
 
 Row 0, which lies with one of the ranks alone, has an advantage of infinity (`advantage`), or a return so far off that
 the critic's squared error overflows while its gradient's norm does not (`return`).
@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -21,7 +22,7 @@ from ppo_core.training.checkpoint import write_checkpoint
 from ppo_core.training.experience import Experience
 from ppo_core.training.learner import Learner
 from ppo_core.training.ranks import Ranks
-from tests.ppo_core.deepspeed_program import Facts, load, main, make_start, silent, train
+from tests.ppo_core.deepspeed_program import Facts, load, make_start, silent, train
 from tests.ppo_core.update_cases import BF16, FP32, checkpoint_folder, make_experience, update_job
 
 FAR = 2.1e19
@@ -91,9 +92,9 @@ def mutants(root: Path, ranks: Ranks) -> Facts:
         ("trusting", "return", trusting.PPOUpdate, deepspeed_engine.Trainable),
         ("stepping", "advantage", update.PPOUpdate, stepping.Trainable),
     ):
-        vars(learner)["Trainable"] = trainable
-        fresh = Learner(ranks)
-        policy, critic = load(fresh, start, job)
+        with patch.object(learner, "Trainable", trainable):
+            fresh = Learner(ranks)
+            policy, critic = load(fresh, start, job)
         updater(policy, critic, spoiled(kind), job, ranks).run(silent)
         write_checkpoint(root / name, policy, critic, fresh.tokenizer, ranks, identity=name)
         fresh.forget()
@@ -116,7 +117,3 @@ def mutated(module: ModuleType, original: str, replacement: str) -> Any:
 SCENARIOS: dict[str, Callable[[Path, Ranks], Facts]] = {
     scenario.__name__: scenario for scenario in (skip, give_up, mutants)
 }
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), SCENARIOS)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.ppo_core.conftest import run_program
 from tests.ppo_core.update_cases import BF16, FP32, checkpoint_folder
 
 FILES = {
@@ -18,14 +17,6 @@ FILES = {
     "critic": ("critic/model", "critic/value_head", "optimizer/critic-00000"),
 }
 SPOILED = {"advantage": "policy", "return": "critic"}
-
-
-@pytest.fixture(scope="module")
-def skipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("skipped")
-    run_program("skip", folder, world_size=2, program="skip_program")
-    run_program("skip,give_up,mutants", folder, world_size=1, program="skip_program")
-    return folder
 
 
 def same(part: str, one: Path, other: Path) -> bool:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from infra.promotions import Journal, Move, models_with_journal, open_journal
+from infra.promotions import Journal, Journals, Move
 from infra.s3.objects import Objects
 from infra.s3.pages import S3Pages
 from tests.infra.s3.memory_objects import MemoryObjects
@@ -45,14 +45,14 @@ def test_a_store_on_s3_keeps_its_journals_there(s3_server: S3Server, monkeypatch
     for name, value in s3_server.environment().items():
         monkeypatch.setenv(name, value)
     root = f"s3://{s3_server.make_bucket()}/team/store"
-    assert models_with_journal(root) == []
-    journal = open_journal(root, "a b")
+    assert Journals(root).models() == []
+    journal = Journals(root).of("a b")
     assert journal.moves() == []
     assert journal.append(move(1, "anna"))
     assert not journal.append(move(1, "anna"))
-    [made] = open_journal(root, "a b").moves()
+    [made] = Journals(root).of("a b").moves()
     assert made == move(1, "anna")
     assert not journal.has_followed(made)
     journal.note_followed(made)
-    assert open_journal(root, "a b").has_followed(made)
-    assert models_with_journal(root) == ["a b"]
+    assert Journals(root).of("a b").has_followed(made)
+    assert Journals(root).models() == ["a b"]

@@ -1,0 +1,38 @@
+"""The training code under DeepSpeed, in a process of its own: `python -m tests.ppo_core.training_program NAMES DIR`.
+
+RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be set. NAMES are scenarios like trained/resume, and what
+each makes goes below DIR/trained, its facts to DIR/trained/resume-RANKS.json. It judges nothing: that is the tests'
+part.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from ppo_core.training.ranks import Ranks
+from tests.ppo_core import deepspeed_program, replay_program, skip_program
+
+PROGRAMS = {
+    "trained": deepspeed_program.SCENARIOS,
+    "replayed": replay_program.SCENARIOS,
+    "skipped": skip_program.SCENARIOS,
+}
+
+
+def main(names: str, root: Path) -> None:
+    torch.set_num_threads(1)
+    ranks = Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    for program, _, name in (scenario.partition("/") for scenario in names.split(",")):
+        (root / program).mkdir(exist_ok=True)
+        facts = PROGRAMS[program][name](root / program, ranks)
+        if ranks.is_first:
+            (root / program / f"{name}-{ranks.world_size}.json").write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
