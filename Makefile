@@ -32,9 +32,8 @@ demo: $(STAMP) ## train the arithmetic example from nothing to a registered poli
 	@$(BIN)/ppoflow train examples/arithmetic/demo.yaml --run demo
 
 test: $(STAMP) ## run the tests
-	@# Whole runs after the rest: their engines take both cores of a small machine.
-	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile --durations=10 $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile --durations=10 $(PYTEST_ARGS)
+	@# In the groups and the order of tests/conftest.py.
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder --durations=10 $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff (rules and format) and mypy
 	@$(BIN)/ruff check .

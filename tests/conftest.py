@@ -12,22 +12,33 @@ from tests.infra.s3.s3_server import FOREIGN, S3Server
 TESTS = Path(__file__).parent
 # What one session fixture makes for several files is made once where one worker has them all.
 TOGETHER = {
-    "programs": ("checkpoint", "update", "replay", "skipped_steps", "bad_checkpoints", "supervised"),
+    "programs": [f"ppo_core/test_{name}" for name in ("checkpoint", "update", "replay", "skipped_steps")]
+    + ["ppo_core/test_bad_checkpoints", "ppo_core/test_supervised"],
+    "smoke": ["e2e/test_smoke", "e2e/test_pages", "e2e/test_hand_over"],
 }
-# They take longest: begun last, one of them would run on alone.
-FIRST = ("programs", "ppo_core/test_killed_engine", "ppo_core/test_killed_core", "infra/test_store_machine")
+# They take longest: begun last, one of them would run on alone. Of two that begin, only one should need the smoke run.
+FIRST = (
+    *("programs", "ppo_core/test_killed_engine", "ppo_core/test_killed_core", "infra/test_store_machine"),
+    *("e2e/test_chaos", "infra/test_stack_servers", "e2e/test_ray", "e2e/test_s3_run", "smoke"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each file is a group that one worker runs; where files share what is expensive, all of them are one."""
-    shared = {f"ppo_core/test_{name}": group for group, names in TOGETHER.items() for name in names}
-    groups = {}
+    """Each file is a group that one worker runs; where files share what is expensive, all of them are one.
+
+    Whole runs come after the rest: their engines take both cores of a small machine.
+    """
+    shared = {file: group for group, files in TOGETHER.items() for file in files}
+    order = {group: number for number, group in enumerate(FIRST)}
+    places = {}
     for item in items:
         file = str(item.path.relative_to(TESTS).with_suffix(""))
-        groups[item] = shared.get(file, file)
-        item.add_marker(pytest.mark.xdist_group(groups[item]))
-    order = {group: number for number, group in enumerate(FIRST)}
-    items.sort(key=lambda item: order.get(groups[item], len(FIRST)))
+        group, slow = shared.get(file, file), item.get_closest_marker("slow") is not None
+        item.add_marker(pytest.mark.xdist_group(f"{group} (slow)" if slow else group))
+        # Those of one group are neighbours, in the order that it gives its files.
+        files = TOGETHER.get(group, [file])
+        places[item] = (slow, order.get(group, len(FIRST)), group if group in TOGETHER else "", files.index(file))
+    items.sort(key=lambda item: places[item])
 
 
 @pytest.fixture(scope="session")
