@@ -17,11 +17,13 @@ PYTEST_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+# In the groups and the order of tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder --durations=10
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCK := requirements.lock
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test lint bench-learning bench-chaos stack stack-stop stack-status stack-packages clean
+.PHONY: help install demo test test-thorough lint bench-learning bench-chaos stack stack-stop stack-status stack-packages clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,9 +33,11 @@ install: $(STAMP) ## make .venv with the pinned versions of requirements.lock
 demo: $(STAMP) ## train the arithmetic example from nothing to a registered policy
 	@$(BIN)/ppoflow train examples/arithmetic/demo.yaml --run demo
 
-test: $(STAMP) ## run the tests
-	@# In the groups and the order of tests/conftest.py.
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder --durations=10 $(PYTEST_ARGS)
+test: $(STAMP) ## run the tests, but for the longest
+	@$(PYTEST) -m "not thorough" $(PYTEST_ARGS)
+
+test-thorough: $(STAMP) ## run the others, which take longest: runs killed six times, the pages in a browser
+	@$(PYTEST) -m thorough $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff (rules and format) and mypy
 	@$(BIN)/ruff check .

@@ -93,7 +93,9 @@ class Transfer:
 
     def download(self, wanted: Sequence[Wanted]) -> dict[str, Arrived]:
         """See `Objects.download`."""
-        files = [Incoming(want, self._parts(want.size)) for want in wanted]
+        # A file is hashed from the front, by one thread: the largest begins, or one would wait for it at the end.
+        largest_first = sorted(wanted, key=lambda want: want.size, reverse=True)
+        files = [Incoming(want, self._parts(want.size)) for want in largest_first]
         try:
             self._run([partial(self._get, file, part) for file in files for part in file.parts])
         finally:

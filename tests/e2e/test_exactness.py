@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import SMOKE, policy_bytes, ppoflow, records
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import ppoflow
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 CANDIDATE = "models:/arithmetic-smoke@candidate"
 
 

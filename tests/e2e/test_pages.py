@@ -22,7 +22,7 @@ from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import ROOT, environment, wait_for
 from tests.infra.mlflow_server import Server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 DEPLOY = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "-n", "arithmetic"]
 
 

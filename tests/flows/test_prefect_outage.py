@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.flows import outage_program
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 150.0
 
 
+@pytest.mark.thorough
 def test_a_run_outlives_its_prefect_server(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", outage_program.__name__, str(tmp_path)],

@@ -72,6 +72,24 @@ def test_killed_at_any_call_it_goes_on_to_the_same_bytes(
         assert digests(BucketRun(home / "after", SHORT, objects=objects).train()) == made, trace[number - 1]
 
 
+@pytest.mark.thorough
+def test_killed_at_every_call_to_a_server_it_goes_on_to_the_same_bytes(
+    undisturbed: tuple[list[Any], list[str]], s3_server: S3Server, tmp_path: Path
+) -> None:
+    made, number, died = undisturbed[0], 0, True
+    while died:
+        number += 1
+        objects = s3_server.objects(s3_server.make_bucket())
+        dying = FaultyObjects(objects, number, "dies before")
+        try:
+            records = BucketRun(tmp_path / f"{number} before", SHORT, objects=dying).train()
+            died = False
+        except Died:
+            records = BucketRun(tmp_path / f"{number} after", SHORT, objects=objects).train()
+        assert digests(records) == made, dying.trace[-1]
+    assert number > len(undisturbed[1]) / 2
+
+
 def test_killed_again_and_again_it_gets_there(undisturbed: tuple[list[Any], list[str]], tmp_path: Path) -> None:
     """Process n dies at its call 5n; so going on is killed too, wherever it has got to."""
     objects = MemoryObjects()

@@ -32,6 +32,7 @@ class UnpinsBeforeItCommits(StoreMachine):
     keeps_pins = False
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("machine", [LooksBeforeItPins, UnpinsBeforeItCommits])
 def test_it_finds_what_is_wrong(machine: type[StoreMachine]):
     # Which of its invariants breaks first depends on the order of random names; a writer may also miss what it uses.

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
@@ -92,9 +91,13 @@ def mutants(root: Path, ranks: Ranks) -> Facts:
         ("trusting", "return", trusting.PPOUpdate, deepspeed_engine.Trainable),
         ("stepping", "advantage", update.PPOUpdate, stepping.Trainable),
     ):
-        with patch.object(learner, "Trainable", trainable):
+        original = vars(learner)["Trainable"]
+        vars(learner)["Trainable"] = trainable
+        try:
             fresh = Learner(ranks)
             policy, critic = load(fresh, start, job)
+        finally:
+            vars(learner)["Trainable"] = original
         updater(policy, critic, spoiled(kind), job, ranks).run(silent)
         write_checkpoint(root / name, policy, critic, fresh.tokenizer, ranks, identity=name)
         fresh.forget()

@@ -27,7 +27,7 @@ class LooksBeforeItPins(BucketMachine):
     pins_first = False
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_it_finds_what_is_wrong() -> None:
     with pytest.raises(AssertionError, match=r"is named by a record|is in use"):
         run_state_machine_as_test(LooksBeforeItPins, settings=settings(FIXED, max_examples=1000))
