@@ -34,10 +34,13 @@ demo: $(STAMP) ## train the arithmetic example from nothing to a registered poli
 	@$(BIN)/ppoflow train examples/arithmetic/demo.yaml --run demo
 
 test: $(STAMP) ## run the tests, but for the longest
-	@$(PYTEST) -m "not thorough" $(PYTEST_ARGS)
+	@# Whole runs after the rest, and in processes of their own: they have servers of their own.
+	$(PYTEST) -m "not slow and not thorough" $(PYTEST_ARGS)
+	$(PYTEST) -m "slow and not thorough" $(PYTEST_ARGS)
 
 test-thorough: $(STAMP) ## run the others, which take longest: runs killed six times, the pages in a browser
-	@$(PYTEST) -m thorough $(PYTEST_ARGS)
+	@$(PYTEST) -m "thorough and not slow" $(PYTEST_ARGS)
+	$(PYTEST) -m "thorough and slow" $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff (rules and format) and mypy
 	@$(BIN)/ruff check .

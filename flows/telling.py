@@ -31,7 +31,8 @@ def run_training(spec: RunSpec, run: str | None, again: str, *, wait: bool = Fal
 
     stop_on_sigterm()
     try:
-        report = ppo_training(spec, run, wait, rerun)
+        with noticing_stops():
+            report = ppo_training(spec, run, wait, rerun)
     except KeyboardInterrupt:
         say(interrupted(run or spec.name, again))
         raise typer.Exit(INTERRUPTED) from None
@@ -89,6 +90,25 @@ def stop_on_sigterm() -> None:
 
     handler: Callable[..., Any] = interrupt
     signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def noticing_stops() -> Iterator[None]:
+    """KeyboardInterrupt in place of an error that a signal was made into.
+
+    Where SIGTERM comes while Prefect makes a task run, its own handling of the signal fails with a ValueError.
+    """
+    from prefect.exceptions import TerminationSignal
+
+    try:
+        yield
+    except Exception as error:
+        before: BaseException | None = error
+        while before is not None and not isinstance(before, TerminationSignal | KeyboardInterrupt):
+            before = before.__cause__ or before.__context__
+        if before is None:
+            raise
+        raise KeyboardInterrupt from error
 
 
 def quiet_prefect() -> None:

@@ -23,21 +23,19 @@ FIRST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each file is a group that one worker runs; where files share what is expensive, all of them are one.
-
-    Whole runs come after the rest: their engines take both cores of a small machine.
-    """
+    """Each file is a group that one worker runs; where files share what is expensive, all of them are one."""
     shared = {file: group for group, files in TOGETHER.items() for file in files}
     order = {group: number for number, group in enumerate(FIRST)}
     places = {}
     for item in items:
         file = str(item.path.relative_to(TESTS).with_suffix(""))
-        group, slow = shared.get(file, file), item.get_closest_marker("slow") is not None
-        item.add_marker(pytest.mark.xdist_group(f"{group} (slow)" if slow else group))
+        group = shared.get(file, file)
+        item.add_marker(pytest.mark.xdist_group(group))
         # Those of one group are neighbours, in the order that it gives its files.
         files = TOGETHER.get(group, [file])
-        places[item] = (slow, order.get(group, len(FIRST)), group if group in TOGETHER else "", files.index(file))
+        places[item] = (order.get(group, len(FIRST)), group if group in TOGETHER else "", files.index(file))
     items.sort(key=lambda item: places[item])
 
 

@@ -1,0 +1,30 @@
+"""SIGTERM ends a run as Ctrl-C does, whatever Prefect makes of the signal."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import pytest
+from prefect import flow, task
+from prefect.exceptions import TerminationSignal
+
+from flows.telling import noticing_stops
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_signal_while_prefect_makes_a_task_run_is_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = task(lambda: 1)
+
+    def arrives(**_: Any) -> NoReturn:
+        raise TerminationSignal(signal=15)
+
+    monkeypatch.setattr("prefect.task_engine._create_task_run_locally", arrives)
+    with pytest.raises(ValueError, match="Task run is not set"):  # what Prefect makes of it
+        flow(lambda: stage())()
+    with pytest.raises(KeyboardInterrupt), noticing_stops():
+        flow(lambda: stage())()
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    with pytest.raises(ValueError, match="x"), noticing_stops():
+        raise ValueError("x")
