@@ -15,7 +15,7 @@ from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import ROOT, SMOKE, command, environment, processes_of, records, wait_for
 from tests.infra.ray_nodes import RayNode, RayNodes
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 STAGES = ("dataset", "rollouts", "scores", "experience", "checkpoint", "evaluation")
 SETTLED_S = 0.1
 

@@ -29,6 +29,7 @@ from tests.infra.simulated_disk import SimulatedDisk
 from tests.infra.simulated_process import DiskFiles
 from tests.infra.simulated_stores import DAMAGED, ROOT, collector_on, fill, fresh_disk, look, open_on, put, read
 
+pytestmark = pytest.mark.thorough
 SEEDS = 1000
 OTHER = {"a.txt": b"somebody was faster"}
 FAULTS = ("dies before", "dies half-way", "dies after")
