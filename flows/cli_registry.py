@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from flows.cli_app import Overrides, app
-from flows.telling import say, stop_on_sigterm, told_clearly
+from flows.telling import say, stopping_on_sigterm, told_clearly
 
 PANEL = "Registered policies"
 NOT_PROMOTED = 1
@@ -42,8 +42,8 @@ def evaluate(policy: Named, overrides: Overrides = None, folder: Folder = None) 
         require_policy(policy, overrides or [], folder)
         from flows.evaluation import evaluation
 
-        stop_on_sigterm()
-        report = evaluation(policy, overrides, folder)
+        with stopping_on_sigterm():
+            report = evaluation(policy, overrides, folder)
         say(f"{report.policy}: run {report.run}, iteration {report.iteration}, {report.prompts} prompts")
         for name, value in sorted(report.evaluation.metrics.items()):
             say(f"  {name:<32} {value:.4f}")
@@ -65,8 +65,8 @@ def promote(
         registered(require_policy(candidate, overrides or [], folder))
         from flows.promotion import promotion
 
-        stop_on_sigterm()
-        report = promotion(candidate, overrides, folder)
+        with stopping_on_sigterm():
+            report = promotion(candidate, overrides, folder)
         if report.moved is None:
             say(f"not promoted: {report.verdict}")
             raise typer.Exit(NOT_PROMOTED)

@@ -29,9 +29,8 @@ def run_training(spec: RunSpec, run: str | None, again: str, *, wait: bool = Fal
     from tasks.inspect_run import read_run
     from tasks.prefect_api import PREFECT_AWAY
 
-    stop_on_sigterm()
     try:
-        with noticing_stops():
+        with stopping_on_sigterm():
             report = ppo_training(spec, run, wait, rerun)
     except KeyboardInterrupt:
         say(interrupted(run or spec.name, again))
@@ -82,24 +81,20 @@ def set_options(overrides: list[str] | None) -> list[str]:
     return [part for text in overrides or [] for part in ("--set", text)]
 
 
-def stop_on_sigterm() -> None:
-    """End on SIGTERM as on Ctrl-C: Prefect then marks the run Crashed, and everything is closed."""
+@contextmanager
+def stopping_on_sigterm() -> Iterator[None]:
+    """End on SIGTERM as on Ctrl-C: Prefect then marks the run Crashed, and everything is closed.
+
+    Where SIGTERM comes while Prefect makes a task run, its own handling of the signal fails with a ValueError: an error
+    that a signal was made into is KeyboardInterrupt here too.
+    """
+    from prefect.exceptions import TerminationSignal
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
     handler: Callable[..., Any] = interrupt
     signal.signal(signal.SIGTERM, handler)
-
-
-@contextmanager
-def noticing_stops() -> Iterator[None]:
-    """KeyboardInterrupt in place of an error that a signal was made into.
-
-    Where SIGTERM comes while Prefect makes a task run, its own handling of the signal fails with a ValueError.
-    """
-    from prefect.exceptions import TerminationSignal
-
     try:
         yield
     except Exception as error:

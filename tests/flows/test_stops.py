@@ -8,7 +8,7 @@ import pytest
 from prefect import flow, task
 from prefect.exceptions import TerminationSignal
 
-from flows.telling import noticing_stops
+from flows.telling import stopping_on_sigterm
 
 
 @pytest.mark.usefixtures("prefect_server")
@@ -21,10 +21,10 @@ def test_a_signal_while_prefect_makes_a_task_run_is_a_stop(monkeypatch: pytest.M
     monkeypatch.setattr("prefect.task_engine._create_task_run_locally", arrives)
     with pytest.raises(ValueError, match="Task run is not set"):  # what Prefect makes of it
         flow(lambda: stage())()
-    with pytest.raises(KeyboardInterrupt), noticing_stops():
+    with pytest.raises(KeyboardInterrupt), stopping_on_sigterm():
         flow(lambda: stage())()
 
 
 def test_other_errors_stay_what_they_are() -> None:
-    with pytest.raises(ValueError, match="x"), noticing_stops():
+    with pytest.raises(ValueError, match="x"), stopping_on_sigterm():
         raise ValueError("x")
