@@ -9,12 +9,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flows import cli_deploy, cli_registry, cli_runs
+from flows import cli_deploy, cli_registry, cli_runs, cli_store
 from flows.cli_app import Overrides, Wait, app
 from flows.telling import command_line, run_training, say, set_options, told_clearly
 from ppo_core.spec import RunSpec
 
-__all__ = ["app", "cli_deploy", "cli_registry", "cli_runs"]
+__all__ = ["app", "cli_deploy", "cli_registry", "cli_runs", "cli_store"]
 
 SpecPath = Annotated[Path, typer.Argument(help="A run's spec, a YAML file", show_default=False)]
 

@@ -10,3 +10,6 @@ app = typer.Typer(help="Train language-model policies with PPO as a restartable 
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="section.key=value, any number of times")]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait while another process has the run, instead of refusing")]
+Folder = Annotated[
+    str | None, typer.Option(help="Where the spec's folder (data, reward functions) is now, if it has moved")
+]

@@ -6,12 +6,11 @@ from typing import Annotated
 
 import typer
 
-from flows.cli_app import Overrides, app
+from flows.cli_app import Folder, Overrides, app
 from flows.telling import say, stopping_on_sigterm, told_clearly
 
 PANEL = "Registered policies"
 NOT_PROMOTED = 1
-Folder = Annotated[str | None, typer.Option(help="Where the spec's folder (data, reward functions) is, if it moved")]
 Named = Annotated[
     str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, RUN or RUN@ITERATION", show_default=False)
 ]

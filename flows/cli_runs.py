@@ -1,22 +1,16 @@
-"""Commands on runs that exist: go on, fork, do a stage again, verify, and remove what nobody needs."""
+"""Commands on runs that exist: go on, fork, do a stage again, and verify."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from flows.cli_app import Overrides, Wait, app
+from flows.cli_app import Folder, Overrides, Wait, app
 from flows.telling import command_line, run_training, say, set_options, told_clearly
 
-Folder = Annotated[
-    str | None, typer.Option(help="Where the spec's folder (data, reward functions) is now, if it has moved")
-]
 Place = Annotated[str, typer.Argument(help="RUN@ITERATION, for example demo@12", show_default=False)]
 DIFFERS = 1
-GIB = 2**30
 
 
 @app.command(rich_help_panel="Runs that exist")
@@ -72,7 +66,7 @@ def rerun(
         from flows.ppo import Rerun
         from tasks.errors import InputError
         from tasks.fork_run import parse_place
-        from tasks.open_run import require_iteration, spec_of_run
+        from tasks.open_run import committed_at, spec_of_run
 
         run, iteration = parse_place(place)
         try:
@@ -81,7 +75,7 @@ def rerun(
             stages = ", ".join(STAGES)
             raise InputError(f"{place} --from {start}: an iteration from 1 on, and one of {stages}") from None
         spec = spec_of_run(run, folder)
-        require_iteration(run, iteration)
+        committed_at(run, iteration)
         run_training(spec, run, command_line("resume", run), wait=wait, rerun=wanted)
 
 
@@ -109,28 +103,3 @@ def verify(
             "versions, kind of CPU or thread count are others than when it was made"
         )
         raise typer.Exit(DIFFERS)
-
-
-@app.command(rich_help_panel="Runs that exist")
-def gc(
-    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed")] = False,
-    damaged: Annotated[bool, typer.Option("--damaged", help="Also remove what was set aside as damaged")] = False,
-) -> None:
-    """Remove what no record of any run needs: safe while runs are writing. Says first what it will remove."""
-    with told_clearly():
-        from tasks.retention import find_garbage, remove_garbage
-
-        garbage = find_garbage(damaged=damaged)
-        if not garbage.rows():
-            say("nothing to remove: everything in the store is needed")
-            return
-        table = Table("what", "MiB", "why", title="to be removed", title_justify="left")
-        for what, size, why in garbage.rows():
-            table.add_row(what, f"{size / 2**20:.1f}", why)
-        Console().print(table)
-        say(f"{len(garbage.rows())} things, {garbage.bytes / GIB:.2f} GiB")
-        if dry_run or not (yes or typer.confirm("Remove them?")):
-            say("nothing was removed")
-            return
-        say(f"removed {remove_garbage(garbage) / GIB:.2f} GiB")

@@ -51,6 +51,7 @@ class RunConsole:
         self.records: list[IterationRecord] = []
         self.stage = "starting"
         self.complaint: str | None = None
+        self._said: set[str] = set()
         self._last_line = time.monotonic()
         self._live = Live(console=self.console, refresh_per_second=4, transient=True, get_renderable=self.render)
 
@@ -70,6 +71,12 @@ class RunConsole:
     def say(self, text: str) -> None:
         """A line of its own."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def say_once(self, text: str) -> None:
+        """The same, unless it was said before."""
+        if text not in self._said:
+            self._said.add(text)
+            self.say(text)
 
     def progress(self, progress: Any) -> None:
         """Take an engine's progress (EngineProgress)."""

@@ -25,16 +25,17 @@ from tasks.errors import InputError, RegistryError, StoreUnavailable
 from tasks.find_whole import hold
 from tasks.guards import finish_rollback
 from tasks.iteration_record import IterationRecord
-from tasks.open_run import effective_spec, first_record, last_record, record_at
+from tasks.open_run import effective_spec, first_record, last_record, record_at, restore_spec
 from tasks.predecessors import holder_note, mark_crashed
 from tasks.prefect_api import EmbeddedFlow, page_url
 from tasks.prepare_dataset import prepare_dataset
 from tasks.references import DatasetRef
 from tasks.register_policy import RegisteredPolicy, export_best, register_policy, usable_best
 from tasks.report import report, report_end
-from tasks.retention import release
+from tasks.retention import release, remove_leftovers
 from tasks.workbench import Workbench, open_workbench
 
+MIB = 2**20
 DAMAGES = 3
 """So often in a row artifacts are found damaged while an iteration works with them, before the run gives up."""
 
@@ -112,6 +113,10 @@ def take_over(bench: Workbench, console: RunConsole) -> None:
     if bench.lease is not None:
         for name in mark_crashed(bench.lease.predecessors):
             console.say(f"flow run {name} had died; Prefect shows it as Crashed now")
+    if restore_spec(bench.records):
+        console.say(f"the spec of run {bench.run} was lost; it is written again from the run's first record")
+    if freed := remove_leftovers(bench):
+        console.say(f"removed what dead processes had left in the store: {freed / MIB:.1f} MiB")
     finish_rollback(bench)
 
 
@@ -133,6 +138,8 @@ def go_on(bench: Workbench, console: RunConsole, dataset: DatasetRef, record: It
         if after.iteration > record.iteration:  # not rolled back
             show(bench, console, after)
             release(bench)
+            for whose, complaint in bench.needs.unreadable.items():
+                console.say_once(f"! what {whose} needs cannot be told, so no checkpoint is removed: {complaint}")
         record = after
     return record
 
@@ -196,9 +203,9 @@ def leave_best(bench: Workbench, console: RunConsole) -> None:
 
 
 def tell(console: RunConsole, complaint: str | None) -> None:
-    """Say once that tracking is away: nothing is lost, the records have it all."""
+    """Say once that a report is not complete: nothing is lost, the records have it all."""
     if complaint and complaint != console.complaint:
-        console.say(f"MLflow did not take this report: {complaint}; it comes later, from the records")
+        console.say(f"{complaint}; what is missing comes later, from the records")
     console.complaint = complaint
 
 

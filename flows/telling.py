@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
@@ -43,7 +44,7 @@ def run_training(spec: RunSpec, run: str | None, again: str, *, wait: bool = Fal
     except EngineError:
         say(f"what was finished is kept; go on with  {again}")
         raise
-    say(ending(report, again))
+    say(ending(report, with_set(again, f"iterations={report.iterations + 10}")))
 
 
 @contextmanager
@@ -77,8 +78,17 @@ def command_line(*arguments: str) -> str:
 
 
 def set_options(overrides: list[str] | None) -> list[str]:
-    """`--set` options as they were given."""
-    return [part for text in overrides or [] for part in ("--set", text)]
+    """`--set` options as they were given; of one key the last one counts, and stands alone."""
+    last = {text.partition("=")[0]: text for text in overrides or []}
+    return [part for text in last.values() for part in ("--set", text)]
+
+
+def with_set(command: str, override: str) -> str:
+    """A command line with this `--set` option, in place of any other for its key."""
+    words = shlex.split(command)
+    given = [text for flag, text in pairwise(words) if flag == "--set"]
+    plain = words[: words.index("--set")] if given else words
+    return shlex.join([*plain, *set_options([*given, override])])
 
 
 @contextmanager

@@ -64,6 +64,12 @@ class ArtifactStore(Protocol):
         Raises ArtifactMissing, ArtifactCorrupted (naming file, expected and found) or ArtifactFormatTooNew.
         """
 
+    def check(self, ref: ArtifactRef) -> int:
+        """Read every byte that the store itself has of an artifact, whatever was checked before; how many there are.
+
+        Raises as `fetch` does.
+        """
+
     def find(self, kind: str, key: str) -> ArtifactRef | None:
         """The reference of what is stored under `kind` and `key`, or None.
 

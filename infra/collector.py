@@ -29,8 +29,11 @@ class Collector(Protocol):
     def pinned(self) -> set[tuple[str, str]]:
         """Kind and key of what the holders of runs are using."""
 
-    def leftovers(self) -> list[Leftover]:
-        """What processes that are gone were writing, or removing."""
+    def leftovers(self, *, quickly: bool = False) -> list[Leftover]:
+        """What processes that are gone were writing, or removing; `quickly`: only where a look costs little.
+
+        On S3 that is nowhere: what is written there is made in the local cache, which removes what is left in it.
+        """
 
     def damaged(self) -> list[Leftover]:
         """The damaged artifacts that were set aside."""

@@ -29,6 +29,10 @@ class LayeredStore:
         """The artifact's folder in the layer that has this digest."""
         return self._holding(ref).fetch(ref)
 
+    def check(self, ref: ArtifactRef) -> int:
+        """Read every byte of the artifact in the layer that has this digest."""
+        return self._holding(ref).check(ref)
+
     def find(self, kind: str, key: str) -> ArtifactRef | None:
         """Look in the upper store only."""
         return self._upper.find(kind, key)

@@ -31,8 +31,10 @@ from infra.manifest import (
     ArtifactMissing,
     ArtifactRef,
     Manifest,
+    damaged,
     installed_libraries,
     parse_manifest,
+    require_digest,
     validate_name,
 )
 
@@ -88,20 +90,24 @@ class LocalStore:
 
     def fetch(self, ref: ArtifactRef) -> Path:
         """The artifact's folder, checked; see `ArtifactStore.fetch`."""
+        self._checked(ref)
+        return self._place(ref.kind, ref.key)
+
+    def check(self, ref: ArtifactRef) -> int:
+        """Read every byte of an artifact; see `ArtifactStore.check`."""
+        return sum(entry.size for entry in self._checked(ref, again=True).files.values())
+
+    def _checked(self, ref: ArtifactRef, *, again: bool = False) -> Manifest:
         manifest = self.manifest(ref)
-        if manifest.digest != ref.digest:
-            raise ArtifactCorrupted(
-                f"artifact {ref.kind}/{ref.key} has digest {manifest.digest}, the reference says {ref.digest}: "
-                "set it aside and make it again from its inputs"
-            )
+        require_digest(manifest, ref)
         place = self._place(ref.kind, ref.key)
         try:
-            self._checker.check_content(place, manifest)
+            self._checker.check_content(place, manifest, again=again)
         except COLLECTED_ERRORS as error:
             if self._files.status(place) is None:
                 raise self._missing(ref) from error
             raise
-        return place
+        return manifest
 
     def find(self, kind: str, key: str) -> ArtifactRef | None:
         """The reference of a stored artifact, or None; see `ArtifactStore.find`."""
@@ -123,7 +129,7 @@ class LocalStore:
         if self._files.status(place) is None:
             return None
         with writing_to(self._root):
-            self._make(damaged := self._root / "damaged")
+            self._make(aside := self._root / "damaged")
             # Without the lock, the second of two processes could move away what the first has made again.
             with self._files.exclusive(self._root / ".lock"):
                 status = self._files.status(place)
@@ -136,7 +142,7 @@ class LocalStore:
                 manifest = self._whole(kind, key)
                 if manifest is not None and digest in (None, manifest.digest):
                     return None
-                return self._move_aside(place, damaged)
+                return self._move_aside(place, aside)
 
     def scratch(self) -> Path:
         """A new empty folder on the store's own disk."""
@@ -155,10 +161,7 @@ class LocalStore:
             return manifest
         if self._files.status(place := self._place(ref.kind, ref.key)) is None:
             raise self._missing(ref)
-        raise ArtifactCorrupted(
-            f"artifact {ref.kind}/{ref.key}: file {MANIFEST_NAME}: expected in {place}, found no such file: "
-            "set it aside and make it again"
-        )
+        raise damaged(ref.kind, ref.key, f"is not in {place}")
 
     def location(self, ref: ArtifactRef) -> str:
         """The file:// uri of the artifact's folder; see `ArtifactStore.location`."""
@@ -186,10 +189,7 @@ class LocalStore:
         if status is None:
             return None
         if status.kind != "file":
-            raise ArtifactCorrupted(
-                f"artifact {kind}/{key}: file {MANIFEST_NAME}: expected a file, found a {status.kind}: "
-                "set it aside and make it again"
-            )
+            raise damaged(kind, key, f"is a {status.kind}, not a file")
         try:
             content = read_whole(self._files, path)
         except FileNotFoundError:
@@ -262,15 +262,15 @@ class LocalStore:
             if self._files.status(staged) is not None:
                 remove_tree(self._files, staged)
 
-    def _move_aside(self, place: Path, damaged: Path) -> Path | None:
+    def _move_aside(self, place: Path, folder: Path) -> Path | None:
         number = 1
-        while self._files.status(aside := damaged / f"{place.parent.name}-{place.name}-{number}") is not None:
+        while self._files.status(aside := folder / f"{place.parent.name}-{place.name}-{number}") is not None:
             number += 1
         try:
             self._files.rename(place, aside)
         except FileNotFoundError:
             return None  # collected since
-        self._files.sync_folder(damaged)
+        self._files.sync_folder(folder)
         self._files.sync_folder(place.parent)
         return aside
 

@@ -130,6 +130,15 @@ def make_manifest(
     return Manifest.model_validate({**body, "checksum": sha256_of(body)})
 
 
+def require_digest(manifest: Manifest, ref: ArtifactRef) -> None:
+    """ArtifactCorrupted where the store has another artifact under this key than the reference means."""
+    if manifest.digest != ref.digest:
+        raise ArtifactCorrupted(
+            f"artifact {ref.kind}/{ref.key} has digest {manifest.digest}, the reference says {ref.digest}: "
+            "set it aside and make it again from its inputs"
+        )
+
+
 def parse_checked(content: bytes, kind: str, key: str) -> tuple[dict[str, Any], bool]:
     """The JSON object in a manifest.json, and whether its checksum over everything else holds."""
     try:

@@ -17,7 +17,7 @@ from infra.contents import Contents
 from infra.lease import Lease
 from infra.local.runs import LocalRuns
 from infra.run_names import NOTES, InvalidRunName, validate_run_name
-from infra.sealed import RecordCorrupted, RecordError, RecordExists, RecordFormatTooNew, RecordMissing
+from infra.sealed import RecordCorrupted, RecordError, RecordExists, RecordFormatTooNew, RecordMissing, remedy_for
 
 __all__ = [
     "NOTES",
@@ -33,6 +33,7 @@ __all__ = [
     "list_runs",
     "open_records",
     "open_runs",
+    "remedy_for",
     "validate_run_name",
 ]
 
@@ -48,6 +49,12 @@ class RunRecords(Protocol):
 
     def create_spec(self, spec: Mapping[str, Any]) -> None:
         """Write the run's spec; RecordExists if it has one."""
+
+    def restore_spec(self, spec: Mapping[str, Any]) -> None:
+        """Write the spec of a run that has lost it, or has a damaged one; what is there is kept aside.
+
+        After an error the run may be without one: call it again.
+        """
 
     def read_spec(self) -> dict[str, Any] | None:
         """The run's spec, or None for a run that was never started."""
@@ -93,7 +100,7 @@ class Runs(Protocol):
     """The runs of one store."""
 
     def names(self, *, started: bool = True) -> list[str]:
-        """The names of the runs, sorted; without `started` also of those that have no spec yet."""
+        """The names of the runs, sorted; without `started` also of those that have neither spec nor records yet."""
 
     def records(self, run: str, *, lease: Lease | None = None) -> RunRecords:
         """The records of a run; without its lease they can be read only."""

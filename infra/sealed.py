@@ -15,7 +15,6 @@ from infra.manifest import sha256_of
 
 RECORD_FORMAT = 1
 SEAL = "seal"
-_REMEDY = "move it away to fall back to the iteration before it"
 
 
 class RecordError(RuntimeError):
@@ -38,6 +37,29 @@ class RecordFormatTooNew(RecordError):
     """A newer version wrote this record, and this one cannot read it."""
 
 
+def remedy_for(run: str, document: int | str = "spec") -> str:
+    """What helps where a document of a run is lost or damaged: a record (by its iteration), the spec, or a note."""
+    if document == "spec":
+        return f"`ppoflow fsck {run} --repair` writes it again from the run's first record"
+    if document == "rollbacks":
+        return (
+            "put it back from a copy: the learning rates of the iterations after it depend on it. Or fork the run "
+            "from an iteration before it"
+        )
+    if document == "divergences":
+        return "move it away: it tells of an iteration that is no part of the run, and nothing depends on it"
+    return (
+        f"`ppoflow fsck {run} --repair` takes iteration {document} and those after it out of the run, and the next "
+        "start makes them again; what their stages have made is still in the store"
+    )
+
+
+def remedy_for_name(run: str, name: str) -> str:
+    """The same by the name under which a document is sealed, `spec.json` or `iterations/000012…`."""
+    kind, _, rest = name.removesuffix(".json").partition("/")
+    return remedy_for(run, int(rest.partition("-")[0])) if kind == "iterations" else remedy_for(run, kind)
+
+
 def seal(name: str, document: Mapping[str, Any]) -> bytes:
     """The one spelling of a document under this name."""
     if SEAL in document:
@@ -47,7 +69,7 @@ def seal(name: str, document: Mapping[str, Any]) -> bytes:
     return (json.dumps({**plain, SEAL: stamp}, indent=1) + "\n").encode()
 
 
-def read_sealed(files: FileSystem, path: Path, name: str) -> dict[str, Any] | None:
+def read_sealed(files: FileSystem, path: Path, name: str, *, remedy: str) -> dict[str, Any] | None:
     """The document at `path` that was sealed under `name`, or None; RecordCorrupted or RecordFormatTooNew."""
     if files.status(path) is None:
         return None
@@ -56,10 +78,10 @@ def read_sealed(files: FileSystem, path: Path, name: str) -> dict[str, Any] | No
     except FileNotFoundError:
         # Its writer has taken it out of the run since.
         return None
-    return unseal(path, name, content)
+    return unseal(path, name, content, remedy=remedy)
 
 
-def unseal(place: Path | str, name: str, content: bytes, *, remedy: str = _REMEDY) -> dict[str, Any]:
+def unseal(place: Path | str, name: str, content: bytes, *, remedy: str) -> dict[str, Any]:
     """The document that was sealed under `name`, read from `place`; RecordCorrupted or RecordFormatTooNew."""
 
     def corrupted(complaint: str) -> RecordCorrupted:

@@ -120,6 +120,10 @@ class Settings(BaseSettings):
         """The folder for what a run leaves on this machine besides artifacts and records."""
         return self.home / "runs" / validate_run_name(run)
 
+    def best_policy_folder(self, run: str) -> Path:
+        """The folder for a copy of a run's best policy, for people and other programs."""
+        return self.run_folder(run) / "best-policy"
+
     def log_folder(self, run: str) -> Path:
         """The folder for the logs of a run's processes."""
         return self.run_folder(run) / "logs"

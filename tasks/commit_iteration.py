@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from infra.runs import RecordExists
-from ppo_core.records import content_digest
+from ppo_core.spec import RunSpec
 from tasks.iteration_record import Attempt, Best, IterationRecord, read_record
-from tasks.open_run import changed_values, recorded_spec
+from tasks.open_run import changed_values
+from tasks.record_chain import made_with, record_digest, spec_document
 from tasks.references import CheckpointRef, DatasetRef, EvaluationRef, ExperienceRef, RolloutsRef, ScoresRef
 from tasks.stage import stage
 from tasks.workbench import Workbench
@@ -42,12 +43,16 @@ def draft_record(
     if made.rollouts is not None:
         metrics |= throughput(metrics, made.rollouts)
     iteration = 0 if previous is None else previous.iteration + 1
+    started_with = spec_document(bench.records) or spec.model_dump(mode="json")
+    changed = changed_values(RunSpec.model_validate(started_with), spec)
     position = 0 if previous is None else previous.position + spec.rollout.prompts_per_iteration
     epoch, index = divmod(position, dataset.counts["train"])
     record = IterationRecord(
         run=bench.run,
         iteration=iteration,
-        spec_digest=content_digest(spec.document()),
+        spec_digest=made_with(started_with, changed),
+        spec=started_with if previous is None else None,
+        previous=record_digest(bench.records.read(previous.iteration)) if previous is not None else None,
         dataset=dataset,
         reference=previous.reference if previous is not None else made.checkpoint,
         checkpoint=made.checkpoint,
@@ -64,7 +69,7 @@ def draft_record(
         cached_stages=bench.timings.cached_stages(),
         attempt=attempt.number,
         rate_factor=attempt.rate_factor,
-        changed=changed_values(recorded_spec(bench.records) or spec, spec),
+        changed=changed,
         retention=spec.checkpoint,
         lease=bench.lease.number if bench.lease is not None else 0,
         committed_at_ms=int(time.time() * 1000),
@@ -92,7 +97,7 @@ def commit_iteration(bench: Workbench, record: IterationRecord) -> IterationReco
 def write_once(bench: Workbench, record: IterationRecord) -> IterationRecord:
     """Create the record; where an earlier try already has, that one counts, if it made the same."""
     if record.iteration == 0 and bench.records.read_spec() is None:
-        bench.records.create_spec(bench.spec.model_dump(mode="json"))
+        bench.records.create_spec(record.spec or bench.spec.model_dump(mode="json"))
     try:
         bench.records.commit(record.iteration, record.model_dump(mode="json"))
     except RecordExists:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 from infra.mlflow_client import without_password
+from infra.runs import RecordError, open_records
+from infra.s3.objects import StoreUnavailable
 from infra.settings import Settings
 from tasks.prefect_api import page_url
 from tasks.register_policy import RegisteredPolicy
@@ -31,24 +33,36 @@ class Report(Protocol):
     def policy_folder(self) -> Path: ...
 
 
-def ending(report: Report, again: str) -> str:
-    """Where to look after a finished run."""
+def ending(report: Report, longer: str) -> str:
+    """Where to look after a finished run; `longer` is the command that makes it a longer one."""
     value = "" if report.best_value is None else f" ({report.best_value:.3f})"
     return "\n".join(
         [
             f"run {report.run}: {report.iterations} iterations done; best is iteration {report.best_iteration}{value}",
             *([f"  registered model   models:/{report.policy.name}/{report.policy.version}"] if report.policy else []),
             *places(report.policy_folder),
-            f"  go on              {again} --set iterations={report.iterations + 10}",
+            f"  go on              {longer}",
         ]
     )
 
 
 def interrupted(run: str, again: str) -> str:
     """Where to look, and how to go on, after Ctrl-C."""
-    folder = Settings().run_folder(run) / "best-policy"
-    lines = places(folder) if folder.is_dir() else ["  no iteration was committed yet"]
+    folder = Settings().best_policy_folder(run)
+    lines = places(folder) if folder.is_dir() else [f"  {committed_so_far(run)}"]
     return "\n".join([f"run {run}: interrupted; what was finished is kept", *lines, f"  go on              {again}"])
+
+
+def committed_so_far(run: str) -> str:
+    """Whether a run that has no folder here has begun all the same, by the records in its store."""
+    settings = Settings()
+    try:
+        last = open_records(settings.store_root, run).last()
+    except (RecordError, StoreUnavailable) as error:
+        return str(error)
+    if last is None:
+        return "no iteration was committed yet"
+    return f"iteration {last} is the last that is committed, in {settings.store_root}; no policy lies on this machine"
 
 
 def places(policy: Path) -> list[str]:

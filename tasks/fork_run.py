@@ -6,13 +6,14 @@ from typing import Any
 
 from infra.artifacts import ArtifactError, open_store
 from infra.collector import collecting_paused
-from infra.runs import RecordExists, create_run, open_records
+from infra.runs import RecordExists, create_run
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec, differing_keys
 from tasks.check_whole import needs_of
 from tasks.iteration_record import IterationRecord
-from tasks.open_run import record_at, require_iteration, spec_of_run, with_changes
+from tasks.open_run import committed, committed_at, spec_of_run, with_changes
+from tasks.record_chain import made_with, record_digest
 
 FIXED = ("model.", "sft.", "sft: ")
 """What made the policy that the new run goes on with: other values would say something untrue."""
@@ -37,22 +38,37 @@ def fork_run(source: str, iteration: int, new: str, overrides: list[str], folder
     fixed = [line for line in differing_keys(before.document(), spec.document()) if line.startswith(FIXED)]
     if fixed:
         raise InputError(f"a fork goes on with the policy of {source}, so these cannot change: {'; '.join(fixed)}")
-    records = open_records(root, source)
-    have = records.iterations()
-    require_iteration(source, iteration)
+    committed_at(source, iteration)
     with collecting_paused(root):  # or what the new run shares could go before its records name it
-        require_kept(record_at(records, iteration))
-        told = {"run": new, "forked_from": f"{source}@{iteration}", "lease": 0}
-        shared = {}
-        for number in have[: have.index(iteration) + 1]:
-            record = record_at(records, number)
-            changed = changed_sections(spec, with_changes(before, record.changed))
-            shared[number] = record.model_copy(update={**told, "changed": changed}).model_dump(mode="json")
+        require_kept(committed_at(source, iteration))
+        records = committed(source).records[: iteration + 1]
         try:
-            create_run(root, new, spec.model_dump(mode="json"), shared)
+            create_run(root, new, spec.model_dump(mode="json"), shared_records(before, spec, records, new))
         except RecordExists:
             raise InputError(f"run {new} exists: choose another name") from None
     return spec
+
+
+def shared_records(
+    before: RunSpec, spec: RunSpec, records: list[IterationRecord], new: str
+) -> dict[int, dict[str, Any]]:
+    """The records of a run with spec `before` as those of run `new` with another spec, chained anew."""
+    source, started_with, previous = records[-1], spec.model_dump(mode="json"), None
+    shared: dict[int, dict[str, Any]] = {}
+    for record in records:
+        changed = changed_sections(spec, with_changes(before, record.changed))
+        told = {
+            "run": new,
+            "forked_from": f"{source.run}@{source.iteration}",
+            "lease": 0,
+            "changed": changed,
+            "spec_digest": made_with(started_with, changed),
+            "spec": started_with if record.iteration == 0 else None,
+            "previous": previous,
+        }
+        shared[record.iteration] = record.model_copy(update=told).model_dump(mode="json")
+        previous = record_digest(shared[record.iteration])
+    return shared
 
 
 def changed_sections(spec: RunSpec, made_with: RunSpec) -> dict[str, Any]:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from infra.artifacts import open_store
-from infra.runs import list_runs, open_records
+from infra.artifacts import ArtifactError, open_store
 from infra.settings import Settings
-from ppo_core.records import InputError
-from tasks.iteration_record import IterationRecord, read_record
+from tasks.iteration_record import IterationRecord
+from tasks.open_run import committed
+from tasks.references import CheckpointRef
 
 
 @dataclass(frozen=True)
 class RunSoFar:
-    """A run's records, and how many iterations it is meant to have."""
+    """A run's records, how many iterations it is meant to have, and where its last checkpoint lies."""
 
     run: str
     records: list[IterationRecord]
     iterations: int
+    location: str
 
     def summary(self) -> str:
         """Position and best policy in a few lines."""
@@ -27,18 +28,23 @@ class RunSoFar:
             [
                 f"run {self.run}: iteration {last.iteration} of {self.iterations}, data at {last.cursor}",
                 f"  best policy        iteration {last.best.iteration}{value}",
-                f"  checkpoint         {last.checkpoint.uri}",
+                f"  checkpoint         {self.location}",
             ]
         )
 
 
 def read_run(run: str) -> RunSoFar:
     """The run of this name. Raises InputError for one without records, naming those there are."""
-    root = open_store(Settings().store_root).root
-    records = open_records(root, run)
-    documents, spec = records.all(), records.read_spec()
-    if not documents or spec is None:
-        known = ", ".join(list_runs(root)) or "none"
-        raise InputError(f"run {run} has no committed iteration in {root} (runs there: {known})")
-    found = [read_record(document) for document in documents]
-    return RunSoFar(run, found, max(int(spec["iterations"]), found[-1].iteration))
+    chain = committed(run)
+    assert chain.spec is not None
+    last, planned = chain.records[-1], int(chain.spec["iterations"])
+    return RunSoFar(run, chain.records, max(planned, last.iteration), location_of(last.checkpoint))
+
+
+def location_of(checkpoint: CheckpointRef) -> str:
+    """Where the store has a checkpoint now: a store may have moved since the record was written."""
+    store = open_store(Settings().store_root)
+    try:
+        return store.location(checkpoint.bare())
+    except ArtifactError as error:
+        return f"{checkpoint.kind}/{checkpoint.key} cannot be had ({error})"

@@ -38,7 +38,8 @@ class IterationRecord(BaseModel):
     the checkpoint is not full, `base` is the last one that is, and `replay` the experiences since. `attempt` counts the
     rollbacks before this iteration, `rate_factor` is what they left of the learning rates, `lease` tells the writers of
     a run apart, `retention` says for how long the checkpoint stays, `changed` has the keys of the spec that had other
-    values than the run's `spec.json`.
+    values than the run's `spec.json`, and `spec_digest` is that of both together. Record 0 has a copy of `spec.json`;
+    each later one has in `previous` the digest of the record before it (see `tasks.record_chain`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -46,6 +47,8 @@ class IterationRecord(BaseModel):
     run: str
     iteration: int
     spec_digest: str
+    spec: dict[str, Any] | None = None
+    previous: str | None = None
     dataset: DatasetRef
     reference: CheckpointRef
     checkpoint: CheckpointRef

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from infra.artifacts import ArtifactError, ArtifactMissing, ArtifactRef, ArtifactStore, open_store
 from infra.registry import aliases_of
-from infra.runs import open_records
 from infra.settings import Settings
-from tasks.iteration_record import IterationRecord, read_record
+from tasks.iteration_record import IterationRecord
+from tasks.open_run import committed
 from tasks.policies import Policy, find_policy
 from tasks.promotion import history
 
@@ -65,12 +65,8 @@ def trace(name: str) -> Lineage:
     settings = Settings()
     policy = find_policy(name)
     store = open_store(settings.store_root)
-    records = open_records(store.root, policy.run)
-    steps = []
-    for iteration in range(policy.iteration, -1, -1):
-        record = policy.record if iteration == policy.iteration else read_record(records.read(iteration))
-        previous = read_record(records.read(iteration - 1)) if iteration else None
-        steps.append(step_of(store, record, previous))
+    records = committed(policy.run).records[: policy.iteration + 1]
+    steps = [step_of(store, made, before) for made, before in zip(records, [None, *records], strict=False)][::-1]
     dataset = policy.record.dataset
     counts = ", ".join(f"{count} {split}" for split, count in sorted(dataset.counts.items()))
     sources = " and ".join(filter(None, (policy.spec.dataset.train, policy.spec.dataset.evaluation)))

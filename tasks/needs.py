@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from infra.artifacts import ArtifactError, ArtifactRef, ArtifactStore
-from infra.runs import RunRecords, Runs, open_runs
-from tasks.iteration_record import IterationRecord, read_record
+from infra.contents import Contents
+from infra.runs import RecordError, RunRecords, Runs, open_runs
+from tasks.iteration_record import IterationRecord
 from tasks.promoted import Promoted
+from tasks.record_chain import Link, check_chain, link, unless_changed
 
 Name = tuple[str, str]
 
@@ -29,7 +31,10 @@ def kept_iterations(records: list[IterationRecord]) -> set[int]:
 
 
 class Needs:
-    """What the runs of a store need; remembers what it has read, so that asking again costs what is new."""
+    """What the runs of a store need; remembers what it has read, so that asking again costs what is new.
+
+    `unreadable` says of which runs (or journals) the last look could not tell, and why.
+    """
 
     def __init__(
         self,
@@ -40,47 +45,90 @@ class Needs:
         self._store = store
         self._runs = open_runs(store.root) if runs is None else runs
         self._opened: dict[str, RunRecords] = {}
-        self._records: dict[tuple[str, str], IterationRecord | None] = {}
+        self._records: dict[tuple[str, str], Link | None] = {}
         self._inputs: dict[Name, list[ArtifactRef]] = {}
         self._promoted = Promoted(store.root).needs if promoted is None else promoted
+        self.unreadable: dict[str, str] = {}
 
     def of_all(self) -> set[Name]:
         """What the records of all runs need, diverged iterations (kept as evidence) included."""
+        self.unreadable = {}
         needed: set[Name] = set()
         for run in self._runs.names(started=False):
-            if run not in self._opened:
-                self._opened[run] = self._runs.records(run)
-            contents = self._opened[run].contents()
-            needed |= self.of(self._read(self._opened[run], contents.iterations.values()))
-            for record in self._read(self._opened[run], contents.notes.get("divergences", ())):
-                needed |= self.of([record])
-        return needed | self._promoted()
+            needed |= self._told(f"run {run}", lambda run=run: self._of_run(run))  # type: ignore[misc]
+        return needed | self._told("the journal of promotions", self._promoted)
+
+    def among(self, wanted: Iterable[Name]) -> Callable[[], set[Name]]:
+        """Looks which of `wanted` the records need. What cannot be read may need anything, so it keeps all of them."""
+        names = set(wanted)
+
+        def look() -> set[Name]:
+            needed = self.of_all()
+            return needed | names if self.unreadable else needed
+
+        return look
+
+    def _told(self, whose: str, read: Callable[[], set[Name]]) -> set[Name]:
+        try:
+            return read()
+        except RecordError as error:
+            self.unreadable[whose] = str(error)
+            return set()
+
+    def _of_run(self, run: str) -> set[Name]:
+        if run not in self._opened:
+            self._opened[run] = self._runs.records(run)
+        records = self._opened[run]
+
+        def read(contents: Contents) -> set[Name]:
+            needed = self.of(self._chain(records, contents))
+            for found in self._read(records, contents.notes.get("divergences", ())):
+                needed |= self.of([found.record])
+            return needed
+
+        return unless_changed(records, read)
 
     def of(self, records: list[IterationRecord]) -> set[Name]:
-        """What a run's records need. What was sampled, scored and evaluated is small, and always kept."""
+        """What a run's records need."""
+        return set(self.named(records))
+
+    def named(self, records: list[IterationRecord]) -> dict[Name, tuple[int, ArtifactRef]]:
+        """The same, each with the iteration that made it. What was sampled, scored and evaluated is always kept."""
         kept = kept_iterations(records)
-        refs: list[ArtifactRef | None] = []
+        found: dict[Name, tuple[int, ArtifactRef]] = {}
         for record in records:
-            refs += [record.dataset, record.reference, record.rollouts, record.scores, record.evaluation]
+            refs = [record.dataset, record.reference, record.rollouts, record.scores, record.evaluation]
             if record.evaluation is not None:
                 refs += self._inputs_of(record.evaluation)
+            made = [(record.iteration, ref) for ref in refs]
             if record.iteration in kept:
-                refs += [record.checkpoint, record.experience, record.base, *record.replay]
-        return {(ref.kind, ref.key) for ref in refs if ref is not None}
+                base = record.iteration - len(record.replay)
+                made += [(record.iteration, record.checkpoint), (record.iteration, record.experience)]
+                made += [(base, record.base), *((base + n, ref) for n, ref in enumerate(record.replay, 1))]
+            for iteration, ref in made:
+                if ref is not None:
+                    found.setdefault((ref.kind, ref.key), (iteration, ref))
+        return found
 
     def records_of(self, records: RunRecords) -> list[IterationRecord]:
-        """A run's records, in order."""
-        return self._read(records, records.contents().iterations.values())
+        """A run's records, in order. Raises RecordError where they are not whole."""
+        return unless_changed(records, lambda contents: self._chain(records, contents))
 
-    def _read(self, records: RunRecords, marks: Iterable[str]) -> list[IterationRecord]:
+    def _chain(self, records: RunRecords, contents: Contents) -> list[IterationRecord]:
+        found = self._read(records, contents.iterations.values())
+        there = [n for n, mark in contents.iterations.items() if self._records[records.run, mark] is not None]
+        check_chain(records.run, there, found)
+        return [one.record for one in found]
+
+    def _read(self, records: RunRecords, marks: Iterable[str]) -> list[Link]:
         marks = list(marks)
         new = [mark for mark in marks if (records.run, mark) not in self._records]
         for mark, document in zip(new, records.marked(new), strict=True):
             # The note of a diverged iteration holds its record, if it came to one.
             told = document["record"] if document is not None and "record" in document else document
-            self._records[records.run, mark] = None if told is None else read_record(told)
+            self._records[records.run, mark] = None if told is None else link(records.run, told)
         found = [self._records[records.run, mark] for mark in marks]
-        return [record for record in found if record is not None]
+        return [one for one in found if one is not None]
 
     def _inputs_of(self, ref: ArtifactRef) -> list[ArtifactRef]:
         """What an artifact was made from, but for checkpoints; nothing where it is missing or damaged itself."""

@@ -11,6 +11,7 @@ from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec, differing_keys
 from tasks.iteration_record import IterationRecord, read_record
+from tasks.record_chain import Chain, read_chain, spec_document, with_values
 
 MAY_CHANGE = ("iterations: ", "checkpoint.", "engines.", "guards.", "promotion.", "registry.", "training.")
 """What a run may go on with another value of: its length, how engines run, what is kept, where its policy goes."""
@@ -18,7 +19,7 @@ MAY_CHANGE = ("iterations: ", "checkpoint.", "engines.", "guards.", "promotion."
 
 def recorded_spec(records: RunRecords) -> RunSpec | None:
     """The spec that a run was started with, its folder included; None for a new run."""
-    document = records.read_spec()
+    document = spec_document(records)
     return None if document is None else RunSpec.model_validate(document)
 
 
@@ -35,12 +36,22 @@ def spec_of_run(run: str, folder: str | None = None) -> RunSpec:
     return spec if folder is None else spec.model_copy(update={"folder": folder})
 
 
+def restore_spec(records: RunRecords) -> bool:
+    """Write a lost spec again, from the copy in the run's first record; whether it was lost."""
+    chain = read_chain(records)
+    if chain.spec_is_lost and chain.spec is not None:
+        records.restore_spec(chain.spec)
+    return chain.spec_is_lost
+
+
 def effective_spec(spec: RunSpec, records: RunRecords) -> RunSpec:
     """The spec a run really has: learning-rate decay ends where the run was first meant to end.
 
-    Raises InputError when the run exists with another spec, listing the keys that differ.
+    Raises InputError when the run exists with another spec, listing the keys that differ, and RecordError where its
+    records are not whole.
     """
-    recorded = recorded_spec(records)
+    document = read_chain(records).spec
+    recorded = None if document is None else RunSpec.model_validate(document)
     decay = spec.update.decay_iterations or spec.iterations
     if recorded is not None and spec.update.decay_iterations is None:
         decay = recorded.update.decay_iterations or recorded.iterations
@@ -70,14 +81,7 @@ def changed_values(recorded: RunSpec, now: RunSpec) -> dict[str, Any]:
 
 def with_changes(spec: RunSpec, changed: Mapping[str, Any]) -> RunSpec:
     """The spec with these values by dotted names."""
-    document = spec.model_dump(mode="json")
-    for name, value in changed.items():
-        *sections, key = name.split(".")
-        target = document
-        for section in sections:
-            target = target[section]
-        target[key] = value
-    return RunSpec.model_validate(document)
+    return RunSpec.model_validate(with_values(spec.model_dump(mode="json"), changed))
 
 
 def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -102,15 +106,22 @@ def record_at(records: RunRecords, iteration: int) -> IterationRecord:
     return read_record(records.read(iteration))
 
 
-def require_iteration(run: str, iteration: int) -> None:
-    """Raise InputError where a run has no record of an iteration."""
-    have = open_records(open_store(Settings().store_root).root, run).iterations()
-    if iteration not in have:
-        raise InputError(
-            f"run {run} has no iteration {iteration}: it has {have[0]}..{have[-1]}"
-            if have
-            else f"run {run} has no committed iteration"
-        )
+def committed(run: str) -> Chain:
+    """The records of a run, checked. Raises InputError where it has none, naming the runs that there are."""
+    root = open_store(Settings().store_root).root
+    chain = read_chain(open_records(root, run))
+    if not chain.links:
+        known = ", ".join(list_runs(root)) or "none"
+        raise InputError(f"run {run} has no committed iteration in {root} (runs there: {known})")
+    return chain
+
+
+def committed_at(run: str, iteration: int) -> IterationRecord:
+    """The record of one iteration, all of the run's having been checked. Raises InputError where there is none."""
+    records = committed(run).records
+    if not 0 <= iteration < len(records):
+        raise InputError(f"run {run} has no iteration {iteration}: it has 0..{len(records) - 1}")
+    return records[iteration]
 
 
 def first_record(records: RunRecords) -> IterationRecord:

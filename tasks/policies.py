@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from infra.artifacts import ArtifactRef, open_store
+from infra.artifacts import ArtifactRef
 from infra.registry import RegistryError, Version, describe
-from infra.runs import list_runs, open_records
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
-from tasks.iteration_record import IterationRecord, read_record
-from tasks.open_run import recorded_spec, with_changes
+from tasks.iteration_record import IterationRecord
+from tasks.open_run import committed, committed_at, with_changes
 from tasks.references import CheckpointRef
 
 REGISTERED = "models:/"
@@ -58,18 +57,17 @@ def find_policy(name: str, folder: str | None = None) -> Policy:
     """
     settings = Settings()
     if name.startswith(REGISTERED):
-        return registered_policy(describe(settings.tracking_uri, name), name, settings, folder)
+        return registered_policy(describe(settings.tracking_uri, name), name, folder)
     run, at, number = name.rpartition("@") if "@" in name else (name, "", "")
     if at and not number.isdigit():
         raise InputError(
             f"{name!r} names no policy: write models:/NAME@ALIAS, models:/NAME/VERSION, RUN or RUN@ITERATION"
         )
-    last = last_record_of(run, settings)
-    record = record_of(run, int(number) if at else last.best.iteration, settings)
-    return policy_of(f"{run}@{record.iteration}", run, record, record.checkpoint, settings, folder)
+    record = committed_at(run, int(number) if at else committed(run).records[-1].best.iteration)
+    return policy_of(f"{run}@{record.iteration}", run, record, record.checkpoint, folder)
 
 
-def registered_policy(version: Version, name: str, settings: Settings, folder: str | None) -> Policy:
+def registered_policy(version: Version, name: str, folder: str | None) -> Policy:
     """The policy behind a registered version. Raises InputError where ppoflow did not register it."""
     missing = [tag for tag in (RUN_TAG, ITERATION_TAG, CHECKPOINT_TAG) if tag not in version.tags]
     if missing:
@@ -79,14 +77,14 @@ def registered_policy(version: Version, name: str, settings: Settings, folder: s
         )
     run, iteration = version.tags[RUN_TAG], int(version.tags[ITERATION_TAG])
     checkpoint = ArtifactRef.model_validate(json.loads(version.tags[CHECKPOINT_TAG]))
-    record = record_of(run, iteration, settings)
+    record = committed_at(run, iteration)
     if record.checkpoint.digest != checkpoint.digest:
         raise InputError(
             f"{name} is not what iteration {iteration} of run {run} made (digest {checkpoint.digest[:12]} against "
             f"{record.checkpoint.digest[:12]}): the iteration was done again since, or the run is another of this name"
         )
     made = record.checkpoint.model_copy(update={"uri": checkpoint.uri})
-    return policy_of(name, run, record, made, settings, folder, version)
+    return policy_of(name, run, record, made, folder, version)
 
 
 def policy_of(
@@ -94,40 +92,16 @@ def policy_of(
     run: str,
     record: IterationRecord,
     checkpoint: CheckpointRef,
-    settings: Settings,
     folder: str | None,
     version: Version | None = None,
 ) -> Policy:
     """A policy with the spec that made it."""
-    records = open_records(open_store(settings.store_root).root, run)
-    spec = recorded_spec(records)
-    if spec is None:
-        raise InputError(f"run {run} has no spec in {settings.store_root}: is this the store that it was trained in?")
-    spec = with_changes(spec, record.changed)
+    chain = committed(run)
+    spec = with_changes(RunSpec.model_validate(chain.spec), record.changed)
     if folder is not None:
         spec = spec.model_copy(update={"folder": folder})
-    after = record.iteration + 1
-    following = read_record(records.read(after)) if after in records.iterations() else None
+    following = next(iter(chain.records[record.iteration + 1 :]), None)
     return Policy(name, run, record, checkpoint, spec, following, version)
-
-
-def record_of(run: str, iteration: int, settings: Settings) -> IterationRecord:
-    """One iteration's record. Raises InputError where the run has none, saying what there is."""
-    root = open_store(settings.store_root).root
-    records = open_records(root, run)
-    have = records.iterations()
-    if not have:
-        known = ", ".join(list_runs(root)) or "none"
-        raise InputError(f"run {run} has no committed iteration in {root} (runs there: {known})")
-    if iteration not in have:
-        raise InputError(f"run {run} has no iteration {iteration}: it has {have[0]}..{have[-1]}")
-    return read_record(records.read(iteration))
-
-
-def last_record_of(run: str, settings: Settings) -> IterationRecord:
-    """The last record of a run. Raises InputError where it has none."""
-    have = open_records(open_store(settings.store_root).root, run).iterations()
-    return record_of(run, have[-1] if have else 0, settings)
 
 
 def registered(policy: Policy) -> Version:

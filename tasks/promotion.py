@@ -150,7 +150,7 @@ def roll_back(model: str, alias: str | None = None, *, to: str | None = None, wh
 def require_stored(version: Version, settings: Settings) -> None:
     """Raise InputError where the weights of a version are gone: an alias must lead to something."""
     name = f"models:/{version.name}/{version.version}"
-    checkpoint = registered_policy(version, name, settings, None).checkpoint.bare()
+    checkpoint = registered_policy(version, name, None).checkpoint.bare()
     try:
         stored = open_store(settings.store_root).find(checkpoint.kind, checkpoint.key)
     except ArtifactError as error:

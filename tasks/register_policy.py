@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from infra.artifacts import ArtifactError
+from infra.exported import export_part
 from infra.registry import DIGEST_TAG, register
 from tasks.commit_iteration import best_of
 from tasks.iteration_record import Best, IterationRecord, read_record
 from tasks.references import CheckpointRef
 from tasks.stage import stage
 from tasks.workbench import Workbench
+
+POLICY = "policy"
 
 
 class RegisteredPolicy(BaseModel):
@@ -82,22 +84,7 @@ def is_stored(bench: Workbench, checkpoint: CheckpointRef) -> bool:
 
 
 def export_best(bench: Workbench, best: Best) -> Path:
-    """Put the best policy so far into the run's own folder; hard links where the disk allows."""
-    target = bench.settings.run_folder(bench.run) / "best-policy"
-    source = bench.store.fetch(best.checkpoint.bare()) / "policy"
-    fresh, old = target.with_name("best-policy.new"), target.with_name("best-policy.old")
-    for leftover in (fresh, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    shutil.copytree(source, fresh, copy_function=_link)
-    if target.is_dir():
-        target.rename(old)
-    fresh.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
+    """Put a copy of the best policy so far into the run's own folder, with a manifest that proves it."""
+    target, ref = bench.settings.best_policy_folder(bench.run), best.checkpoint.bare()
+    export_part(bench.store.fetch(ref), bench.store.manifest(ref), ref, POLICY, target)
     return target
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        Path(target).hardlink_to(source)
-    except OSError:
-        shutil.copyfile(source, target)

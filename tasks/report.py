@@ -38,21 +38,39 @@ CURVES = {
 
 @stage("report", retries=0)
 def report(bench: Workbench, record: IterationRecord) -> str | None:
-    """Log what is missing up to `record`. Returns what MLflow did not take, None where it has everything."""
+    """Log what is missing up to `record`. Returns what is missing in the report, None where it is complete."""
     shown = {name: round(record.metrics[name], 4) for name in HEADLINES if name in record.metrics}
-    with bench.timings.outside("tracking"):
-        get_run_logger().info("iteration %s: %s", record.iteration, shown)
-        if not bench.reported:
-            _introduce(bench, record)
-        complete = _log_missing(bench, record)
-        if record.evaluation is not None:
-            _show_samples(bench, record)
-    return None if complete else bench.tracker.last_error or "it does not answer"
+    get_run_logger().info("iteration %s: %s", record.iteration, shown)
+    return _complaint(bench, lambda: _report(bench, record))
 
 
 @stage("report_end", retries=0)
 def report_end(bench: Workbench) -> str | None:
     """The curves as one figure, the table of all iterations in Prefect, and the end of the MLflow run."""
+    return _complaint(bench, lambda: _report_end(bench))
+
+
+def _complaint(bench: Workbench, report: Callable[[], bool]) -> str | None:
+    """Why a report is not complete. Whatever goes wrong in it, a report never ends a run."""
+    with bench.timings.outside("tracking"):
+        try:
+            complete = report()
+        except Exception as error:
+            get_run_logger().warning("this report is not complete", exc_info=True)
+            return f"this report is not complete: {type(error).__name__}: {error}"
+    return None if complete else f"MLflow did not take this report: {bench.tracker.last_error or 'it is silent'}"
+
+
+def _report(bench: Workbench, record: IterationRecord) -> bool:
+    if not bench.reported:
+        _introduce(bench, record)
+    complete = _log_missing(bench, record)
+    if record.evaluation is not None:
+        _show_samples(bench, record)
+    return complete
+
+
+def _report_end(bench: Workbench) -> bool:
     records = [read_record(document) for document in bench.records.all()]
     bench.tracker.open()
     if not bench.reported:
@@ -66,7 +84,7 @@ def report_end(bench: Workbench) -> str | None:
     tell_prefect(
         bench, "the table of iterations", lambda: create_table_artifact(rows, key=key, description=description)
     )
-    return None if complete else bench.tracker.last_error or "it does not answer"
+    return complete
 
 
 def panels(records: list[IterationRecord]) -> list[Panel]:

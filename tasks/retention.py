@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from infra.artifacts import ArtifactStore, open_store
+from prefect.logging import get_run_logger
+
+from infra.artifacts import ArtifactStore, StoreReadOnly, open_store
 from infra.collector import Collector, Leftover, StoredArtifact, open_collector
+from infra.runs import RecordError
+from infra.s3.objects import StoreUnavailable
 from infra.settings import Settings
 from tasks.needs import Name, Needs, kept_iterations
 from tasks.workbench import Workbench
@@ -16,6 +20,7 @@ def release(bench: Workbench) -> list[StoredArtifact]:
     """Remove what the run's own retention has let go and no other record needs. Called after each commit.
 
     What was asked for once is not asked for again: where another run needs it, that one's own retention lets it go.
+    While records of another run cannot be read (`bench.needs.unreadable`), nothing goes.
     """
     if bench.spec.checkpoint.keep_last is None:
         return []
@@ -26,18 +31,20 @@ def release(bench: Workbench) -> list[StoredArtifact]:
     wanted -= bench.released | bench.needs.of(records)
     if not wanted:
         return []
-    removed = bench.collector.collect(wanted, bench.needs.of_all)
-    bench.released |= wanted
+    removed = bench.collector.collect(wanted, bench.needs.among(wanted))
+    if not bench.needs.unreadable:
+        bench.released |= wanted
     return removed
 
 
 @dataclass(frozen=True)
 class Garbage:
-    """What no record needs and nobody uses."""
+    """What no record needs and nobody uses. Where records are `unreadable`, every artifact may be needed."""
 
     artifacts: list[StoredArtifact]
     leftovers: list[Leftover]
     damaged: list[Leftover] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -54,16 +61,18 @@ class Garbage:
 def find_garbage(*, damaged: bool = False) -> Garbage:
     """Look only. `damaged`: also what was set aside."""
     store, collector = opened()
-    unneeded = collector.pinned() | Needs(store).of_all()
-    artifacts = [found for found in collector.artifacts() if (found.kind, found.key) not in unneeded]
-    return Garbage(artifacts, collector.leftovers(), collector.damaged() if damaged else [])
+    stored, needs = collector.artifacts(), Needs(store)
+    # Pins go once a record names what they keep: so read the pins first.
+    kept = collector.pinned() | needs.among((found.kind, found.key) for found in stored)()
+    artifacts = [found for found in stored if (found.kind, found.key) not in kept]
+    return Garbage(artifacts, collector.leftovers(), collector.damaged() if damaged else [], needs.unreadable)
 
 
 def remove_garbage(garbage: Garbage) -> int:
     """Remove what is still garbage. Returns the bytes that are free now."""
     store, collector = opened()
     wanted: Iterable[Name] = [(found.kind, found.key) for found in garbage.artifacts]
-    removed = collector.collect(wanted, Needs(store).of_all)
+    removed = collector.collect(wanted, Needs(store).among(wanted))
     return sum(found.bytes for found in removed) + collector.remove([*garbage.leftovers, *garbage.damaged])
 
 
@@ -71,3 +80,12 @@ def opened() -> tuple[ArtifactStore, Collector]:
     """The store of the settings, and its collector."""
     store = open_store(Settings().store_root)
     return store, open_collector(store.root)
+
+
+def remove_leftovers(bench: Workbench) -> int:
+    """Remove what processes that are gone have left half written; the bytes that are free now. Never ends a run."""
+    try:
+        return bench.collector.remove(bench.collector.leftovers(quickly=True))
+    except (OSError, StoreReadOnly, StoreUnavailable, RecordError) as error:
+        get_run_logger().warning("what dead processes have left in the store could not be removed: %s", error)
+        return 0

@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 from infra.artifacts import ArtifactMissing, ArtifactRef, open_store
 from infra.engine_protocol import EngineInput, EngineJob
 from infra.engines import EngineProcess
+from infra.exported import check_export
 from infra.registry import describe
 from infra.settings import Settings
 from ppo_core.records import InputError
@@ -57,6 +58,7 @@ def find_policy(model: str, settings: Settings) -> Path:
             raise InputError(f"{model} lies at {source}, which this machine cannot read: use one whose source is local")
         return Path(unquote(urlsplit(source).path))
     if (Path(model) / "config.json").is_file():
+        check_export(Path(model))
         return Path(model).absolute()
     if "/" in model:
         raise InputError(f"{model} is no Hugging Face folder (no config.json): give a folder, a run or models:/…")

@@ -18,7 +18,7 @@ from infra.tracking import RunTracker
 from ppo_core.records import InputError
 from tasks.engines import Engines
 from tasks.iteration_record import IterationRecord
-from tasks.open_run import spec_of_run
+from tasks.open_run import committed, spec_of_run
 from tasks.workbench import Watch, Workbench, working
 
 
@@ -62,6 +62,7 @@ def open_verification(run: str, folder: str | None, watch: Watch) -> Iterator[Wo
 
     The scratch store is a folder of this machine, so the engines are here too, wherever those of the run were.
     """
+    committed(run)
     spec = spec_of_run(run, folder).with_overrides(["engines.backend=local"])
     settings = Settings()
     settings.home.mkdir(parents=True, exist_ok=True)

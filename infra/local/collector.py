@@ -67,7 +67,7 @@ class LocalCollector:
                         found.add((kind, key))
         return found
 
-    def leftovers(self) -> list[Leftover]:
+    def leftovers(self, *, quickly: bool = False) -> list[Leftover]:
         """What processes that are gone were writing, or removing."""
         of_runs = [self._root / "runs", *(run / "leases" for run in self._runs())]
         staged = [path for folder in of_runs for path in self._folders(folder) if path.name.startswith(STAGED)]

@@ -76,7 +76,9 @@ class LeaseFolders:
         """Who has a lease; None if it has just ended."""
         document: dict[str, Any] | None = None
         with suppress(RecordError):
-            document = read_sealed(self._files, self.place(number) / HOLDER, HOLDER)
+            document = read_sealed(
+                self._files, self.place(number) / HOLDER, HOLDER, remedy="its holder counts as unknown"
+            )
             if document is None and self._files.status(self.place(number)) is None:
                 return None
         try:

@@ -19,20 +19,24 @@ from infra.liveness import this_process
 from infra.local.lease import LocalLease
 from infra.local.lease_folders import TAKEN_ERRORS
 from infra.run_names import NOTES, is_run_name, note_kind, validate_run_name
-from infra.sealed import RecordExists, RecordMissing, read_sealed, seal
+from infra.sealed import RecordExists, RecordMissing, read_sealed, remedy_for_name, seal
 
 _SPEC = "spec.json"
 _NUMBERED_FILE = re.compile(r"(\d{6}|[1-9]\d{6,})\.json")
 
 
 def list_runs(root: str | Path, *, started: bool = True, files: FileSystem | None = None) -> list[str]:
-    """The names of the runs of a store, sorted; without `started` also of those that have no spec yet."""
+    """The names of the runs of a store, sorted; without `started` also of those with neither spec nor records yet."""
     seam: FileSystem = LocalFiles() if files is None else files
     folder = local_root(root) / "runs"
     if seam.status(folder) is None:
         return []
     names = [name for name in seam.names(folder) if is_run_name(name)]
-    return [name for name in names if not started or seam.status(folder / name / _SPEC) is not None]
+    return [name for name in names if not started or _is_started(seam, folder / name)]
+
+
+def _is_started(files: FileSystem, run: Path) -> bool:
+    return files.status(run / _SPEC) is not None or bool(_numbers(files, run / "iterations"))
 
 
 class LocalRecords:
@@ -53,6 +57,17 @@ class LocalRecords:
     def create_spec(self, spec: Mapping[str, Any]) -> None:
         """Write the run's spec; RecordExists if it has one."""
         self._create(_SPEC, spec)
+
+    def restore_spec(self, spec: Mapping[str, Any]) -> None:
+        """Write the spec of a run that has lost it, or has a damaged one; see `infra.runs.RunRecords`."""
+        lease, target, content = self._writing_lease(), self.folder / _SPEC, seal(_SPEC, spec)
+        with writing_to(self._root), lease.fenced():
+            lease.check()
+            if self._files.status(target) is not None:
+                self._files.rename(target, self._superseded(lease, target.stem))
+                self._files.sync_folder(lease.superseded)
+                self._files.sync_folder(target.parent)
+            self._write_once(lease, target, content)
 
     def read_spec(self) -> dict[str, Any] | None:
         """The run's spec, or None for a run that was never started."""
@@ -96,7 +111,7 @@ class LocalRecords:
             for iteration in reversed(self.iterations()):
                 if iteration <= after:
                     break
-                self._files.rename(folder / f"{iteration:06d}.json", self._superseded(lease, iteration))
+                self._files.rename(folder / f"{iteration:06d}.json", self._superseded(lease, f"{iteration:06d}"))
                 self._files.sync_folder(lease.superseded)
                 self._files.sync_folder(folder)
                 taken.append(iteration)
@@ -170,12 +185,12 @@ class LocalRecords:
         self._files.sync_folder(target.parent)
         return RecordExists(f"run {self.run}: {target} exists and is written once: read it, or choose another run name")
 
-    def _superseded(self, lease: LocalLease, iteration: int) -> Path:
+    def _superseded(self, lease: LocalLease, name: str) -> Path:
         count = 1
-        place = lease.superseded / f"{iteration:06d}.json"
+        place = lease.superseded / f"{name}.json"
         while self._files.status(place) is not None:
             count += 1
-            place = lease.superseded / f"{iteration:06d}-{count}.json"
+            place = lease.superseded / f"{name}-{count}.json"
         return place
 
     def _writing_lease(self) -> LocalLease:
@@ -184,14 +199,10 @@ class LocalRecords:
         return self._lease
 
     def _numbers(self, kind: str) -> list[int]:
-        folder = self.folder / kind
-        if self._files.status(folder) is None:
-            return []
-        found = [_NUMBERED_FILE.fullmatch(name) for name in self._files.names(folder)]
-        return sorted(int(match[1]) for match in found if match is not None)
+        return _numbers(self._files, self.folder / kind)
 
     def _read(self, name: str) -> dict[str, Any] | None:
-        return read_sealed(self._files, self.folder / name, name)
+        return read_sealed(self._files, self.folder / name, name, remedy=remedy_for_name(self.run, name))
 
     def _make(self, folder: Path) -> None:
         if folder not in self._made:
@@ -237,6 +248,13 @@ def create_run(
                 seam.sync_folder(runs)
                 raise RecordExists(f"run {run} exists in {runs}: choose another name") from None
             raise
+
+
+def _numbers(files: FileSystem, folder: Path) -> list[int]:
+    if files.status(folder) is None:
+        return []
+    found = [_NUMBERED_FILE.fullmatch(name) for name in files.names(folder)]
+    return sorted(int(match[1]) for match in found if match is not None)
 
 
 def _write_durable(files: FileSystem, path: Path, content: bytes) -> None:

@@ -12,10 +12,10 @@ from uuid import uuid4
 
 from infra.contents import Contents
 from infra.run_names import note_kind
-from infra.s3.head import READS, REMEDY, Head, RunHead
+from infra.s3.head import READS, Head, RunHead
 from infra.s3.lease import S3Lease
 from infra.s3.several import several
-from infra.sealed import SEAL, RecordCorrupted, RecordExists, RecordMissing, seal, unseal
+from infra.sealed import SEAL, RecordCorrupted, RecordExists, RecordMissing, remedy_for_name, seal, unseal
 
 
 class Documents:
@@ -54,13 +54,13 @@ class Documents:
         self._seen[name] = content
 
     def _fetch(self, name: str) -> None:
-        place = self._head.place(name)
+        place, remedy = self._head.place(name), remedy_for_name(self._head.run, name)
         for attempt in range(1, READS + 1):
             found = self._head.objects.read(self._head.key(name))
             if found is None:
-                raise RecordCorrupted(f"{place} is gone, and run {self._head.run} names it: {REMEDY}")
+                raise RecordCorrupted(f"{place} is gone, and run {self._head.run} names it: {remedy}")
             try:
-                unseal(place, name, found.content, remedy=REMEDY)
+                unseal(place, name, found.content, remedy=remedy)
             except RecordCorrupted:
                 if attempt == READS:
                     raise
@@ -91,6 +91,15 @@ class S3Records:
                 raise self._exists(head.spec)
 
         self._create("spec/spec", spec, refuse, lambda head, name: head.changed(spec=name))
+
+    def restore_spec(self, spec: Mapping[str, Any]) -> None:
+        """Write the spec of a run that has lost it, or has a damaged one; see `infra.runs.RunRecords`."""
+
+        def replace(head: Head, name: str) -> Head:
+            before = () if head.spec is None else (head.spec,)
+            return head.changed(spec=name, superseded=(*head.superseded, *before))
+
+        self._create("spec/spec", spec, lambda head: None, replace)
 
     def read_spec(self) -> dict[str, Any] | None:
         """The run's spec, or None for a run that was never started."""

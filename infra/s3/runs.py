@@ -13,7 +13,7 @@ from infra.s3.lease import S3Lease
 from infra.s3.objects import Objects, S3Address
 from infra.s3.records import Documents, S3Records, iteration_kind
 from infra.s3.several import THREADS, several
-from infra.sealed import RecordExists
+from infra.sealed import RecordError, RecordExists
 
 
 def open_s3_runs(root: str) -> S3Runs:
@@ -42,8 +42,8 @@ class S3Runs:
         found = [name for name in self._objects.folders(self._address.key(RUNS) + "/") if is_run_name(name)]
         if not started:
             return sorted(found)
-        specs = several(lambda name: self._head(name).read().head.spec, found, threads=self._threads)
-        return sorted(name for name, spec in zip(found, specs, strict=True) if spec is not None)
+        begun = several(self._is_started, found, threads=self._threads)
+        return sorted(name for name, is_started in zip(found, begun, strict=True) if is_started)
 
     def records(self, run: str, *, lease: Lease | None = None) -> S3Records:
         """The records of a run."""
@@ -65,6 +65,13 @@ class S3Runs:
             if head.put(first, version) is not None or head.read().head.spec == first.spec:
                 return
         raise RecordExists(f"run {run} exists in {self._address.uri}: choose another name")
+
+    def _is_started(self, run: str) -> bool:
+        try:
+            head = self._head(run).read().head
+        except RecordError:
+            return True  # whoever asks for it is told what is wrong with it
+        return head.spec is not None or bool(head.iterations)
 
     def _head(self, run: str) -> RunHead:
         return RunHead(self._objects, self._address, run)

@@ -11,11 +11,12 @@ others take over what the winner made. A writer that dies on the way leaves a fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 from uuid import uuid4
 
 from infra.artifact_cache import ArtifactCache
@@ -28,12 +29,15 @@ from infra.manifest import (
     ArtifactRef,
     Manifest,
     installed_libraries,
+    require_digest,
     validate_name,
 )
 from infra.s3.client import open_objects
 from infra.s3.envelope import Envelope, Version, envelope_key, manifest_of, move, parse_envelope, read_version
 from infra.s3.objects import Objects, S3Address
 from infra.s3.shelf import Shelf
+
+T = TypeVar("T")
 
 
 def open_s3_store(root: str, cache: ArtifactCache) -> S3Store:
@@ -100,22 +104,11 @@ class S3Store:
         What the cache has is right whatever has happened to the store, because the reference names its digest.
         """
         _validate(ref.kind, ref.key)
-        place = self._cache.get(ref.digest)
-        while place is None:
-            version = self._existing(ref)
-            manifest = manifest_of(version.envelope, ref.kind, ref.key)
-            if manifest.digest != ref.digest:
-                raise ArtifactCorrupted(
-                    f"artifact {ref.kind}/{ref.key} has digest {manifest.digest}, the reference says {ref.digest}: "
-                    "set it aside and make it again from its inputs"
-                )
-            try:
-                place = self._download(manifest, version.envelope.upload)
-            except ArtifactCorrupted:
-                # It may have been collected meanwhile, or set aside and made again by another writer.
-                if self._existing(ref).envelope.upload == version.envelope.upload:
-                    raise
-        return place
+        return self._cache.get(ref.digest) or self._read(ref, self._download)
+
+    def check(self, ref: ArtifactRef) -> int:
+        """Read every byte that is on S3, whatever the cache has; see `ArtifactStore.check`."""
+        return self._read(ref, self._check)
 
     def find(self, kind: str, key: str) -> ArtifactRef | None:
         """The reference of a stored artifact, or None; see `ArtifactStore.find`.
@@ -152,12 +145,10 @@ class S3Store:
 
     def manifest(self, ref: ArtifactRef) -> Manifest:
         """The manifest of an artifact."""
-        _validate(ref.kind, ref.key)
         return manifest_of(self._existing(ref).envelope, ref.kind, ref.key)
 
     def location(self, ref: ArtifactRef) -> str:
         """The s3:// uri of the folder that holds the artifact's files; see `ArtifactStore.location`."""
-        _validate(ref.kind, ref.key)
         return self._address.uri_of(self._address.key(ref.kind, ref.key, self._existing(ref).envelope.upload))
 
     def _reference(self, manifest: Manifest) -> ArtifactRef:
@@ -165,6 +156,7 @@ class S3Store:
         return ArtifactRef(kind=manifest.kind, uri=uri, digest=manifest.digest)
 
     def _existing(self, ref: ArtifactRef) -> Version:
+        _validate(ref.kind, ref.key)
         version = read_version(self._objects, self._address, ref.kind, ref.key)
         if version is None or not version.exists:
             raise ArtifactMissing(
@@ -172,6 +164,22 @@ class S3Store:
                 "open the store that does, or make it again"
             )
         return version
+
+    def _read(self, ref: ArtifactRef, read: Callable[[Manifest, str], T]) -> T:
+        """What `read` makes of the artifact that has the digest of the reference."""
+        while True:
+            version = self._existing(ref)
+            manifest = manifest_of(version.envelope, ref.kind, ref.key)
+            require_digest(manifest, ref)
+            try:
+                return read(manifest, version.envelope.upload)
+            except ArtifactCorrupted:
+                # It may have been collected meanwhile, or set aside and made again by another writer.
+                if self._existing(ref).envelope.upload == version.envelope.upload:
+                    raise
+
+    def _check(self, manifest: Manifest, upload: str) -> int:
+        return self._shelf.check(manifest, upload, self._cache.scratch())
 
     def _rescued(self, kind: str, key: str) -> Version | None:
         """The version of what exists; a collector that has condemned it finds that it is wanted."""
@@ -255,16 +263,10 @@ class S3Store:
 
     def _is_whole(self, manifest: Manifest, version: Version) -> bool:
         """Whether every byte on S3 is right; what the cache has does not count here."""
-        if not self._has_its_sizes(manifest, version):
-            return False
-        folder = self._cache.scratch()
         try:
-            self._shelf.download(manifest, version.envelope.upload, folder)
+            self._check(manifest, version.envelope.upload)
         except ArtifactCorrupted:
             return False
-        finally:
-            with suppress(OSError):
-                remove_tree(self._files, folder)
         return True
 
     def _bury(self, kind: str, key: str, version: Version) -> str | None:

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import again, app
+from flows.telling import with_set
 from tests.tasks.benches import ARITHMETIC
 
 SMOKE = str(ARITHMETIC / "smoke.yaml")
@@ -65,3 +66,10 @@ def test_reward_complains_when_every_row_scores_the_same(home: Path) -> None:
 def test_the_command_that_goes_on_can_be_pasted() -> None:
     spec = Path("a b.yaml")
     assert again(spec, "r", ["seed=1"]) == "ppoflow train 'a b.yaml' --run r --set seed=1"
+
+
+def test_of_one_key_the_last_setting_counts_and_is_printed_once() -> None:
+    longer = again(Path("a.yaml"), "r", ["iterations=4", "seed=1", "iterations=6"])
+    assert longer == "ppoflow train a.yaml --run r --set iterations=6 --set seed=1"
+    assert with_set(longer, "iterations=16") == "ppoflow train a.yaml --run r --set iterations=16 --set seed=1"
+    assert with_set("ppoflow resume r", "iterations=16") == "ppoflow resume r --set iterations=16"

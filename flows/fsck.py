@@ -1,0 +1,77 @@
+"""Repairing what `tasks.fsck` has found.
+
+spec ◄── the copy in record 0        records from the damaged one on ──► out of the run; `resume` makes them again
+artifacts ◄── made again from their inputs, to the recorded digest        copy of the best policy ◄── the store
+"""
+
+from __future__ import annotations
+
+from flows.console import RunConsole
+from flows.ppo import take_over
+from flows.recovery import mend
+from infra.artifacts import ArtifactRef
+from tasks.fsck import Findings
+from tasks.open_run import effective_spec, last_record, spec_of_run
+from tasks.predecessors import holder_note
+from tasks.prefect_api import EmbeddedFlow
+from tasks.register_policy import export_best, usable_best
+from tasks.repair_records import repair_records, set_aside_unneeded
+from tasks.workbench import Workbench, open_workbench
+
+Wanted = list[tuple[int, ArtifactRef]]
+
+
+def repair(found: Findings, folder: str | None = None) -> list[str]:
+    """Repair what can be; what was done, in lines for people. Raises LeaseHeld where a process has the run."""
+    if found.run is None:
+        return set_aside_unneeded(found)
+    done = repair_records(found.run, found)
+    damaged = [(damage.iteration, damage.ref) for damage in found.to_repair("artifact") if damage.ref is not None]
+    if damaged or found.to_repair("copy"):
+        in_order = sorted(damaged, key=lambda one: (one[0], one[1].kind == "checkpoint"))
+        done += repair_artifacts(found.run, [(iteration, bare(ref)) for iteration, ref in in_order], folder)
+    return done
+
+
+def remake_damaged(run: str, damaged: Wanted, folder: str | None = None) -> list[str]:
+    """Make damaged artifacts of a run again from their inputs, and the copy of its best policy.
+
+    Args:
+        run: Name of the run
+        damaged: The artifacts, each with its iteration
+        folder: Where the spec's folder (data, reward functions) is now, if it has moved
+    """
+    console, spec = RunConsole(run, 0), spec_of_run(run, folder)
+    with console, open_workbench(spec, run, console.progress, effective_spec, note=holder_note()) as bench:
+        take_over(bench, console)
+        return remake(bench, console, damaged)
+
+
+def remake(bench: Workbench, console: RunConsole, damaged: Wanted) -> list[str]:
+    """The same with what the tasks of a run work with."""
+    done = []
+    for iteration, ref in damaged:
+        # A copy that this machine has kept of a remote store says nothing of that store.
+        bench.store.set_aside(ref.kind, ref.key, digest=ref.digest)
+        again = mend(bench, console, [(iteration, ref)]) is None
+        verdict = "is whole again, with the same digest" if again else "could not be made again to the same digest"
+        done.append(f"{ref.kind} of iteration {iteration} {verdict}")
+    last = last_record(bench.records)
+    if last is not None:
+        done.append(f"the best policy is copied to {export_best(bench, usable_best(bench, last))}")
+    return done
+
+
+def bare(ref: ArtifactRef) -> ArtifactRef:
+    """A reference without the facts of its kind."""
+    return ArtifactRef(kind=ref.kind, uri=ref.uri, digest=ref.digest)
+
+
+repair_artifacts: EmbeddedFlow[[str, Wanted, str | None], list[str]] = EmbeddedFlow(
+    fn=remake_damaged,
+    name="fsck-repair",
+    flow_run_name="repair-{run}",
+    description="Make damaged artifacts of a run again from their inputs.",
+    validate_parameters=True,
+    persist_result=False,
+)

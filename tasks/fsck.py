@@ -1,0 +1,223 @@
+"""Whether everything that runs have stored is there, byte for byte, and what can be made again where it is not.
+
+`verify` proves that bytes follow from their inputs; this reads them. It writes nothing, and runs may write meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing, ArtifactRef, ArtifactStore, open_store
+from infra.collector import open_collector
+from infra.contents import Contents
+from infra.exported import check_export
+from infra.promotions import Journals
+from infra.runs import NOTES, RecordError, RunRecords, list_runs, open_runs, remedy_for
+from infra.settings import Settings
+from ppo_core.records import InputError
+from tasks.iteration_record import IterationRecord
+from tasks.lineage import step_of
+from tasks.needs import Name, Needs
+from tasks.record_chain import Link, first_break, link, record_digest
+
+Progress = Callable[[str], None]
+Repair = Literal["spec", "records", "artifact", "set aside", "copy"]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Something that is not as it was written, and what helps; without a `repair`, only a person can.
+
+    `repair` says what is done: the spec is written again; the records from `iteration` on are taken out of the run;
+    the artifact `ref` of that iteration is made again, or, where nothing needs it, set aside; the copy of the best
+    policy is made again.
+    """
+
+    what: str
+    complaint: str
+    remedy: str
+    repair: Repair | None = None
+    iteration: int = 0
+    ref: ArtifactRef | None = None
+
+
+@dataclass
+class Findings:
+    """What was read of a run (or, without one, of the rest of the store), and what of it is damaged."""
+
+    run: str | None
+    damages: list[Damage] = field(default_factory=list)
+    records: int = 0
+    artifacts: int = 0
+    bytes: int = 0
+
+    def to_repair(self, repair: Repair) -> list[Damage]:
+        """The damages that are repaired in this way."""
+        return [damage for damage in self.damages if damage.repair == repair]
+
+
+def check_store(progress: Progress) -> Iterator[Findings]:
+    """Everything: run by run, and then what belongs to none."""
+    store = open_store(Settings().store_root)
+    seen: set[Name] = set()
+    for run in open_runs(store.root).names(started=False):
+        yield check_run(run, progress, seen)
+    yield check_rest(store, progress, seen)
+
+
+def check_run(run: str, progress: Progress, seen: set[Name] | None = None) -> Findings:
+    """The records of a run, the artifacts that they need, and the copy of its best policy on this machine.
+
+    Artifacts in `seen` are not read again; those that are read are added. Raises InputError for an unknown run.
+    """
+    store = open_store(Settings().store_root)
+    runs = open_runs(store.root)
+    if run not in runs.names(started=False):
+        known = ", ".join(list_runs(store.root)) or "none"
+        raise InputError(f"there is no run {run} in {store.root} (runs there: {known})")
+    records = runs.records(run)
+    read = set[Name]() if seen is None else seen
+    while True:
+        found = Findings(run)
+        try:
+            contents = records.contents()
+        except RecordError as error:
+            found.damages.append(Damage("records", str(error), ""))
+            return found
+        believed = check_records(records, contents, found)
+        check_artifacts(store, believed, found, progress, read)
+        # A rollback, or retention, may have taken away what was missed: then look again.
+        if not found.damages or records.contents() == contents:
+            break
+    check_copy(run, found)
+    return found
+
+
+def check_records(records: RunRecords, contents: Contents, found: Findings) -> list[IterationRecord]:
+    """Every document of a run. Returns the records that can be believed."""
+    run, links = records.run, dict[int, Link]()
+    suspects: list[int] = []
+    for iteration, mark in contents.iterations.items():
+        try:
+            (document,) = records.marked([mark])
+            if document is not None:
+                links[iteration] = link(run, document)
+        except RecordError as error:
+            suspects.append(iteration)
+            found.damages.append(_of_record(run, iteration, error))
+    found.records = len(links)
+    readable = {number: one for number, one in links.items() if not suspects or number < suspects[0]}
+    broken = first_break(run, list(readable), list(readable.values()))
+    if broken is not None:
+        suspects.append(broken[0])
+        found.damages.append(_of_record(run, *broken))
+    check_spec(records, links.get(0), found)
+    for kind in NOTES:
+        try:
+            records.notes(kind)
+        except RecordError as error:
+            found.damages.append(Damage(f"notes of {kind}", str(error), remedy_for(run, kind)))
+    return [one.record for number, one in readable.items() if not suspects or number < min(suspects)]
+
+
+def _of_record(run: str, iteration: int, error: RecordError) -> Damage:
+    return Damage(f"record of iteration {iteration}", str(error), remedy_for(run, iteration), "records", iteration)
+
+
+def check_spec(records: RunRecords, first: Link | None, found: Findings) -> None:
+    """The spec of a run against the copy in its first record."""
+    complaint = None
+    try:
+        spec = records.read_spec()
+    except RecordError as error:
+        complaint = str(error)
+    else:
+        if first is None or first.record.spec is None:
+            return
+        if spec is None:
+            complaint = f"run {records.run} has lost its spec"
+        elif record_digest(spec) != record_digest(first.record.spec):
+            complaint = f"the spec of run {records.run} is not the one that its first record has"
+    if complaint is not None:
+        repair: Repair | None = "spec" if first is not None and first.record.spec is not None else None
+        found.damages.append(Damage("spec", complaint, remedy_for(records.run), repair))
+
+
+def check_artifacts(
+    store: ArtifactStore, records: list[IterationRecord], found: Findings, progress: Progress, seen: set[Name]
+) -> None:
+    """Every byte of what records need, and that each artifact was made from what its record says."""
+    named = Needs(store).named(records)
+    for name, (iteration, ref) in named.items():
+        found.artifacts += 1
+        if name not in seen:
+            progress(f"run {found.run}: {found.artifacts} of {len(named)} artifacts")
+            _check_artifact(store, found, iteration, ref)
+            seen.add(name)
+    told = [damage.ref for damage in found.damages if damage.ref is not None]
+    for record, before in zip(records, [None, *records], strict=False):
+        if not any(ref in told for ref in (record.rollouts, record.scores, record.experience, record.checkpoint)):
+            _check_lineage(store, found, record, before)
+
+
+def _check_artifact(store: ArtifactStore, found: Findings, iteration: int, ref: ArtifactRef) -> None:
+    what = f"{ref.kind} of iteration {iteration}"
+    try:
+        found.bytes += store.check(ref)
+    except (ArtifactCorrupted, ArtifactMissing) as error:
+        remedy = f"`ppoflow fsck {found.run} --repair` makes it again from its inputs"
+        found.damages.append(Damage(what, str(error), remedy, "artifact", iteration, ref))
+    except ArtifactError as error:
+        found.damages.append(Damage(what, str(error), ""))
+
+
+def _check_lineage(
+    store: ArtifactStore, found: Findings, record: IterationRecord, before: IterationRecord | None
+) -> None:
+    try:
+        complaints = step_of(store, record, before).complaints
+    except ArtifactError:
+        return  # told already
+    for complaint in complaints:
+        remedy = remedy_for(str(found.run), record.iteration)
+        found.damages.append(
+            Damage(f"record of iteration {record.iteration}", complaint, remedy, "records", record.iteration)
+        )
+
+
+def check_copy(run: str, found: Findings) -> None:
+    """The copy of the best policy, where this machine has one."""
+    try:
+        check_export(Settings().best_policy_folder(run))
+    except ArtifactCorrupted as error:
+        found.damages.append(
+            Damage("copy of the best policy", str(error), f"`ppoflow fsck {run} --repair` makes it again", "copy")
+        )
+
+
+def check_rest(store: ArtifactStore, progress: Progress, seen: set[Name]) -> Findings:
+    """The artifacts that no run's records need, and the journals of promotions."""
+    found = Findings(None)
+    for stored in open_collector(store.root).artifacts():
+        if (stored.kind, stored.key) in seen:
+            continue
+        found.artifacts += 1
+        progress(f"{found.artifacts} artifacts that no run needs")
+        try:
+            ref = store.find(stored.kind, stored.key)
+            found.bytes += store.check(ref) if ref is not None else 0
+        except ArtifactMissing:
+            continue  # removed meanwhile
+        except ArtifactError as error:
+            place = ArtifactRef(kind=stored.kind, uri=stored.key, digest="")
+            remedy = "no record needs it: `ppoflow fsck --repair` sets it aside, `ppoflow gc` removes it"
+            found.damages.append(Damage(f"{stored.kind}/{stored.key}", str(error), remedy, "set aside", ref=place))
+    journals = Journals(store.root)
+    for model in journals.models():
+        try:
+            journals.of(model).moves()
+        except RecordError as error:
+            found.damages.append(Damage(f"promotions of {model}", str(error), ""))
+    return found

@@ -1,0 +1,60 @@
+"""What people are told of a run that is somewhere else than it was, or whose folder on this machine is gone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli import app
+from infra.artifacts import ArtifactCorrupted
+from infra.settings import Settings
+from tasks.ending import interrupted
+from tasks.register_policy import export_best
+from tasks.sample_policy import find_policy
+from tests.tasks.toy_runs import ToyRun, flip_a_bit
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+SHORT = ("iterations=2", "dataset.evaluation=null")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyRun:
+    """A finished run, whose state was then moved."""
+    made = ToyRun(tmp_path / "old", SHORT)
+    made.train()
+    shutil.move(tmp_path / "old", tmp_path / "moved")
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "moved"))
+    monkeypatch.delenv("PPOFLOW_STORE", raising=False)
+    return ToyRun(tmp_path / "moved", SHORT)
+
+
+def test_status_names_the_place_where_the_checkpoint_is_now(run: ToyRun) -> None:
+    told = CliRunner().invoke(app, ["status", "toy"])
+    assert told.exit_code == 0
+    (line,) = [line for line in told.output.splitlines() if "checkpoint " in line]
+    assert str(run.home / "store" / "checkpoint") in line
+    assert "/old/" not in told.output
+
+
+def test_an_interrupted_run_of_which_only_the_store_is_left_has_its_iterations(run: ToyRun) -> None:
+    shutil.rmtree(run.home / "runs")
+    told = interrupted("toy", "ppoflow resume toy")
+    assert "no iteration was committed yet" not in told
+    assert f"iteration 2 is the last that is committed, in {run.home / 'store'}" in told
+    assert "no iteration was committed yet" in interrupted("another", "ppoflow resume another")
+
+
+def test_asking_a_damaged_copy_of_the_best_policy_is_refused(run: ToyRun) -> None:
+    folder = export_best(run.bench(), run.records()[-1].best)
+    (folder / "config.json").write_text("{}")
+    (folder / "manifest.json").unlink()
+    assert find_policy(str(folder), Settings()) == folder  # somebody's own folder
+    (folder / "config.json").unlink()
+    folder = export_best(run.bench(), run.records()[-1].best)
+    flip_a_bit(folder)
+    (folder / "config.json").touch()
+    with pytest.raises(ArtifactCorrupted, match="best-policy is damaged"):
+        find_policy(str(folder), Settings())
