@@ -54,20 +54,35 @@ def check_export(folder: Path) -> Manifest | None:
 
     Raises ArtifactCorrupted, naming file, expected and found.
     """
+    while True:
+        before = _inode(folder)
+        try:
+            return _check(folder)
+        except (ArtifactCorrupted, FileNotFoundError) as error:
+            if _inode(folder) != before:
+                continue  # another export has taken its place meanwhile
+            reason = str(error).partition(": ")[2].rpartition(": ")[0] or str(error)
+            raise ArtifactCorrupted(
+                f"{folder} is damaged: {reason}. Take the policy from the store instead (by its run's name, or as "
+                f"models:/…), or remove {MANIFEST_NAME} there if the change is yours"
+            ) from error
+
+
+def _check(folder: Path) -> Manifest | None:
     try:
         content = (folder / MANIFEST_NAME).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    try:
-        manifest = parse_manifest(content, KIND, KEY)
-        Checker(LocalFiles()).check_content(folder, manifest)
-    except ArtifactCorrupted as error:
-        reason = str(error).partition(": ")[2].rpartition(": ")[0]
-        raise ArtifactCorrupted(
-            f"{folder} is damaged: {reason}. Take the policy from the store instead (by its run's name, or as "
-            f"models:/…), or remove {MANIFEST_NAME} there if the change is yours"
-        ) from error
+    manifest = parse_manifest(content, KIND, KEY)
+    Checker(LocalFiles()).check_content(folder, manifest)
     return manifest
+
+
+def _inode(folder: Path) -> int | None:
+    try:
+        return folder.stat().st_ino
+    except OSError:
+        return None
 
 
 def copy_file(source: Path, target: Path) -> None:

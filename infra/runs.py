@@ -57,7 +57,7 @@ class RunRecords(Protocol):
         """
 
     def read_spec(self) -> dict[str, Any] | None:
-        """The run's spec, or None for a run that was never started."""
+        """The run's spec; None for a run that was never started, or that has lost it."""
 
     def commit(self, iteration: int, record: Mapping[str, Any]) -> None:
         """Create the record of an iteration, durable when this returns; RecordExists if there is one."""

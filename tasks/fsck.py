@@ -154,23 +154,25 @@ def check_artifacts(
         found.artifacts += 1
         if name not in seen:
             progress(f"run {found.run}: {found.artifacts} of {len(named)} artifacts")
-            _check_artifact(store, found, iteration, ref)
-            seen.add(name)
+            if _is_whole(store, found, iteration, ref):
+                seen.add(name)
     told = [damage.ref for damage in found.damages if damage.ref is not None]
     for record, before in zip(records, [None, *records], strict=False):
         if not any(ref in told for ref in (record.rollouts, record.scores, record.experience, record.checkpoint)):
             _check_lineage(store, found, record, before)
 
 
-def _check_artifact(store: ArtifactStore, found: Findings, iteration: int, ref: ArtifactRef) -> None:
+def _is_whole(store: ArtifactStore, found: Findings, iteration: int, ref: ArtifactRef) -> bool:
     what = f"{ref.kind} of iteration {iteration}"
     try:
         found.bytes += store.check(ref)
+        return True
     except (ArtifactCorrupted, ArtifactMissing) as error:
         remedy = f"`ppoflow fsck {found.run} --repair` makes it again from its inputs"
         found.damages.append(Damage(what, str(error), remedy, "artifact", iteration, ref))
     except ArtifactError as error:
         found.damages.append(Damage(what, str(error), ""))
+    return False
 
 
 def _check_lineage(

@@ -104,7 +104,14 @@ class S3Records:
     def read_spec(self) -> dict[str, Any] | None:
         """The run's spec, or None for a run that was never started."""
         name = self._now().spec
-        return None if name is None else self._documents.read(name)
+        if name is None:
+            return None
+        try:
+            return self._documents.read(name)
+        except RecordCorrupted:
+            if self._head.objects.read(self._head.key(name)) is None:
+                return None  # lost: the first record has a copy
+            raise
 
     def commit(self, iteration: int, record: Mapping[str, Any]) -> None:
         """Create the record of an iteration, durable when this returns; RecordExists if there is one."""

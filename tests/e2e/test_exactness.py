@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import FinishedRun
-from tests.e2e.launch import SMOKE, policy_bytes, ppoflow, records
+from tests.e2e.launch import SMOKE, flip_a_bit, policy_bytes, ppoflow, records
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
@@ -57,3 +57,21 @@ def test_changed_reward_code_is_applied_to_the_samples_that_are_there(copied: Pa
     assert after[4]["rollouts"] == before[4]["rollouts"]
     assert after[4]["metrics"]["score/mean"] == pytest.approx(2 * before[4]["metrics"]["score/mean"])
     assert policy_bytes(copied, after[4]) != policy_bytes(copied, before[4])
+
+
+def test_what_is_damaged_is_found_and_made_again_by_real_engines(smoke: FinishedRun, tmp_path: Path) -> None:
+    shutil.copytree(smoke.home / "store", tmp_path / "store")
+    third = records(tmp_path, "first")[3]
+    before = policy_bytes(tmp_path, third)
+    place = tmp_path / "store" / "checkpoint" / third["checkpoint"]["uri"].rpartition("/")[2]
+    flip_a_bit(place / "policy" / "model.safetensors")
+    (tmp_path / "store" / "runs" / "first" / "spec.json").unlink()
+    found = ppoflow(tmp_path, "fsck", "first")
+    assert found.returncode == 1
+    assert "! spec: run first has lost its spec" in found.stdout
+    assert "! checkpoint of iteration 3: " in found.stdout
+    repaired = ppoflow(tmp_path, "fsck", "first", "--repair")
+    assert repaired.returncode == 0, repaired.stdout + repaired.stderr
+    assert "checkpoint of iteration 3 is whole again, with the same digest" in repaired.stdout
+    assert policy_bytes(tmp_path, third) == before
+    assert repaired.stdout.rstrip().endswith("all as they were written")
