@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -13,3 +14,19 @@ Wait = Annotated[bool, typer.Option("--wait", help="Wait while another process h
 Folder = Annotated[
     str | None, typer.Option(help="Where the spec's folder (data, reward functions) is now, if it has moved")
 ]
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and end."""
+    if wanted:
+        typer.echo(f"ppoflow {version('ppoflow')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and end")
+    ] = False,
+) -> None:
+    """Train language-model policies with PPO as a restartable workflow."""

@@ -6,7 +6,7 @@ On a terminal the table is live; in a log file there is a clean line per iterati
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -37,7 +37,11 @@ STAGE_SECONDS: dict[str, tuple[str, str]] = {
     "eval.": ("seconds/evaluate_policy", ".1f"),
     "outside": ("seconds/outside_engines", ".2f"),
 }
-WIDE = 130
+RANKED = ("score", "held-out", "KL", "length", "seconds", "greedy", "tokens/s", "expl.var", "clipped")
+"""Which columns a narrow place keeps: the first ones. A number is never cut."""
+CELL, ITERATION, REMAINING = 8, 10, 24
+"""Characters of a cell, of the iteration and of the time to go in a line of a log file."""
+GAP, EDGES = 2, 3
 QUIET_PROGRESS_S = 15.0
 RECENT = 5
 
@@ -93,9 +97,10 @@ class RunConsole:
         self.stage = "next iteration"
         if not self.console.is_terminal:
             self._last_line = time.monotonic()
+            columns = fitting((self.console.width - ITERATION - REMAINING) // (CELL + 1), lambda name: 1)
             if len(self.records) == 1:
-                self.say(" ".join(["iteration", *(f"{name:>8}" for name in {**COLUMNS, **STAGE_SECONDS})]))
-            cells = " ".join(f"{cell:>8}" for cell in _cells(record, {**COLUMNS, **STAGE_SECONDS}))
+                self.say(" ".join(["iteration", *(f"{name:>{CELL}}" for name in columns)]))
+            cells = " ".join(f"{cell:>{CELL}}" for cell in _cells(record, columns))
             self.say(f"{record.iteration:>4}/{self.iterations:<4} {cells}{self._remaining()}")
 
     def samples(self, title: str, record: IterationRecord, start: IterationRecord, count: int = 3) -> None:
@@ -125,9 +130,28 @@ class RunConsole:
         return f"   about {seconds / 60:.1f} min to go" if seconds >= 1 else ""
 
 
+def fitting(width: int, size: Callable[[str], int]) -> dict[str, tuple[str, str]]:
+    """The columns for a place of this width; `size` is what one takes. Where all fit, also those of the stages."""
+    every = {**COLUMNS, **STAGE_SECONDS}
+    if sum(map(size, every)) <= width:
+        return every
+    chosen: set[str] = set()
+    for name in RANKED:
+        width -= size(name)
+        if width < 0:
+            break
+        chosen.add(name)
+    return {name: column for name, column in COLUMNS.items() if name in chosen}
+
+
 def records_table(run: str, records: list[IterationRecord], iterations: int, width: int) -> Table:
-    """A line per iteration; a terminal that is wide enough also gets the seconds of each stage."""
-    columns = {**COLUMNS, **STAGE_SECONDS} if width >= WIDE else COLUMNS
+    """A line per iteration, with as many columns as fit; where all do, also the seconds of each stage."""
+
+    def size(name: str) -> int:
+        column = {name: {**COLUMNS, **STAGE_SECONDS}[name]}
+        return max(len(name), *(len(cell) for record in records for cell in _cells(record, column)), 0) + GAP
+
+    columns = fitting(width - len("iteration ") - EDGES, size)
     table = Table(title=f"run {run}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("iteration", *columns):
         table.add_column(name, justify="right", no_wrap=True)

@@ -24,7 +24,7 @@ from tasks.deployed import requested, shown_name
 from tasks.errors import InputError, RegistryError, StoreUnavailable
 from tasks.find_whole import hold
 from tasks.guards import finish_rollback
-from tasks.iteration_record import IterationRecord
+from tasks.iteration_record import IterationRecord, best_in_words
 from tasks.open_run import effective_spec, first_record, last_record, record_at, restore_spec
 from tasks.predecessors import holder_note, mark_crashed
 from tasks.prefect_api import EmbeddedFlow, page_url
@@ -49,6 +49,7 @@ class RunReport(BaseModel):
     iterations: int
     best_iteration: int
     best_value: float | None
+    best: str
     policy: RegisteredPolicy | None
     policy_folder: Path
     metrics: dict[str, float]
@@ -176,6 +177,7 @@ def finish(bench: Workbench, console: RunConsole, record: IterationRecord) -> Ru
         iterations=record.iteration,
         best_iteration=best.iteration,
         best_value=best.value,
+        best=best_in_words(best, record_at(bench.records, best.iteration).metrics),
         policy=registered,
         policy_folder=folder,
         metrics=record.metrics,

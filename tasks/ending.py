@@ -24,9 +24,7 @@ class Report(Protocol):
     @property
     def iterations(self) -> int: ...
     @property
-    def best_iteration(self) -> int: ...
-    @property
-    def best_value(self) -> float | None: ...
+    def best(self) -> str: ...
     @property
     def policy(self) -> RegisteredPolicy | None: ...
     @property
@@ -35,10 +33,10 @@ class Report(Protocol):
 
 def ending(report: Report, longer: str) -> str:
     """Where to look after a finished run; `longer` is the command that makes it a longer one."""
-    value = "" if report.best_value is None else f" ({report.best_value:.3f})"
     return "\n".join(
         [
-            f"run {report.run}: {report.iterations} iterations done; best is iteration {report.best_iteration}{value}",
+            f"run {report.run}: {report.iterations} iterations done",
+            f"  {report.best}",
             *([f"  registered model   models:/{report.policy.name}/{report.policy.version}"] if report.policy else []),
             *places(report.policy_folder),
             f"  go on              {longer}",

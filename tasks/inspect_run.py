@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from infra.artifacts import ArtifactError, open_store
 from infra.settings import Settings
-from tasks.iteration_record import IterationRecord
+from tasks.iteration_record import IterationRecord, best_in_words
 from tasks.open_run import committed
 from tasks.references import CheckpointRef
 
@@ -23,11 +23,10 @@ class RunSoFar:
     def summary(self) -> str:
         """Position and best policy in a few lines."""
         last = self.records[-1]
-        value = "" if last.best.value is None else f" ({last.best.value:.3f})"
         return "\n".join(
             [
                 f"run {self.run}: iteration {last.iteration} of {self.iterations}, data at {last.cursor}",
-                f"  best policy        iteration {last.best.iteration}{value}",
+                f"  {best_in_words(last.best, self.records[last.best.iteration].metrics)}",
                 f"  checkpoint         {self.location}",
             ]
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -9,6 +10,8 @@ from pydantic import BaseModel, ConfigDict
 from infra.artifacts import ArtifactRef
 from ppo_core.spec import CheckpointSpec
 from tasks.references import CheckpointRef, DatasetRef, EvaluationRef, ExperienceRef, RolloutsRef, ScoresRef
+
+ACCURACY = "evaluation/accuracy"
 
 
 class Attempt(BaseModel):
@@ -29,6 +32,15 @@ class Best(BaseModel):
     iteration: int
     value: float | None
     checkpoint: CheckpointRef
+
+
+def best_in_words(best: Best, metrics: Mapping[str, float]) -> str:
+    """Which policy is the best, by what, and how good it is; `metrics` are those of its iteration."""
+    if best.value is None:
+        return f"best is iteration {best.iteration}, the last one ({best.metric} was never measured)"
+    accuracy = metrics.get(ACCURACY)
+    told = "" if accuracy is None else f" (held-out accuracy {accuracy:.3f})"
+    return f"best by {best.metric}: {best.value:.3f} at iteration {best.iteration}{told}"
 
 
 class IterationRecord(BaseModel):

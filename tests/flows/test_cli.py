@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,7 @@ def test_of_one_key_the_last_setting_counts_and_is_printed_once() -> None:
     assert longer == "ppoflow train a.yaml --run r --set iterations=6 --set seed=1"
     assert with_set(longer, "iterations=16") == "ppoflow train a.yaml --run r --set iterations=16 --set seed=1"
     assert with_set("ppoflow resume r", "iterations=16") == "ppoflow resume r --set iterations=16"
+
+
+def test_the_version_is_told() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output == f"ppoflow {version('ppoflow')}\n"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
 
+import pytest
 from rich.console import Console
 
-from flows.console import RunConsole
+from flows.console import COLUMNS, STAGE_SECONDS, RunConsole
 from infra.engine_protocol import EngineProgress
 from tests.flows.samples import record
 
@@ -49,6 +51,28 @@ def test_a_narrow_terminal_leaves_out_the_stages() -> None:
         console.iteration(record(1, {"score/mean": 0.5, "seconds/update_policy": 3.0}))
     assert "outside" not in buffer.getvalue()
     assert "0.500" in buffer.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160])
+def test_a_table_fits_and_cuts_no_number(width: int) -> None:
+    numbers = {metric: 1234.5678 for metric, _ in {**COLUMNS, **STAGE_SECONDS}.values()}
+    console, buffer = shown(terminal=True, width=width)
+    with console:
+        console.iteration(record(10, numbers))
+    lines = buffer.getvalue().splitlines()
+    assert all(len(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).rstrip()) <= width for line in lines)
+    assert "…" not in buffer.getvalue()
+    assert "1234.568" in buffer.getvalue()  # the score
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_line_of_a_log_file_fits_too(width: int) -> None:
+    console, buffer = shown(terminal=False, width=width)
+    with console:
+        console.iteration(record(1, {"score/mean": 0.5}))
+        console.iteration(record(2, {"score/mean": 0.5}))
+    assert all(len(line) <= width for line in buffer.getvalue().splitlines())
+    assert "about" in buffer.getvalue()
 
 
 def test_samples_are_the_prompts_that_the_start_answered_worst() -> None:
