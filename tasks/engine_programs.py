@@ -11,11 +11,14 @@ from pathlib import Path
 
 from infra.engines import EngineProcess
 from infra.fingerprint import code_fingerprint
-from infra.hardware import free_port, has_nvidia_gpu
+from infra.hardware import has_nvidia_gpu
 from infra.settings import Settings
 from ppo_core.spec import RunSpec
 
 PROGRAMS = {role: f"ppo_core.engines.{role}" for role in ("rollout", "training", "scoring")}
+
+# Where gloo, nccl and vLLM would else take the address that the machine's name or its way out has.
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
 
 
 @dataclass(frozen=True)
@@ -106,9 +109,11 @@ def _environment(plan: EnginePlan, settings: Settings) -> Mapping[str, str]:
 
 
 def quiet(settings: Settings) -> dict[str, str]:
-    """What every engine gets: passive threads (spinning ones slow a shared machine fivefold), no telemetry."""
+    """What every engine gets: passive threads (spinning ones slow a shared machine fivefold), no telemetry, and no
+    socket but on loopback: all processes of an engine are on one machine."""
     threads = {"OMP_NUM_THREADS": str(settings.engine_threads)} if settings.engine_threads else {}
     return {
+        **ON_LOOPBACK,
         "OMP_WAIT_POLICY": "passive",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -136,8 +141,6 @@ def training_environment(settings: Settings, *, num_ranks: int, deterministic: b
         "RANK": "0",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": str(num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
         "TRANSFORMERS_VERBOSITY": "error",
         # What torch asks for before it makes cuBLAS deterministic; without a GPU nothing reads it.
         **({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if deterministic else {}),

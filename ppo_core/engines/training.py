@@ -1,8 +1,8 @@
 """The training engine: DeepSpeed ranks holding policy, critic and reference.
 
 Jobs: start_policy, compute_advantages, update_policy. `python -m ppo_core.engines.training --num-ranks N` serves them
-on rank 0 and starts the other ranks itself; they get every job by broadcast and do their share. RANK, LOCAL_RANK,
-WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be set.
+on rank 0 and starts the other ranks itself; they get every job by broadcast and do their share. RANK, LOCAL_RANK and
+WORLD_SIZE must be set.
 """
 
 from __future__ import annotations
@@ -18,18 +18,22 @@ from ppo_core.permissions import Permissions
 def main(
     num_ranks: Annotated[int, typer.Option(min=1)] = 1,
     rank: Annotated[int, typer.Option(min=0)] = 0,
+    meeting: Annotated[int | None, typer.Option(help="A descriptor that rank 0 hands on", min=0)] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code")] = False,
 ) -> None:
     """Serve training jobs on standard input and output (rank 0), or follow rank 0."""
     replies = take_over_stdout()
     # DeepSpeed prints while it is imported, so only now that the protocol's stream is safe.
-    from ppo_core.training.ranks import Ranks, start_other_ranks
+    from ppo_core.training.ranks import Ranks, open_meeting, start_other_ranks
 
     trusted = ["--trust-remote-code"] if trust_remote_code else []
-    children = start_other_ranks(num_ranks, *trusted) if rank == 0 else []
+    children = []
+    if rank == 0 and num_ranks > 1:
+        meeting = open_meeting()
+        children = start_other_ranks(num_ranks, meeting, *trusted)
     from ppo_core.training.service import TrainingEngine, follow, leading
 
-    engine = TrainingEngine(Ranks(rank, num_ranks, children), trust_remote_code=trust_remote_code)
+    engine = TrainingEngine(Ranks(rank, num_ranks, children, meeting), trust_remote_code=trust_remote_code)
     if rank > 0:
         follow(engine)
     engine.ranks.end_with_children()

@@ -24,19 +24,24 @@ IDLE = datetime.timedelta(days=365)
 
 @dataclass
 class Ranks:
-    """This process's place among `world_size`; small messages go through gloo on the CPU on every kind of machine."""
+    """This process's place among `world_size`; small messages go through gloo on the CPU on every kind of machine.
+
+    Several ranks meet in the file of the descriptor `meeting`, see `open_meeting`.
+    """
 
     rank: int
     world_size: int
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    meeting: int | None = None
     dismissed: bool = False
 
     def __post_init__(self) -> None:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         if torch.cuda.is_available():
             torch.cuda.set_device(self.rank % torch.cuda.device_count())
-        # Address and port come from the environment that this engine was started with. The others wait idle for jobs.
-        dist.init_process_group(backend, rank=self.rank, world_size=self.world_size, timeout=IDLE)
+        store = _store(self.world_size, self.meeting)
+        # The others wait idle for jobs.
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size, timeout=IDLE)
         self.control = dist.new_group(backend="gloo", timeout=IDLE)
 
     @property
@@ -109,14 +114,34 @@ def first_rank_only() -> Iterator[None]:
         raise EngineDefect(f"{type(error).__name__}: {error}") from error
 
 
-def start_other_ranks(world_size: int, *options: str) -> list[subprocess.Popen[bytes]]:
+def open_meeting() -> int:
+    """The descriptor of a file without a name, in memory, in which ranks tell one another where they are.
+
+    torch's usual store listens on every address of the machine, and whoever reaches it reads and writes keys. This one
+    can be opened by nobody who does not inherit it or may look into our processes, and ends with them.
+    """
+    descriptor = os.memfd_create("ranks")
+    os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
+def _store(world_size: int, meeting: int | None) -> dist.Store:
+    if meeting is not None:
+        return dist.FileStore(f"/proc/self/fd/{meeting}", world_size)
+    if world_size > 1:
+        raise ValueError(f"{world_size} ranks need a meeting: give each of them the descriptor of open_meeting()")
+    return dist.HashStore()
+
+
+def start_other_ranks(world_size: int, meeting: int, *options: str) -> list[subprocess.Popen[bytes]]:
     """Start ranks 1..N-1 of this program; `env` adds their place to the environment they inherit."""
     program = [sys.executable, "-m", "ppo_core.engines.training", "--num-ranks", str(world_size), *options]
     return [
         subprocess.Popen(
-            ["env", f"RANK={rank}", f"LOCAL_RANK={rank}", *program, "--rank", str(rank)],
+            ["env", f"RANK={rank}", f"LOCAL_RANK={rank}", *program, "--rank", str(rank), "--meeting", str(meeting)],
             stdin=subprocess.DEVNULL,
             stdout=2,
+            pass_fds=[meeting],
         )
         for rank in range(1, world_size)
     ]

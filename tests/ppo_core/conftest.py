@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from ppo_core.training.ranks import open_meeting
 
 ROOT = Path(__file__).parents[2]
 TOGETHER = ("trained/spread", "skipped/skip")
@@ -57,15 +58,21 @@ def skipped(programs: Path) -> Path:
 
 def run_program(scenarios: Sequence[str], folder: Path, *, world_size: int) -> None:
     command = [sys.executable, "-m", "tests.ppo_core.training_program", ",".join(scenarios), str(folder)]
-    port, logs, ranks = free_port(), [], []
+    meetings = [open_meeting()] if world_size > 1 else []
+    command += [str(meeting) for meeting in meetings]
+    logs, ranks = [], []
     for rank in range(world_size):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "GLOO_SOCKET_IFNAME": "lo"}
         logs.append(folder / f"{world_size}-{rank}.log")
         with logs[-1].open("w") as log:
             ranks.append(
                 subprocess.Popen(
-                    command, cwd=ROOT, env={**os.environ, **place, **address}, stdout=log, stderr=subprocess.STDOUT
+                    command,
+                    cwd=ROOT,
+                    env={**os.environ, **place},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=meetings,
                 )
             )
     try:
@@ -73,10 +80,6 @@ def run_program(scenarios: Sequence[str], folder: Path, *, world_size: int) -> N
     finally:
         for process in ranks:
             process.kill()
+        for meeting in meetings:
+            os.close(meeting)
     assert not any(codes), "\n".join(log.read_text()[-3000:] for log in logs)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -19,7 +19,6 @@ from ppo_core.records import GenerateJob, InputError, PromptRow
 from ppo_core.tables import write_prompts
 from ppo_core.training.ranks import Ranks, first_rank_only
 from ppo_core.training.service import TrainingEngine, leading
-from tests.ppo_core.conftest import free_port
 from tests.ppo_core.engine_jobs import ROOT, generate_spec
 
 
@@ -65,8 +64,7 @@ def test_a_policy_is_sampled_in_the_precision_it_is_stored_in(
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainingEngine]:
     """Rank 0 with a process that stands for another rank, waiting for it."""
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     child = subprocess.Popen(["sleep", "60"])
     yield TrainingEngine(Ranks(0, 1, [child]))
     dist.destroy_process_group()
@@ -101,6 +99,11 @@ def test_other_errors_end_the_engine(engine: TrainingEngine, tmp_path: Path, err
     with pytest.raises(EngineDefect, match=f"{type(error).__name__}: {error}") as defect:
         leading(engine, "fail")(job_reading(tmp_path))
     assert defect.value.retryable == retryable
+
+
+def test_several_ranks_never_meet_at_a_port() -> None:
+    with pytest.raises(ValueError, match=r"2 ranks need a meeting.*open_meeting"):
+        Ranks(0, 2)
 
 
 def test_an_error_that_only_rank_0_can_have_ends_the_engine() -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,19 @@ def update(bench: Bench, number: int, inputs: dict[str, Path], *, full: bool, **
 
 
 def engine_processes() -> list[int]:
-    """Rank 0 and rank 1, below this process."""
-    program = [sys.executable, "-m", "ppo_core.engines.training"]
-    children = psutil.Process().children(recursive=True)
-    return [child.pid for child in children if child.cmdline()[:3] == program]
+    """Rank 0 and rank 1, below this process, but for those that have ended."""
+    program, found = [sys.executable, "-m", "ppo_core.engines.training"], []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # a zombie, too
+            found += [child.pid] if child.cmdline()[:3] == program else []
+    return found
 
 
 def kill(_: EngineProgress) -> None:
-    """In the middle of the job."""
-    os.kill(engine_processes()[0], signal.SIGKILL)
+    """In the middle of the job; what the engine had said before its end may still come."""
+    for pid in engine_processes()[:1]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_three_updates_with_thin_checkpoints_and_a_kill_in_each(bench: Bench, start: Path, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""The training code under DeepSpeed, in a process of its own: `python -m tests.ppo_core.training_program NAMES DIR`.
+"""The training code under DeepSpeed: `python -m tests.ppo_core.training_program NAMES DIR [MEETING]`, a process each.
 
-RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be set. NAMES are scenarios like trained/resume, and what
-each makes goes below DIR/trained, its facts to DIR/trained/resume-RANKS.json. It judges nothing: that is the tests'
-part.
+RANK, LOCAL_RANK and WORLD_SIZE must be set; several ranks inherit the descriptor MEETING. NAMES are scenarios like
+trained/resume, and what each makes goes below DIR/trained, its facts to DIR/trained/resume-RANKS.json. It judges
+nothing: that is the tests' part.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ PROGRAMS = {
 }
 
 
-def main(names: str, root: Path) -> None:
+def main(names: str, root: Path, meeting: int | None = None) -> None:
     torch.set_num_threads(1)
-    ranks = Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    ranks = Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), meeting=meeting)
     for program, _, name in (scenario.partition("/") for scenario in names.split(",")):
         (root / program).mkdir(exist_ok=True)
         facts = PROGRAMS[program][name](root / program, ranks)
@@ -35,4 +35,4 @@ def main(names: str, root: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:]))
