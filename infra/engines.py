@@ -43,7 +43,7 @@ from infra.engine_protocol import (
     decode_reply,
     encode_job,
 )
-from infra.settings import child_environment
+from infra.settings import engine_environment
 
 __all__ = [
     "Engine",
@@ -68,10 +68,8 @@ TAIL_BYTES = 2**16
 
 
 class GuardedProcess:
-    """A command in a session of its own that ends, with all its descendants, when we end or kill() is called.
-
-    With `pipes`, its stdin and stdout are pipes of ours; without, stdin is empty and stdout goes to the log.
-    """
+    """A command in a session of its own that ends, with all its descendants, when we end or kill() is called. It sees
+    `environment` alone. With `pipes`, stdin and stdout are ours; without, stdin is empty and stdout is the log."""
 
     def __init__(
         self,
@@ -96,7 +94,7 @@ class GuardedProcess:
                 stdout=subprocess.PIPE if pipes else log_file,
                 stderr=log_file,
                 bufsize=0,
-                env=child_environment({**environment, key: value}),
+                env={**environment, key: value},
                 pass_fds=[theirs.fileno(), *keep],
                 start_new_session=True,
             )
@@ -189,7 +187,8 @@ def _signal_name(number: int) -> str:
 
 
 class EngineProcess:
-    """An engine as a child process here. `timeout_s` of run() includes the program's imports after a start."""
+    """An engine as a child process here; `environment` comes on top of what every engine sees. `timeout_s` of run()
+    includes the program's imports after a start."""
 
     def __init__(
         self,
@@ -270,7 +269,8 @@ class EngineProcess:
     def _launched(self) -> tuple[GuardedProcess, LineChannel]:
         # One that died before its first job is kept: run() finds it dead and says why.
         if self._process is None or self._channel is None:
-            self._process = GuardedProcess(self._command, log=self._log, environment=self._environment, pipes=True)
+            seen = engine_environment(self._environment)
+            self._process = GuardedProcess(self._command, log=self._log, environment=seen, pipes=True)
             self._channel = self._process.channel()
         return self._process, self._channel
 

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from infra.engines import GuardedProcess
+from infra.settings import child_environment
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 4200
@@ -65,7 +66,7 @@ class PrefectServer:
             self._process = GuardedProcess(
                 [sys.executable, "-m", "uvicorn", *server, *quiet],
                 log=self.log,
-                environment={**self._settings(), **self._environment},
+                environment=child_environment({**self._settings(), **self._environment}),
                 pipes=False,
                 keep=[listener.fileno()],
             )

@@ -11,8 +11,10 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from infra.engine_environment import permitted, way_out
 from infra.run_names import validate_run_name
 
+_VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _BUCKET = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
 
 
@@ -62,6 +64,11 @@ class Settings(BaseSettings):
         description="From where reward functions and other code named in specs may come: folders (with a slash; . is "
         "the spec's own) and packages, joined by commas.",
     )
+    reward_env: Annotated[tuple[Annotated[str, Field(pattern=_VARIABLE)], ...], NoDecode] = Field(
+        default=(),
+        description="Variables of this machine that reward functions see besides, a judge's key for example, joined "
+        "by commas; engines see none of the others that hold secrets.",
+    )
     trust_remote_code: bool = Field(
         default=False, description="Run code that lies in models' and tokenizers' folders; no spec can allow it."
     )
@@ -72,10 +79,10 @@ class Settings(BaseSettings):
         description="CPU threads of each engine (another number can round differently); without it, each chooses.",
     )
 
-    @field_validator("plugins", mode="before")
+    @field_validator("plugins", "reward_env", mode="before")
     @classmethod
-    def _joined_by_commas(cls, plugins: object) -> object:
-        return tuple(place.strip() for place in plugins.split(",")) if isinstance(plugins, str) else plugins
+    def _joined_by_commas(cls, listed: object) -> object:
+        return tuple(one.strip() for one in listed.split(",")) if isinstance(listed, str) else listed
 
     @field_validator("plugins")
     @classmethod
@@ -197,6 +204,16 @@ def child_environment(extra: Mapping[str, str], *, without: Sequence[str] = ()) 
     """The environment for a child process: ours, less the names that begin with one of `without`, and these on top."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(tuple(without))}
     return {**kept, **extra}
+
+
+def engine_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment for an engine: of ours what it needs and nothing secret, and `extra` on top."""
+    return {**permitted(os.environ), **extra}
+
+
+def reward_environment(names: Sequence[str]) -> dict[str, str]:
+    """What reward functions see besides: the way to the network, and those of `names` that are set."""
+    return {**way_out(os.environ), **{name: os.environ[name] for name in names if name in os.environ}}
 
 
 def export(variables: Mapping[str, str]) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from infra.engines import EngineProcess
 from infra.fingerprint import code_fingerprint
 from infra.hardware import has_nvidia_gpu
-from infra.settings import Settings
+from infra.settings import Settings, reward_environment
+from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
 
 PROGRAMS = {role: f"ppo_core.engines.{role}" for role in ("rollout", "training", "scoring")}
@@ -105,7 +106,7 @@ def _environment(plan: EnginePlan, settings: Settings) -> Mapping[str, str]:
         return rollout_environment(settings, deterministic=plan.deterministic, gpus=plan.gpus)
     if plan.role == "training":
         return training_environment(settings, num_ranks=plan.num_ranks, deterministic=plan.deterministic)
-    return quiet(settings)
+    return scoring_environment(settings)
 
 
 def quiet(settings: Settings) -> dict[str, str]:
@@ -120,6 +121,20 @@ def quiet(settings: Settings) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         **threads,
     }
+
+
+def scoring_environment(settings: Settings) -> dict[str, str]:
+    """With the variables that this machine's owner passes on to reward functions.
+
+    Raises InputError where one of them is not set.
+    """
+    passed = reward_environment(settings.reward_env)
+    if missing := [name for name in settings.reward_env if name not in passed]:
+        raise InputError(
+            f"PPOFLOW_REWARD_ENV names {', '.join(missing)}, which is not set here: export it where ppoflow runs, or "
+            "take it out of the list"
+        )
+    return {**passed, **quiet(settings)}
 
 
 def rollout_environment(

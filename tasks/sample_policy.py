@@ -9,12 +9,11 @@ from urllib.parse import unquote, urlsplit
 
 from infra.artifacts import ArtifactMissing, ArtifactRef, open_store
 from infra.engine_protocol import EngineInput, EngineJob
-from infra.engines import EngineProcess
 from infra.exported import check_export
 from infra.registry import describe
 from infra.settings import Settings
 from ppo_core.records import InputError
-from tasks.engine_programs import PROGRAMS, rollout_environment
+from tasks.engine_programs import EnginePlan, launch
 from tasks.inspect_run import read_run
 from tasks.orders import ask
 from tasks.policies import CHECKPOINT_TAG
@@ -26,12 +25,7 @@ def sample_policy(
     """`count` answers. Raises InputError where `model` names no policy."""
     settings = Settings()
     policy = find_policy(model, settings)
-    engine = EngineProcess(
-        "rollout",
-        PROGRAMS["rollout"],
-        log=settings.home / "logs" / "sample.log",
-        environment=rollout_environment(settings),
-    )
+    engine = launch(EnginePlan("rollout", "sample"), settings, settings.home / "logs")
     document = {
         "prompt": prompt,
         "temperature": temperature,

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from infra.engine_protocol import EngineInput, EngineJob
-from infra.engines import EngineProcess
 from infra.settings import Settings
 from ppo_core.spec import RunSpec
-from tasks.engine_programs import PROGRAMS, quiet
+from tasks.engine_programs import EnginePlan, launch
 from tasks.orders import ask
 
 
@@ -33,9 +32,7 @@ class TrialRow:
 def try_reward(spec: RunSpec, completions: list[str]) -> list[TrialRow]:
     """Score five rows. Raises InputError or EngineError with the complaint for what cannot be a reward."""
     settings = Settings()
-    engine = EngineProcess(
-        "scoring", PROGRAMS["scoring"], log=settings.home / "logs" / "reward.log", environment=quiet(settings)
-    )
+    engine = launch(EnginePlan("scoring", "reward"), settings, settings.home / "logs")
     document = {
         "reward": spec.reward.model_dump(mode="json"),
         "train": spec.dataset.train,

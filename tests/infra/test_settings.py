@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from infra.settings import Settings, child_environment, export
+from infra.settings import Settings, child_environment, engine_environment, export, reward_environment
 
-NAMES = ("HOME", "STORE", "TRACKING_URI", "PREFECT_API_URL", "ENGINE_THREADS", "CACHE", "CACHE_GIB")
+NAMES = ("HOME", "STORE", "TRACKING_URI", "PREFECT_API_URL", "ENGINE_THREADS", "CACHE", "CACHE_GIB", "REWARD_ENV")
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +67,9 @@ def test_stores_are_addresses_or_absolute_folders(tmp_path: Path):
         ("PPOFLOW_ENGINE_THREADS", "many"),
         ("PPOFLOW_CACHE_GIB", "0"),
         ("PREFECT_API_URL", "localhost:4200"),
+        ("PPOFLOW_REWARD_ENV", "JUDGE_KEY=1"),
+        ("PPOFLOW_REWARD_ENV", "JUDGE_KEY,,X"),
+        ("PPOFLOW_REWARD_ENV", "*"),
     ],
 )
 def test_values_out_of_bounds_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str):
@@ -90,6 +93,17 @@ def test_a_child_gets_ours_and_more(monkeypatch: pytest.MonkeyPatch):
     assert {"MINE": "2", "NEW": "3"}.items() <= child_environment({"MINE": "2", "NEW": "3"}).items()
     assert os.environ["MINE"] == "1"
     assert child_environment({})["MINE"] == "1"
+
+
+def test_the_owner_names_what_reward_functions_see(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JUDGE_KEY", "1")
+    monkeypatch.setenv("PPOFLOW_REWARD_ENV", "JUDGE_KEY, NOT_SET")
+    names = Settings().reward_env
+    assert names == ("JUDGE_KEY", "NOT_SET")
+    assert reward_environment(names).items() >= {"JUDGE_KEY": "1"}.items()
+    assert "NOT_SET" not in reward_environment(names)
+    assert "JUDGE_KEY" not in engine_environment({}).keys() | reward_environment(()).keys()
+    assert engine_environment({"PATH": "ours"})["PATH"] == "ours"
 
 
 def test_export_leaves_what_the_user_has_set(monkeypatch: pytest.MonkeyPatch):

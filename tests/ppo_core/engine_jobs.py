@@ -13,7 +13,13 @@ from infra.settings import Settings
 from ppo_core.records import PromptRow, RolloutRow
 from ppo_core.spec import RunSpec
 from ppo_core.tables import read_rollouts, write_prompts
-from tasks.engine_programs import PROGRAMS, quiet, rollout_environment, training_command, training_environment
+from tasks.engine_programs import (
+    PROGRAMS,
+    rollout_environment,
+    scoring_environment,
+    training_command,
+    training_environment,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120.0
@@ -56,7 +62,7 @@ def open_engine(name: str, folder: Path, spec: RunSpec | None = None) -> Bench:
     """An engine as the tasks start it for a run of `spec`."""
     spec = spec or minimal_spec()
     settings = Settings(home=folder)
-    environment = {"rollout": rollout_environment(settings), "scoring": quiet(settings)}.get(name)
+    environment = {"rollout": rollout_environment(settings), "scoring": scoring_environment(settings)}.get(name)
     if environment is None:
         environment = training_environment(settings, num_ranks=spec.training.num_ranks, deterministic=False)
     engine = EngineProcess(

@@ -1,0 +1,54 @@
+"""What of an environment an engine sees."""
+
+from __future__ import annotations
+
+import pytest
+
+from infra.engine_environment import is_secret, permitted, way_out
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "PATH",
+            "LC_ALL",
+            "PYTHONPATH",
+            "CUDA_VISIBLE_DEVICES",
+            "NCCL_DEBUG",
+            "OMP_PLACES",
+            "KMP_BLOCKTIME",
+            "MKL_CBWR",
+        ),
+        *(
+            "TORCH_HOME",
+            "VLLM_CPU_KVCACHE_SPACE",
+            "HF_HUB_OFFLINE",
+            "TOKENIZERS_PARALLELISM",
+            "LD_PRELOAD",
+            "PPOFLOW_HOME",
+        ),
+    ],
+)
+def test_what_programs_need_is_there(name: str) -> None:
+    assert permitted({name: "1"}) == {name: "1"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("HF_TOKEN", "HF_TOKEN_PATH", "VLLM_API_KEY", "VLLM_API_KEYS", "PYTHON_KEYRING_PASSWORD", "TORCH_AUTH"),
+        *("DS_SECRET", "AWS_PROFILE", "AWS_SECRET_ACCESS_KEY", "PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RAY_ADDRESS"),
+        *("PGPASSFILE", "PPOFLOW_STORE", "PPOFLOW_REWARD_ENV", "PPOFLOW_STACK_MARK", "MY_SECRET", "DATABASE_URL", "X"),
+    ],
+)
+def test_secrets_and_what_no_engine_needs_are_not(name: str) -> None:
+    assert permitted({name: "1"}) == way_out({name: "1"}) == {}
+
+
+def test_addresses_with_a_login_are_not_passed_on() -> None:
+    assert is_secret("HF_ENDPOINT", "https://me:password@hub/x")
+    assert not is_secret("HF_ENDPOINT", "https://hub/a@b")
+    assert way_out({"HTTPS_PROXY": "http://proxy:1", "https_proxy": "http://me@proxy:1"}) == {
+        "HTTPS_PROXY": "http://proxy:1"
+    }
