@@ -28,6 +28,7 @@ from tasks.iteration_record import IterationRecord, best_in_words
 from tasks.open_run import effective_spec, first_record, last_record, record_at, restore_spec
 from tasks.predecessors import holder_note, mark_crashed
 from tasks.prefect_api import EmbeddedFlow, page_url
+from tasks.preflight import preflight
 from tasks.prepare_dataset import prepare_dataset
 from tasks.references import DatasetRef
 from tasks.register_policy import RegisteredPolicy, export_best, register_policy, usable_best
@@ -81,6 +82,7 @@ def train(
         overrides: section.key=value over the spec, for example rollout.temperature=0.7
     """
     spec, run = requested(spec, run, overrides)
+    preflight(spec)
     console = RunConsole(run, spec.iterations)
     opened = open_workbench(spec, run, console.progress, effective_spec, note=holder_note(), wait=wait)
     with console, opened as bench:

@@ -24,6 +24,10 @@ REFUSED, INTERRUPTED = 2, 130
 
 def run_training(spec: RunSpec, run: str | None, again: str, *, wait: bool = False, rerun: Rerun | None = None) -> None:
     """Start the training flow, and tell how it ended. `again`: the command that goes on with it."""
+    from tasks.preflight import preflight
+
+    for note in preflight(spec):  # before a Prefect server starts for nothing
+        say(note)
     from flows.ppo import ppo_training
     from tasks.ending import ending, interrupted
     from tasks.errors import EngineError

@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ppo_core.records import InputError
-from ppo_core.tokenization import model_config
+from ppo_core.records import InputError, needs_own_code
+from ppo_core.tokenization import REMOTE_CODE, model_config
 
 VALUE_HEAD = "value_head.safetensors"
 # What transformers raises for a folder that holds no such model. Not RuntimeError: a GPU without memory raises that.
@@ -61,6 +61,8 @@ def load_policy(path: str | Path, *, dtype: str, trust_remote_code: bool = False
             str(path), dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code, use_safetensors=True
         )
     except BAD_FOLDER as error:
+        if REMOTE_CODE in str(error):
+            raise needs_own_code(path) from None
         raise InputError(f"{path} is no causal LM that transformers loads ({type(error).__name__}: {error})") from error
     return _prepared(model)
 

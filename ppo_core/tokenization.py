@@ -8,7 +8,10 @@ from typing import Any
 
 import transformers
 
-from ppo_core.records import InputError, Messages
+from ppo_core.records import InputError, Messages, needs_own_code
+
+REMOTE_CODE = "trust_remote_code"
+"""In what transformers says of a folder with code of its own. What it advises, no user of ours can do."""
 
 
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Any:
@@ -19,6 +22,8 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Any:
         if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
             raise ValueError("it has no words")
     except Exception as error:
+        if REMOTE_CODE in str(error):
+            raise needs_own_code(path) from None
         raise InputError(
             f"{path} holds no tokenizer that can be loaded ({type(error).__name__}: {error}): "
             "put tokenizer.json and tokenizer_config.json there, or name their folder in model.tokenizer"
@@ -96,6 +101,8 @@ def model_config(
             settings.setdefault("vocab_size", vocab_size)
         return transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
     except Exception as error:
+        if REMOTE_CODE in str(error):
+            raise needs_own_code(path) from None
         raise InputError(
             f"model {path or config}: no usable configuration ({type(error).__name__}: {error})"
         ) from error

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ppo_core.models import load_policy
 from ppo_core.permissions import Permissions, permissions_of
 from ppo_core.plugins import Sources, load_function
 from ppo_core.records import InputError
-from ppo_core.tokenization import model_config
+from ppo_core.tokenization import load_tokenizer, model_config
 from tests.ppo_core.poison_program import CODE, EVIL, POISONS, SIGN
 from tests.ppo_core.poison_program import __name__ as PROGRAM
 
 ROOT = Path(__file__).parents[2]
+ADVICE = ("trust_remote_code=True", "hf.co", "huggingface.co")  # transformers' own
 HARMLESS = {
     "pickle as policy/pytorch_model.bin",
     "pickle as policy/adapter_model.bin",
@@ -64,11 +67,23 @@ def evil_folder(tmp_path: Path) -> Path:
 
 def test_code_of_a_model_runs_only_where_the_owner_says_so(tmp_path: Path) -> None:
     folder = evil_folder(tmp_path)
-    with pytest.raises(InputError, match="no usable configuration"):
-        model_config(str(folder), None)
+    for read in (lambda: model_config(str(folder), None), lambda: load_policy(folder, dtype="float32")):
+        with pytest.raises(
+            InputError, match=r"PPOFLOW_TRUST_REMOTE_CODE=1 .* on the machine itself; no spec can"
+        ) as told:
+            read()
+        assert not [advice for advice in ADVICE if advice in "".join(traceback.format_exception(told.value))]
     assert not (folder / SIGN).exists()
     assert model_config(str(folder), None, trust_remote_code=True).model_type == "evil"
     assert (folder / SIGN).exists()
+
+
+def test_the_refusal_of_a_tokenizers_code_is_ours_too(tmp_path: Path) -> None:
+    named = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": [f"{EVIL}.Evil", f"{EVIL}.Evil"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    with pytest.raises(InputError, match="PPOFLOW_TRUST_REMOTE_CODE=1") as told:
+        load_tokenizer(tmp_path)
+    assert not [advice for advice in ADVICE if advice in "".join(traceback.format_exception(told.value))]
 
 
 def test_the_command_line_carries_the_permissions() -> None:
