@@ -52,6 +52,11 @@ class Settings(BaseSettings):
         min_length=1,
         description="The MLflow server or database that gets the curves and the registered policies.",
     )
+    mlflow_credentials: Path | None = Field(
+        default=None,
+        description="A private file with the MLflow server's login, in the form of ~/.mlflow/credentials, which "
+        "MLFLOW_TRACKING_AUTH=ppoflow has every MLflow client use.",
+    )
     prefect_api_url: str | None = Field(
         default=None,
         validation_alias=AliasChoices("PPOFLOW_PREFECT_API_URL", "PREFECT_API_URL"),

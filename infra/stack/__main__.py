@@ -93,11 +93,10 @@ def status() -> None:
 
 @app.command()
 def env() -> None:
-    """Print what a shell needs to use the stack, passwords included: eval "$(python -m infra.stack env)"."""
+    """Print what a shell needs to use the stack, passwords by their files: eval "$(python -m infra.stack env)"."""
     site = _remembered(_settings())
-    if "s3" in site.servers:
-        # Keys in the environment would win over the file.
-        typer.echo("unset AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN")
+    if outranking := site.outranking():
+        typer.echo(f"unset {' '.join(outranking)}")
     for name, value in site.client_environment().items():
         typer.echo(f"export {name}={shlex.quote(value)}")
 

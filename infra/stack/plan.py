@@ -11,6 +11,7 @@ from infra.settings import StackSettings
 from infra.stack import ceph, mlflow_server, postgres, prefect_servers, ray_head
 from infra.stack.buckets import create_buckets, write_keys
 from infra.stack.credentials import load_credentials
+from infra.stack.logins import write_logins
 from infra.stack.probes import is_free
 from infra.stack.service import Service, StackError
 from infra.stack.site import SERVERS, Site, program
@@ -68,6 +69,7 @@ def open_site(settings: StackSettings, servers: frozenset[str]) -> Site:
     site = Site(settings, load_credentials(settings.passwords), servers)
     postgres.write_password_file(site)
     write_keys(site)
+    write_logins(site)
     return site
 
 

@@ -60,7 +60,7 @@ def worker(site: Site) -> Service:
         # What a deployment calls "here" is where the stack was started.
         folder=here,
         hidden=[*site.hidden(), "PPOFLOW_STACK_"],
-        environment={**QUIET, **site.client_environment(), **_client(site), "PPOFLOW_HOME": str(worker_home())},
+        environment={**QUIET, **_client(site), **site.client_environment(), "PPOFLOW_HOME": str(worker_home())},
         prepare=lambda: _forget_worker(site),
         healthy=lambda: _worker_is_online(site),
         grace_s=35.0,  # it gives its flow runs 30 s to end

@@ -12,6 +12,7 @@ from infra.stack.credentials import ADMIN, Credentials
 LOOPBACK = "127.0.0.1"
 DATABASE_USER = "ppoflow"
 S3_PROFILE = "ppoflow"
+PREFECT_PROFILE = "ppoflow"
 S3_REGION = "us-east-1"
 SERVERS = ("postgres", "ceph-mon", "ceph-osd", "s3", "prefect", "mlflow", "worker", "ray")
 # Debian puts PostgreSQL's programs in no folder of PATH.
@@ -72,6 +73,16 @@ class Site:
         return self.secrets / "ray-token"
 
     @property
+    def prefect_profiles(self) -> Path:
+        """Prefect's login, as profiles for its clients."""
+        return self.secrets / "prefect-profiles.toml"
+
+    @property
+    def mlflow_credentials(self) -> Path:
+        """MLflow's login, for its clients; see infra/mlflow_login.py."""
+        return self.secrets / "mlflow-credentials"
+
+    @property
     def password_file(self) -> Path:
         """PostgreSQL's password, as a file for its client libraries: no address has a password in it."""
         return self.secrets / "pgpass"
@@ -109,21 +120,30 @@ class Site:
         return {**(token if self.settings.authentication else {"RAY_AUTH_MODE": "disabled"}), **local}
 
     def client_environment(self) -> dict[str, str]:
-        """What a user's shell, and the worker, needs to talk to the stack. Holds passwords."""
+        """What a user's shell, and the worker, needs to talk to the stack: addresses, and the files of the logins."""
         found: dict[str, str] = {}
         if self.s3_endpoint is not None:
             found |= {"PPOFLOW_STORE": f"s3://{self.settings.bucket}/store", **self.s3_environment()}
         if "prefect" in self.servers:
             found["PREFECT_API_URL"] = f"{self.prefect_url}/api"
             if self.login is not None:
-                found["PREFECT_API_AUTH_STRING"] = self.login
+                found |= {"PREFECT_PROFILES_PATH": str(self.prefect_profiles), "PREFECT_PROFILE": PREFECT_PROFILE}
         if "mlflow" in self.servers:
             found["MLFLOW_TRACKING_URI"] = self.mlflow_url
             if self.settings.authentication:
-                found |= {"MLFLOW_TRACKING_USERNAME": ADMIN, "MLFLOW_TRACKING_PASSWORD": self.credentials.mlflow}
+                login = {"PPOFLOW_MLFLOW_CREDENTIALS": str(self.mlflow_credentials)}
+                found |= {"MLFLOW_TRACKING_AUTH": "ppoflow", **login}
         if "ray" in self.servers:
             found |= {"RAY_ADDRESS": self.ray_address, **self.ray_environment()}
         return found
+
+    def outranking(self) -> list[str]:
+        """Variables of a shell that would win over the files that `client_environment` names."""
+        found = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"] if "s3" in self.servers else []
+        found += ["PREFECT_API_AUTH_STRING", "PREFECT_API_KEY"] if "prefect" in self.servers else []
+        if "mlflow" in self.servers:
+            found += ["MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"]
+        return [*found, *(["RAY_AUTH_TOKEN"] if "ray" in self.servers else [])]
 
     def hidden(self) -> tuple[str, ...]:
         """What of our own environment the servers do not see: a shell that talks to this stack, or to another one."""

@@ -8,15 +8,17 @@ import shlex
 import socket
 import stat
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from infra.mlflow_login import read_login
 from infra.settings import StackSettings
 from infra.stack.__main__ import main
-from infra.stack.credentials import load_credentials
+from infra.stack.credentials import ADMIN, load_credentials
 from infra.stack.plan import (
     choose,
     open_site,
@@ -182,14 +184,37 @@ def test_env_prints_a_shell_that_uses_the_stack(site: Site, command: Command):
     settings = {name: value for name, value in settings.items() if value != "None"}
     printed = command("env", PPOFLOW_STACK_FOLDER=str(site.settings.folder), **settings)[1].splitlines()
     words = [shlex.split(line) for line in printed]
-    assert words[0] == ["unset", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"]
+    assert words[0][0] == "unset"
+    assert {"AWS_SECRET_ACCESS_KEY", "PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD", "RAY_AUTH_TOKEN"} < set(
+        words[0]
+    )
     exported = dict(word.split("=", 1) for verb, word in words[1:] if verb == "export")
     assert exported == site.client_environment()
     assert exported["PPOFLOW_STORE"] == "s3://ppoflow/store"
-    # S3's keys and Ray's token are named by their files.
-    assert not [
-        password for password in (site.credentials.ray, site.credentials.s3_secret_key) if password in str(printed)
-    ]
+    assert [password for password in passwords(site) if password in "\n".join(printed)] == []
+    files = {name: Path(value) for name, value in exported.items() if value.startswith(str(site.secrets))}
+    named = {
+        "PREFECT_PROFILES_PATH",
+        "PPOFLOW_MLFLOW_CREDENTIALS",
+        "AWS_SHARED_CREDENTIALS_FILE",
+        "RAY_AUTH_TOKEN_PATH",
+    }
+    assert set(files) == named
+    holds = {name: path.read_text() for name, path in files.items() if path.exists()}  # Ray's comes with Ray
+    assert {stat.S_IMODE(files[name].stat().st_mode) for name in holds} == {0o600}
+    assert set(holds) >= named - {"RAY_AUTH_TOKEN_PATH"}
+    assert tomllib.loads(holds["PREFECT_PROFILES_PATH"])["profiles"][exported["PREFECT_PROFILE"]] == {
+        "PREFECT_API_URL": exported["PREFECT_API_URL"],
+        "PREFECT_API_AUTH_STRING": site.login,
+    }
+    assert read_login(files["PPOFLOW_MLFLOW_CREDENTIALS"]) == (ADMIN, site.credentials.mlflow)
+
+
+def test_no_password_is_in_the_environment_of_the_worker(site: Site):
+    (worker,) = [service for service in services(site) if service.name == "worker"]
+    assert [one for one in passwords(site) if one in str(worker.environment)] == []
+    assert worker.environment["PREFECT_PROFILES_PATH"] == str(site.prefect_profiles)
+    assert worker.environment["PREFECT_PROFILE"] == "ppoflow"
 
 
 def test_what_does_not_exist_says_so(tmp_path: Path, command: Command):

@@ -158,6 +158,11 @@ def test_without_a_login_there_is_no_answer(stack: Stack):
 
 def test_our_clients_come_in_with_what_env_prints_and_say_so_when_they_do_not(stack: Stack):
     assert stack.client(CLIENT) == "note.txt s3://ppoflow/store/checkpoints/abc"
+    commands = (["prefect", "work-pool", "ls"], ["mlflow", "experiments", "search"])
+    for words in commands:
+        done = run([sys.executable, "-m", *words], {**stack.environment, **stack.clients})
+        assert done.returncode == 0, done.stderr
+        assert {"gpu", "stack"} & set(done.stdout.split()), done.stdout
     said = stack.client(REFUSED, PREFECT_API_AUTH_STRING="admin:wrong")
     assert "PrefectServerError" in said
     assert "refuses us (401): put its login" in said
