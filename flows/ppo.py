@@ -34,6 +34,7 @@ from tasks.references import DatasetRef
 from tasks.register_policy import RegisteredPolicy, export_best, register_policy, usable_best
 from tasks.report import report, report_end
 from tasks.retention import release, remove_leftovers
+from tasks.store_outages import outages_told, stop_waiting
 from tasks.workbench import Workbench, open_workbench
 
 MIB = 2**20
@@ -85,7 +86,7 @@ def train(
     preflight(spec)
     console = RunConsole(run, spec.iterations)
     opened = open_workbench(spec, run, console.progress, effective_spec, note=holder_note(), wait=wait)
-    with console, opened as bench:
+    with console, outages_told(console.say), opened as bench:
         console.say(f"run {bench.run}; Prefect page {page_url()} (flow ppo-training)")
         take_over(bench, console)
         greet(console, bench, last_record(bench.records))
@@ -99,6 +100,7 @@ def train(
             record = go_on(bench, console, dataset, record)
             return finish(bench, console, record)
         except BaseException:
+            stop_waiting()
             leave_best(bench, console)
             raise
 

@@ -30,7 +30,7 @@ def run_training(spec: RunSpec, run: str | None, again: str, *, wait: bool = Fal
         say(note)
     from flows.ppo import ppo_training
     from tasks.ending import ending, interrupted
-    from tasks.errors import EngineError
+    from tasks.errors import EngineError, StoreUnavailable
     from tasks.inspect_run import read_run
     from tasks.prefect_api import PREFECT_AWAY
 
@@ -45,7 +45,7 @@ def run_training(spec: RunSpec, run: str | None, again: str, *, wait: bool = Fal
         done = read_run(run or spec.name)
         say(f"{done.summary()}\n  go on              {again}")
         leave(0 if done.records[-1].iteration >= spec.iterations else REFUSED)
-    except EngineError:
+    except (EngineError, StoreUnavailable):
         say(f"what was finished is kept; go on with  {again}")
         raise
     say(ending(report, with_set(again, f"iterations={report.iterations + 10}")))

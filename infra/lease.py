@@ -34,6 +34,8 @@ __all__ = [
 ]
 
 HEARTBEAT_S = 5.0
+LAST_BEAT_S = 5.0
+"""So long the end of a run waits for a beat that is under way: to a server that hangs it may take minutes."""
 PASSING = (OSError, StoreReadOnly, StoreUnavailable, StoreUnsupported, RecordError)
 
 
@@ -115,7 +117,7 @@ class Heartbeat:
     ) -> None:
         self._stop.set()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(LAST_BEAT_S)
 
     def _beat(self) -> None:
         while not self._stop.wait(self._every_s):

@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from infra.artifacts import ArtifactStore
 from infra.engine_protocol import Engine, EngineProgress
+from infra.s3.objects import StoreUnavailable
+from infra.s3.outage import told_to, under_way
 
 OnProgress = Callable[[EngineProgress], None]
 Work = Callable[[ArtifactStore, Engine, OnProgress], Any]
@@ -66,17 +69,22 @@ class EngineHost:
             self._engine = self._blueprint.open_engine(node)
             self._engine.start()
             facts = dict(self._blueprint.facts())
-            self._store = self._blueprint.open_store()
+            with suppress(StoreUnavailable):  # the first work waits for it, as any other does
+                self._store = self._blueprint.open_store()
         except Exception as error:
             return Outcome(Greeting(node, os.getpid(), {}), error)
         return Outcome(Greeting(node, os.getpid(), facts))
 
     def do(self, work: Work) -> Outcome:
         """Have the work done; the value is its result."""
-        if self._engine is None or self._store is None:
+        if self._engine is None:
             raise RuntimeError("prepare() comes first")
         try:
-            return Outcome(work(self._store, self._engine, self._see))
+            with told_to(self._tell):
+                if self._store is None:
+                    with under_way():
+                        self._store = self._blueprint.open_store()
+                return Outcome(work(self._store, self._engine, self._see))
         except Exception as error:
             return Outcome(error=error)
 
@@ -85,6 +93,10 @@ class EngineHost:
         with self._lock:
             seen, self._seen = self._seen, []
             return seen
+
+    def _tell(self, text: str) -> None:
+        """Say something of the store, as progress, which is shown where the run is."""
+        self._see(EngineProgress("store", text, 0, 0, ""))
 
     def _see(self, progress: EngineProgress) -> None:
         with self._lock:

@@ -46,6 +46,9 @@ class Settings(BaseSettings):
     cache_gib: float = Field(
         default=50.0, gt=0, description="How large that folder may grow; what is in use stays even so."
     )
+    store_patience_s: float = Field(
+        default=900.0, ge=0, description="How long work under way waits for an s3:// store that does not answer."
+    )
     tracking_uri: str = Field(
         default_factory=lambda data: "sqlite:///" + _beside(data, "mlflow/mlflow.db"),
         validation_alias=AliasChoices("PPOFLOW_TRACKING_URI", "MLFLOW_TRACKING_URI"),

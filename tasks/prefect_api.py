@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from http import HTTPStatus
+from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
 from httpx import HTTPError
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import State
 from prefect.exceptions import PrefectException, PrefectHTTPStatusError
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
+from prefect.states import Crashed
 
 from infra.mlflow_client import without_password
 from infra.prefect_server import PrefectServer, PrefectServerError
+from infra.s3.objects import StoreUnavailable
 from infra.settings import Settings
 
 PREFECT_AWAY = (HTTPError, PrefectException)
@@ -26,11 +31,37 @@ R = TypeVar("R")
 
 
 class EmbeddedFlow(Flow[P, R]):
-    """A flow that, called where no Prefect server is configured, brings its own. Workers never come through here."""
+    """A flow that, called where no Prefect server is configured, brings its own. Workers never come through there.
+
+    A store that has stopped to answer ends it as Crashed, not as Failed: an automation starts such a flow run again.
+    """
+
+    def __init__(self, fn: Callable[P, R], **options: Any) -> None:
+        super().__init__(fn=fn, **options)
+        self.fn = crashing(fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with prefect_api():
             return super().__call__(*args, **kwargs)
+
+
+def crashing(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which gives Prefect's state `Crashed` where the store does not answer any more.
+
+    Whoever calls the flow gets the error out of the state, as if it had been raised.
+    """
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except StoreUnavailable as error:
+            state: State[Any] = Crashed(message=f"StoreUnavailable: {error}", data=error)
+            return state
+
+    # Prefect looks for the types of parameters in the module of the function that it is given.
+    called.__signature__ = signature(function, eval_str=True)  # type: ignore[attr-defined]
+    return called
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from typing import Any
 from prefect.client.schemas.objects import State
 
 from infra.engine_protocol import EngineProgress
+from infra.s3.outage import stop_waiting
 from ppo_core.records import GenerateJob, GenerateShardJob
 from tasks.find_whole import find_whole
 from tasks.orders import Fulfilled, Order, Watch
@@ -74,7 +75,9 @@ def by_several(bench: Workbench, work: Work, key: str, job: GenerateJob, names: 
             done = {number: future.result() for number, future in all_done(sent).items()}
         except BaseException as error:
             if not isinstance(error, Exception):
-                bench.engines.close()  # the run ends, and what is under way would hold it up
+                # The run ends, and what is under way would hold it up.
+                bench.engines.close()
+                stop_waiting()
             raise
     refs = [ref or done[number].ref for number, ref in enumerate(found)]
     merged = bench.fulfil(names[0], merging(order_of(bench, work, key), refs))

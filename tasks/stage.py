@@ -24,6 +24,7 @@ from infra.engine_protocol import EngineError, EngineInput
 from infra.lease import LeaseLost
 from infra.manifest import ArtifactError
 from infra.runs import RecordError
+from infra.s3.objects import StoreUnavailable
 from ppo_core.records import InputError, content_digest
 from ppo_core.spec import Section
 from tasks.find_whole import find_whole
@@ -36,8 +37,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 RETRIES = 2
 RETRY_DELAYS_S = [1.0, 5.0]
-LASTING = (InputError, ValueError, ArtifactError, RecordError, LeaseLost)
-"""Errors that the same stage would meet again."""
+LASTING = (InputError, ValueError, ArtifactError, RecordError, LeaseLost, StoreUnavailable)
+"""Errors that the same stage would meet again; a store that does not answer has been waited for already."""
 
 
 class Stage(Task[P, R]):

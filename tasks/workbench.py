@@ -6,7 +6,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from infra.fingerprint import code_fingerprint, file_digest, file_digests
 from infra.lease import Heartbeat, Lease, acquire_lease
 from infra.patience import Patience
 from infra.runs import RunRecords, open_records
+from infra.s3.objects import StoreUnavailable
 from infra.settings import Settings
 from infra.tracking import RunTracker
 from ppo_core.records import InputError, content_digest
@@ -181,7 +182,8 @@ def open_workbench(
         with Heartbeat(lease, on_lost=engines.close), working(bench):
             yield bench
     finally:
-        lease.release()
+        with suppress(StoreUnavailable):  # whoever comes next finds this process gone, or silent
+            lease.release()
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Calls to S3 through boto3, with every timeout, retry and checksum set on purpose.
 
-- Six attempts at each call, five seconds to connect, thirty without a byte: with boto3's own three attempts and sixty
-  seconds a run gives up on a server that restarts, and hangs over one bad connection.
+- Four attempts at each call, five seconds to connect, thirty without a byte: with boto3's own sixty seconds a run hangs
+  over one bad connection. A server that does not answer after that is waited for: see `infra.s3.patient`.
 - Each body that is sent is signed with its sha256, also over https: every S3 server compares that, also one that does
   not know S3's newer checksum headers. What is read is checked by the caller, who knows its sha256.
 - Credentials, region and endpoint come from boto3's own chain and from nowhere else.
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,10 @@ from infra.s3.answers import (
     told,
 )
 from infra.s3.objects import Arrived, Entry, Found, Objects, Pending, Wanted
+from infra.s3.outage import outage_of, patience_at_start
+from infra.s3.patient import PatientObjects
 from infra.s3.transfer import Transfer
+from infra.settings import Settings
 
 # Conditional puts: somebody was faster, or is at it right now, or the object is gone.
 LOST = frozenset({404, 409, 412})
@@ -51,18 +55,50 @@ class Tuning:
 
     connect_s: float = 5.0
     read_s: float = 30.0
-    attempts: int = 6
+    attempts: int = 4
     threads: int = 8
     part_bytes: int = 32 * 2**20
 
 
+PROBE = Tuning(read_s=5.0, attempts=1)
+
+
 def open_objects(bucket: str, *, tuning: Tuning | None = None) -> Objects:
-    """Open a bucket: StoreRefused, now and not in the middle of work, where it or the credentials are not right."""
+    """Open a bucket: StoreRefused, now and not in the middle of work, where it or the credentials are not right.
+
+    Calls wait for a server that does not answer; opening does so for a short time, unless it has answered before.
+    """
     chosen = tuning or Tuning()
     with told(bucket, "open", ""):
-        client = boto3.session.Session().client("s3", config=configuration(chosen))
+        session = boto3.session.Session()
+        client = session.client("s3", config=configuration(chosen))
+    outage = outage_of(server_of(client.meta.endpoint_url))
+    outage.open()
+    patience_s = Settings().store_patience_s
+    objects = PatientObjects(BotoObjects(client, bucket, chosen), outage, prober(session, bucket), patience_s)
+    objects.patiently(lambda: look(client, bucket), patience_at_start(outage, patience_s))
+    return objects
+
+
+def look(client: Any, bucket: str) -> None:
+    """Ask for as little as there is."""
+    with told(bucket, "open", ""):
         client.list_objects_v2(Bucket=bucket, MaxKeys=1)
-    return BotoObjects(client, bucket, chosen)
+
+
+def prober(session: boto3.session.Session, bucket: str) -> Callable[[], None]:
+    """A function that asks once, and waits for the answer for a few seconds only."""
+
+    @cache
+    def client() -> Any:
+        return session.client("s3", config=configuration(PROBE))
+
+    return lambda: look(client(), bucket)
+
+
+def server_of(endpoint: str) -> str:
+    """How people are told of a server, by its address without any password in it."""
+    return f"S3 at {endpoint.rpartition('@')[2].removeprefix('https://')}"
 
 
 def configuration(tuning: Tuning) -> Config:

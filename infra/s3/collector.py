@@ -24,6 +24,7 @@ from infra.s3.envelope import Version, move, read_version, upload_prefix
 from infra.s3.head import RUNS, RunHead
 from infra.s3.lease import PINS
 from infra.s3.objects import Entry, Objects, S3Address, StoreUnavailable
+from infra.s3.outage import at_once
 from infra.s3.pauses import in_force
 from infra.s3.remains import Remains
 from infra.s3.several import THREADS, several
@@ -131,7 +132,7 @@ class S3Collector:
             return None  # somebody wants it after all
         files: list[Entry] = list(self._objects.entries(upload_prefix(self._address, *name, version.envelope.upload)))
         # What is not removed now belongs to nothing, and is found as a leftover.
-        with suppress(StoreUnavailable):
+        with suppress(StoreUnavailable), at_once():
             self._objects.remove([entry.key for entry in files])
         return StoredArtifact(*name, sum(entry.size for entry in files))
 

@@ -21,6 +21,7 @@ from infra.run_names import validate_run_name
 from infra.s3.client import open_objects
 from infra.s3.head import Head, RunHead, Step, Tenure, Version
 from infra.s3.objects import Objects, S3Address, StoreUnavailable
+from infra.s3.outage import at_once
 
 HEARTBEAT = "heartbeat.json"
 PINS = "pins"
@@ -64,9 +65,10 @@ class S3Lease:
 
     def beat(self) -> None:
         """Show that the holder lives, or LeaseLost."""
-        self.check()
-        self._beats += 1
-        self.head.objects.write(self._key(HEARTBEAT), beat_of(self._beats, self._clock))
+        with at_once():  # the next beat comes soon
+            self.check()
+            self._beats += 1
+            self.head.objects.write(self._key(HEARTBEAT), beat_of(self._beats, self._clock))
 
     def pin(self, kind: str, key: str) -> None:
         """Keep the collector from an artifact; one that is pinned already costs nothing."""
@@ -98,11 +100,11 @@ class S3Lease:
         """Let the run go; nothing happens where it is gone already."""
         if self._lost:
             return
-        with suppress(LeaseLost):
+        with suppress(LeaseLost), at_once():
             self.change(ended)
         self._lost = True
         # What is left of a lease that has ended says nothing, and a collector removes it.
-        with suppress(StoreUnavailable):
+        with suppress(StoreUnavailable), at_once():
             self.head.objects.remove([self._key(HEARTBEAT), *(self._key(name) for name in self._pinned)])
 
     def begin(self, before: Version) -> bool:
@@ -111,12 +113,12 @@ class S3Lease:
         try:
             begun = self.head.put(before.head.changed(lease=self._tenure), before)
         except StoreUnavailable:
-            with suppress(StoreUnavailable, LeaseLost):
+            with suppress(StoreUnavailable, LeaseLost), at_once():
                 self.change(ended)
             raise
         if begun is not None:
             return True
-        with suppress(StoreUnavailable):
+        with suppress(StoreUnavailable), at_once():
             self.head.objects.remove([self._key(HEARTBEAT)])
         return False
 

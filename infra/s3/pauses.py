@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from infra.s3.client import open_objects
 from infra.s3.objects import Entry, Objects, S3Address, StoreUnavailable
+from infra.s3.outage import at_once
 
 GC = "gc"
 PAUSES = "pauses"
@@ -31,7 +32,7 @@ def collecting_paused(root: str, *, objects: Objects | None = None) -> Iterator[
         yield
     finally:
         # One that stays is out of force in an hour, and then removed by a collector.
-        with suppress(StoreUnavailable):
+        with suppress(StoreUnavailable), at_once():
             seam.remove([key])
 
 
@@ -56,5 +57,5 @@ def server_time(objects: Objects, address: S3Address) -> datetime:
     try:
         return next(entry.modified for entry in objects.entries(key))
     finally:
-        with suppress(StoreUnavailable):
+        with suppress(StoreUnavailable), at_once():
             objects.remove([key])

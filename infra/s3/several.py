@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from infra.s3.outage import stop_waiting
+
 T = TypeVar("T")
 R = TypeVar("R")
 THREADS = 8
@@ -17,4 +19,9 @@ def several(function: Callable[[T], R], items: Iterable[T], *, threads: int = TH
     if threads == 1 or len(items) < 2:
         return [function(item) for item in items]
     with ThreadPoolExecutor(min(threads, len(items))) as pool:
-        return list(pool.map(function, items))
+        try:
+            return list(pool.map(function, items))
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                stop_waiting()  # the process ends, and calls that wait for the server would hold it up
+            raise

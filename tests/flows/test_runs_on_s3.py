@@ -13,6 +13,8 @@ from infra.artifacts import open_store
 from infra.layered_store import LayeredStore
 from infra.runs import list_runs, open_records
 from infra.s3.objects import Objects
+from infra.s3.outage import Outage
+from infra.s3.patient import PatientObjects
 from infra.settings import Settings
 from tasks.engines import PROGRAMS
 from tasks.fork_run import fork_run
@@ -105,14 +107,15 @@ def test_killed_again_and_again_it_gets_there(undisturbed: tuple[list[Any], list
     assert number > 5
 
 
-def test_a_call_that_fails_for_a_while_costs_a_retry_at_most(
+def test_a_call_that_fails_for_a_while_costs_a_wait_at_most(
     undisturbed: tuple[list[Any], list[str]], tmp_path: Path
 ) -> None:
     made, trace = undisturbed
     commit = next(n for n, call in enumerate(trace, 1) if "iterations/000001" in call)
     for number in (commit, commit + 1):
         faulty = FaultyObjects(MemoryObjects(), number, "fails after")
-        assert digests(BucketRun(tmp_path / str(number), SHORT, objects=faulty).train()) == made
+        patient = PatientObjects(faulty, Outage(f"S3 at call {number}"), lambda: None, 60)
+        assert digests(BucketRun(tmp_path / str(number), SHORT, objects=patient).train()) == made
 
 
 @pytest.fixture

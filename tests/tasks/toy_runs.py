@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from flows.ppo import Rerun, do_again, go_on, take_over
 from flows.recovery import last_whole
 from infra.artifacts import ArtifactRef
 from infra.filesystem import FileSystem
+from infra.s3.objects import StoreUnavailable
 from infra.sealed import SEAL, seal
 from ppo_core.spec import RunSpec
 from tasks.engines import PROGRAMS
@@ -48,7 +49,8 @@ def ended_well(bench: Workbench) -> Iterator[Workbench]:
     try:
         yield bench
     except Exception:
-        bench.lease.release()
+        with suppress(StoreUnavailable):
+            bench.lease.release()
         raise
     bench.lease.release()
 

@@ -55,13 +55,15 @@ class FaultProxy:
     def __init__(self, port: int) -> None:
         self._target = port
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.uri = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._address = self._listener.getsockname()
+        self.uri = f"http://127.0.0.1:{self._address[1]}"
         self.requests: list[str] = []
         self.hits = 0
         self._mutex = threading.Lock()
         self._fault, self._chosen, self._times = "", _nothing, 0
         self._errors = dict(ERRORS)
         self._open = True
+        self._leaves: tuple[int, float | None] = 0, None
         threading.Thread(target=self._accept, daemon=True).start()
 
     def inject(self, fault: str, chosen: Choice, times: int = 1) -> None:
@@ -73,6 +75,31 @@ class FaultProxy:
         """From now on, answer every request with this error."""
         self._errors[code] = (f"{status} Refused", code)
         self.inject(code, lambda request: True, times=2**31)
+
+    def go_away(self) -> None:
+        """Answer nothing any more, and refuse connections."""
+        self._open = False
+        # Closing alone would let the thread that accepts take one more.
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def come_back(self) -> None:
+        """Be there again, at the same address."""
+        self._listener = socket.create_server(self._address)
+        self._open = True
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def away_for(self, seconds: float | None) -> None:
+        """Go away now, and come back by itself; without `seconds`, only if it is told to."""
+        self.go_away()
+        if seconds is not None:
+            threading.Timer(seconds, self.come_back).start()
+
+    def away_before(self, number: int, seconds: float | None = None) -> None:
+        """The same at request `number` from now on (counted from 1), before it is answered."""
+        with self._mutex:
+            self._leaves = len(self.requests) + number, seconds
 
     def close(self) -> None:
         """Take no more connections."""
@@ -96,7 +123,13 @@ class FaultProxy:
                     if request.fields.pop("expect", None):
                         client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
                     _read_body(incoming, request)
-                    if not self._pass_on(request, self._pick(request), client, server, answers):
+                    fault = self._pick(request)
+                    if not self._open:
+                        return
+                    if "upgrade" in request.fields and not fault:
+                        _tunnel(request, client, server)
+                        return
+                    if not self._pass_on(request, fault, client, server, answers):
                         return
 
     def _pass_on(
@@ -138,11 +171,28 @@ class FaultProxy:
     def _pick(self, request: Message) -> str:
         with self._mutex:
             self.requests.append(request.first_line)
+            if len(self.requests) == self._leaves[0]:
+                self.away_for(self._leaves[1])
             if self._times > 0 and self._chosen(request):
                 self._times -= 1
                 self.hits += 1
                 return self._fault
         return ""
+
+
+def _tunnel(request: Message, client: socket.socket, server: socket.socket) -> None:
+    """Pass on what is not HTTP any more, both ways."""
+    server.sendall(request.raw)
+    threading.Thread(target=_pour, args=(server, client), daemon=True).start()
+    _pour(client, server)
+
+
+def _pour(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while block := source.recv(BLOCK):
+            target.sendall(block)
+    with suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
 
 
 def _nothing(request: Message) -> bool:

@@ -1,0 +1,102 @@
+"""The store's server goes away in the middle of a run: the run waits for it and comes to the same bytes, or crashes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName
+from prefect.client.schemas.objects import FlowRun
+
+from infra.s3.client import Tuning, open_objects
+from infra.s3.objects import Objects, StoreUnavailable
+from infra.s3.outage import told_to
+from tasks.prefect_api import EmbeddedFlow
+from tests.infra.s3.fault_proxy import FaultProxy
+from tests.infra.s3.s3_server import S3Server
+from tests.tasks.bucket_runs import BucketRun
+from tests.tasks.toy_runs import digests
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+SHORT = ("iterations=1",)
+TUNING = Tuning(connect_s=2, read_s=5, attempts=1)
+MOMENTS = 6
+MIDDLE = 60
+AWAY_S = 1.0
+
+
+@pytest.fixture
+def proxy(s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """In front of the server, and what boto3 finds."""
+    proxy = FaultProxy(s3_server.port)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.uri)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What was told of outages."""
+    texts: list[str] = []
+    with told_to(texts.append):
+        yield texts
+
+
+def run_on(bucket: str, home: Path) -> BucketRun:
+    """A run on a bucket behind the proxy."""
+    objects: Objects = open_objects(bucket, tuning=TUNING)
+    return BucketRun(home, SHORT, objects=objects)
+
+
+def test_an_outage_at_any_moment_costs_its_seconds(
+    proxy: FaultProxy, s3_server: S3Server, said: list[str], tmp_path: Path
+) -> None:
+    undisturbed = digests(run_on(s3_server.make_bucket(), tmp_path / "undisturbed").train())
+    requests = len(proxy.requests)
+    for moment in range(1, MOMENTS + 1):
+        bucket = s3_server.make_bucket()
+        run = run_on(bucket, tmp_path / str(moment))
+        said.clear()
+        proxy.away_before(moment * requests // (MOMENTS + 1), AWAY_S)
+        assert digests(run.train()) == undisturbed
+        assert [text.partition("S3 at ")[2].split()[1] for text in said] == ["does", "answers"], said
+
+
+def crashing_run(bucket: str, home: Path, proxy: FaultProxy) -> Any:
+    """A flow whose store goes away for good."""
+    run = run_on(bucket, home)
+    proxy.away_before(MIDDLE)
+
+    def toy() -> int:
+        return len(run.train())
+
+    return EmbeddedFlow(toy, name="toy-away", persist_result=False)
+
+
+def test_beyond_the_patience_the_run_has_crashed_and_goes_on_when_it_is_started_again(
+    proxy: FaultProxy, bucket: str, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPOFLOW_STORE_PATIENCE_S", "3")
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable, match=r"\(waited for 3 s\); PPOFLOW_STORE_PATIENCE_S"):
+        crashing_run(bucket, tmp_path / "before", proxy)()
+    assert time.monotonic() - began < 60
+    assert len(said) == 1
+    found = only_run_of("toy-away")
+    assert found.state is not None
+    assert found.state.is_crashed()
+    assert "StoreUnavailable: S3 could not" in str(found.state.message)
+    proxy.come_back()
+    ours = digests(run_on(bucket, tmp_path / "after").train())
+    assert ours == digests(BucketRun(tmp_path / "undisturbed", SHORT).train())
+
+
+def only_run_of(name: str) -> FlowRun:
+    """The flow run of a flow, as the server knows it."""
+    with get_client(sync_client=True) as client:
+        (found,) = client.read_flow_runs(flow_filter=FlowFilter(name=FlowFilterName(any_=[name])))
+    return found
