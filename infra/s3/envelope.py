@@ -29,10 +29,9 @@ from infra.manifest import (
     sha256_of,
 )
 from infra.s3.objects import Objects, S3Address
+from infra.s3.rereading import read_again
 
 ENVELOPE_FORMAT = 1
-# A byte that was flipped on the way comes right when it is read again.
-READS = 3
 State = Literal["live", "condemned", "gone"]
 
 
@@ -97,16 +96,9 @@ def upload_prefix(address: S3Address, kind: str, key: str, upload: str) -> str:
 
 def read_version(objects: Objects, address: S3Address, kind: str, key: str) -> Version | None:
     """The present version, or None where nothing ever was; ArtifactCorrupted where these bytes are no envelope."""
-    for attempt in range(1, READS + 1):
-        found = objects.read(envelope_key(address, kind, key))
-        if found is None:
-            return None
-        try:
-            return Version(parse_envelope(found.content, kind, key), found.etag)
-        except ArtifactCorrupted:
-            if attempt == READS:
-                raise
-    raise AssertionError("unreachable")
+    place = envelope_key(address, kind, key)
+    read = read_again(objects, place, lambda content: parse_envelope(content, kind, key), ArtifactCorrupted)
+    return None if read is None else Version(read[0], read[1].etag)
 
 
 def move(objects: Objects, address: S3Address, kind: str, key: str, version: Version, state: State) -> Version | None:

@@ -20,13 +20,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from infra.holders import Holder
 from infra.s3.objects import Objects, S3Address
+from infra.s3.rereading import read_again
 from infra.sealed import RecordCorrupted, seal, unseal
 
 HEAD = "head.json"
 RUNS = "runs"
 REMEDY = "put back an earlier version of this object, or fork the run from an iteration that can be read"
-# A byte that was flipped on the way comes right when it is read again.
-READS = 3
 
 
 class Tenure(BaseModel):
@@ -97,16 +96,8 @@ class RunHead:
 
     def look(self) -> Version:
         """The present version."""
-        for attempt in range(1, READS + 1):
-            found = self.objects.read(self.key(HEAD))
-            if found is None:
-                return Version(Head(), None)
-            try:
-                return Version(self._parse(found.content), found.etag)
-            except RecordCorrupted:
-                if attempt == READS:
-                    raise
-        raise AssertionError("unreachable")
+        read = read_again(self.objects, self.key(HEAD), self._parse, RecordCorrupted)
+        return Version(Head(), None) if read is None else Version(read[0], read[1].etag)
 
     def read(self) -> Version:
         """The present version, which is remembered."""

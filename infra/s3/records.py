@@ -12,8 +12,9 @@ from uuid import uuid4
 
 from infra.contents import Contents
 from infra.run_names import note_kind
-from infra.s3.head import READS, Head, RunHead
+from infra.s3.head import Head, RunHead
 from infra.s3.lease import S3Lease
+from infra.s3.rereading import read_again
 from infra.s3.several import several
 from infra.sealed import SEAL, RecordCorrupted, RecordExists, RecordMissing, remedy_for_name, seal, unseal
 
@@ -55,18 +56,15 @@ class Documents:
 
     def _fetch(self, name: str) -> None:
         place, remedy = self._head.place(name), remedy_for_name(self._head.run, name)
-        for attempt in range(1, READS + 1):
-            found = self._head.objects.read(self._head.key(name))
-            if found is None:
-                raise RecordCorrupted(f"{place} is gone, and run {self._head.run} names it: {remedy}")
-            try:
-                unseal(place, name, found.content, remedy=remedy)
-            except RecordCorrupted:
-                if attempt == READS:
-                    raise
-                continue
-            self._seen[name] = found.content
-            return
+
+        def parse(content: bytes) -> bytes:
+            unseal(place, name, content, remedy=remedy)
+            return content
+
+        read = read_again(self._head.objects, self._head.key(name), parse, RecordCorrupted)
+        if read is None:
+            raise RecordCorrupted(f"{place} is gone, and run {self._head.run} names it: {remedy}")
+        self._seen[name] = read[0]
 
 
 class S3Records:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from infra.integrity import corrupted
 from infra.manifest import MANIFEST_NAME, ArtifactCorrupted, Manifest, is_foreign
 from infra.s3.envelope import envelope_key, read_version, upload_prefix
 from infra.s3.objects import Objects, S3Address, Wanted
+from infra.s3.rereading import refuse_changed
 
 # Bytes that were changed on the way come right the next time; those that lie there wrong do not.
 DOWNLOADS = 3
@@ -43,9 +45,13 @@ class Shelf:
         self.objects.upload({prefix + name: path for name, path in files.items()})
 
     def download(self, manifest: Manifest, upload: str, folder: Path) -> None:
-        """Make the artifact's files in a folder; ArtifactCorrupted if one is not what the manifest says."""
+        """Make the artifact's files in a folder.
+
+        ArtifactCorrupted if one is not what the manifest says, ChangedOnTheWay if only what comes of it is not.
+        """
         prefix = self.prefix(manifest, upload)
         left = list(manifest.files)
+        md5s: dict[str, set[str]] = {}
         for attempt in range(1, DOWNLOADS + 1):
             wanted = [Wanted(prefix + name, manifest.files[name].size, folder / name) for name in left]
             arrived = self.objects.download(wanted)
@@ -58,10 +64,14 @@ class Shelf:
                     complaints[name] = corrupted(manifest, name, f"{entry.size} bytes", f"{came.size} bytes")
                 elif came.sha256 != entry.sha256:
                     complaints[name] = corrupted(manifest, name, f"sha256 {entry.sha256}", f"sha256 {came.sha256}")
+                    md5s.setdefault(name, set()).add(md5_of(folder / name))
             left = list(complaints)
             if not left:
                 return
             if attempt == DOWNLOADS:
+                for name in (name for name in left if name in md5s):
+                    etag = next((found.etag for found in self.objects.entries(prefix + name)), "")
+                    refuse_changed(self.objects.bucket, prefix + name, md5s[name], etag)
                 raise complaints[left[0]]
 
     def check(self, manifest: Manifest, upload: str, folder: Path) -> int:
@@ -100,6 +110,12 @@ class Shelf:
     def remove(self, prefix: str) -> None:
         """Remove everything whose key begins with `prefix`."""
         self.objects.remove([entry.key for entry in self.objects.entries(prefix)])
+
+
+def md5_of(path: Path) -> str:
+    """Of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def unnamed_uploads(objects: Objects, address: S3Address, kind: str, key: str) -> list[UnnamedUpload]:
