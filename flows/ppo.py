@@ -26,7 +26,7 @@ from tasks.find_whole import hold
 from tasks.guards import finish_rollback
 from tasks.iteration_record import IterationRecord, best_in_words
 from tasks.open_run import effective_spec, first_record, last_record, record_at, restore_spec
-from tasks.predecessors import holder_note, mark_crashed
+from tasks.predecessors import holder_note, mark_crashed, page_is_open
 from tasks.prefect_api import EmbeddedFlow, page_url
 from tasks.preflight import preflight
 from tasks.prepare_dataset import prepare_dataset
@@ -85,7 +85,9 @@ def train(
     spec, run = requested(spec, run, overrides)
     preflight(spec)
     console = RunConsole(run, spec.iterations)
-    opened = open_workbench(spec, run, console.progress, effective_spec, note=holder_note(), wait=wait)
+    opened = open_workbench(
+        spec, run, console.progress, effective_spec, note=holder_note(), wait=wait, keep=lambda: not page_is_open()
+    )
     with console, outages_told(console.say), opened as bench:
         console.say(f"run {bench.run}; Prefect page {page_url()} (flow ppo-training)")
         take_over(bench, console)

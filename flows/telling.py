@@ -30,9 +30,9 @@ def run_training(spec: RunSpec, run: str | None, again: str, *, wait: bool = Fal
         say(note)
     from flows.ppo import ppo_training
     from tasks.ending import ending, interrupted
-    from tasks.errors import EngineError, StoreUnavailable
+    from tasks.errors import EngineError, InputError, StoreUnavailable
     from tasks.inspect_run import read_run
-    from tasks.prefect_api import PREFECT_AWAY
+    from tasks.prefect_api import PREFECT_AWAY, shown_url
 
     try:
         with stopping_on_sigterm():
@@ -41,8 +41,13 @@ def run_training(spec: RunSpec, run: str | None, again: str, *, wait: bool = Fal
         say(interrupted(run or spec.name, again))
         raise typer.Exit(INTERRUPTED) from None
     except PREFECT_AWAY as error:
-        say(f"Prefect's server does not answer any more ({error}): its page does not know how this run ended")
-        done = read_run(run or spec.name)
+        say(f"Prefect's server at {shown_url()} fails or does not answer ({error})")
+        say("its page does not know how this ended")
+        try:
+            done = read_run(run or spec.name)
+        except InputError:
+            say(f"run {run or spec.name}: no iteration was committed\n  once it answers    {again}")
+            leave(REFUSED)
         say(f"{done.summary()}\n  go on              {again}")
         leave(0 if done.records[-1].iteration >= spec.iterations else REFUSED)
     except (EngineError, StoreUnavailable):

@@ -19,16 +19,32 @@ from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
+from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Crashed
 
 from infra.lease import Holder
 
 FLOW_RUN = "prefect_flow_run"
+ANSWER_S = 6.0
 
 
 def holder_note() -> dict[str, str]:
     """What the next holder of the run should know of this one."""
     return {FLOW_RUN: str(flow_run.id)} if flow_run.id else {}
+
+
+def page_is_open() -> bool:
+    """Whether Prefect's server can be told now how this flow run ends; where it cannot, the next holder tells it."""
+    if not flow_run.id:
+        return True
+    id = UUID(flow_run.id)
+    quickly = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: ANSWER_S}
+    try:
+        with temporary_settings(quickly), get_client(sync_client=True) as client:
+            client.read_flow_run(id)
+    except (HTTPError, PrefectException):
+        return False
+    return True
 
 
 def mark_crashed(predecessors: Iterable[Holder]) -> list[str]:

@@ -117,6 +117,11 @@ def configured_url() -> str | None:
     return Settings().prefect_api_url or PREFECT_API_URL.value()
 
 
+def shown_url() -> str:
+    """The API that flows talk to, for messages."""
+    return without_password(configured_url() or "the embedded server")
+
+
 def page_url() -> str | None:
     """Where the Prefect page is; None where there is no server now."""
     page = PREFECT_UI_URL.value() or (configured_url() or "").removesuffix("/api")

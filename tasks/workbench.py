@@ -160,13 +160,14 @@ def open_workbench(
     *,
     note: Mapping[str, str] = {},
     wait: bool = False,
+    keep: Callable[[], bool] | None = None,
 ) -> Iterator[Workbench]:
     """Open a run's means and start its engines; everything is closed on the way out, whatever happens.
 
     The run belongs to this process alone meanwhile: LeaseHeld where another one has it (with `wait`, only after that
     one has ended), LeaseLost where this one was silent for too long and another took over. `note` is what the next
-    holder should know of this one. `effective` makes the spec that the run really has of the one requested and the
-    run's records.
+    holder should know of this one: it gets to know it if `keep` says at the end that the run is not to be released.
+    `effective` makes the spec that the run really has of the one requested and the run's records.
     """
     settings = Settings()
     require_shared_store(spec, settings.store_root)
@@ -183,7 +184,8 @@ def open_workbench(
             yield bench
     finally:
         with suppress(StoreUnavailable):  # whoever comes next finds this process gone, or silent
-            lease.release()
+            if keep is None or not keep():
+                lease.release()
 
 
 @contextmanager

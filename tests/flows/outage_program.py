@@ -1,20 +1,35 @@
-"""A run on toy engines whose Prefect server is killed in the middle and comes back; prints what Prefect then says."""
+"""A run on toy engines whose Prefect server is killed in the middle and comes back; prints what Prefect then says.
+
+Or one whose server answers 500 for a while, as it does while its database restarts: at the start, or in the middle.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import NoReturn
 
 from infra.prefect_server import PrefectServer
 from tasks.prefect_environment import prepare
+from tests.infra.s3.fault_proxy import FaultProxy
 
-ITERATIONS, DIES_AT, BACK_AT = 20, 3, 12
+ITERATIONS, DIES_AT, BACK_AT, FAILS_S = 20, 3, 12, 5.0
 
 
-def main(home: Path) -> NoReturn:
+def fail(proxy: FaultProxy) -> None:
+    """Answer 500 from now on."""
+    proxy.refuse(500, "DatabaseRestarts")
+
+
+def mend(proxy: FaultProxy) -> None:
+    """Pass everything on again."""
+    proxy.inject("", lambda request: False)
+
+
+def main(home: Path, outage: str) -> NoReturn:
     """Train, and tell."""
     prepare()
     from prefect import flow
@@ -27,14 +42,23 @@ def main(home: Path) -> NoReturn:
     server.start()
     server.wait_until_healthy()
     again = PrefectServer(home / "prefect", port=int(server.ui_url.rpartition(":")[2]))
+    proxy = FaultProxy(int(server.ui_url.rpartition(":")[2]))
 
     run = ToyRun(home / "run")
-    run.engines.before("generate_rollouts", DIES_AT, server.close)
-    run.engines.before("generate_rollouts", BACK_AT, again.start)  # takes calls at once, and answers them seconds later
+    if outage == "killed":
+        run.engines.before("generate_rollouts", DIES_AT, server.close)
+        # It takes calls at once, and answers them seconds later.
+        run.engines.before("generate_rollouts", BACK_AT, again.start)
+    elif outage == "500 in the middle":
+        run.engines.before("generate_rollouts", DIES_AT, lambda: fail(proxy))
+        run.engines.before("generate_rollouts", BACK_AT, lambda: mend(proxy))
+    else:
+        fail(proxy)
+        threading.Timer(FAILS_S, lambda: mend(proxy)).start()
     toy = flow(name="toy", persist_result=False)(lambda: len(run.train(f"iterations={ITERATIONS}")))
-    with temporary_settings({PREFECT_API_URL: server.api_url}):
+    url = server.api_url if outage == "killed" else f"{proxy.uri}/api"
+    with temporary_settings({PREFECT_API_URL: url}):
         committed = toy()
-        assert again.api_url == server.api_url
         with get_client(sync_client=True) as client:
             (found,) = client.read_flow_runs()
     print(json.dumps({"committed": committed, "state": found.state_name}), flush=True)
@@ -43,4 +67,4 @@ def main(home: Path) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])
