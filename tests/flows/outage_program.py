@@ -15,6 +15,8 @@ from typing import NoReturn
 from infra.prefect_server import PrefectServer
 from tasks.prefect_environment import prepare
 from tests.infra.s3.fault_proxy import FaultProxy
+from tests.ports import free_port
+from tests.waiting import LONG_S
 
 ITERATIONS, DIES_AT, BACK_AT, FAILS_S = 20, 3, 12, 5.0
 
@@ -38,9 +40,9 @@ def main(home: Path, outage: str) -> NoReturn:
 
     from tests.tasks.toy_runs import ToyRun
 
-    server = PrefectServer(home / "prefect", port=0)
+    server = PrefectServer(home / "prefect", port=free_port())
     server.start()
-    server.wait_until_healthy()
+    server.wait_until_healthy(LONG_S)
     again = PrefectServer(home / "prefect", port=int(server.ui_url.rpartition(":")[2]))
     proxy = FaultProxy(int(server.ui_url.rpartition(":")[2]))
 

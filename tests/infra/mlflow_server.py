@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-import psutil
+import pytest
+
+from tests.ports import free_port
+from tests.waiting import LONG_S, until
 
 
 class Server:
@@ -20,9 +21,7 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -35,13 +34,12 @@ class Server:
             self.process = subprocess.Popen(
                 command, env={**os.environ, **quiet}, stdout=log, stderr=log, start_new_session=True
             )
-        deadline = time.monotonic() + 60
-        while not self.healthy():
-            assert self.process.poll() is None, (self.folder / "server.log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        until(self.healthy, "MLflow answers")
 
     def healthy(self) -> bool:
+        """Whether it answers; one that has ended never will."""
+        assert self.process is not None
+        assert self.process.poll() is None, (self.folder / "server.log").read_text()
         try:
             with urlopen(f"{self.uri}/health", timeout=2) as answer:
                 return bool(answer.status == 200)
@@ -49,10 +47,15 @@ class Server:
             return False
 
     def signal(self, number: signal.Signals) -> None:
+        """To all of its processes at once."""
         if self.process is None:
             return
-        for process in [*psutil.Process(self.process.pid).children(recursive=True), psutil.Process(self.process.pid)]:
-            process.send_signal(number)
+        os.killpg(self.process.pid, number)
         if number == signal.SIGKILL:
             self.process.wait()
             self.process = None
+
+
+def patient(patch: pytest.MonkeyPatch) -> None:
+    """Have MLflow's client wait for a busy server, which may take longer than an outage is allowed to cost."""
+    patch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", str(int(LONG_S)))

@@ -17,8 +17,9 @@ from pathlib import Path
 import psutil
 
 import infra.guardian
+from tests.ports import free_port
+from tests.waiting import LONG_S
 
-READY_S = 120.0
 # A lost node is noticed after about 2 s instead of 17; and engines are not nicer than whatever else runs here.
 QUICK = {
     "RAY_worker_niceness": "0",
@@ -125,7 +126,7 @@ class RayNodes:
         return self.nodes[-1]
 
     def _wait_for_head(self) -> None:
-        deadline = time.monotonic() + READY_S
+        deadline = time.monotonic() + LONG_S
         while True:
             try:
                 socket.create_connection((self.nodes[0].address, self.port), timeout=1).close()
@@ -140,15 +141,3 @@ class RayNodes:
         for node in reversed(self.nodes):
             node.kill()
         shutil.rmtree(self.root, ignore_errors=True)
-
-
-def free_port(address: str) -> int:
-    """One below those that Ray gives away itself."""
-    for port in range(6400, 10000):
-        with socket.socket() as listener:
-            try:
-                listener.bind((address, port))
-                return port
-            except OSError:
-                continue
-    raise RuntimeError(f"no free port at {address}")

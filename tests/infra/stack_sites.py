@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +11,7 @@ from infra.settings import StackSettings
 from infra.stack.plan import open_site
 from infra.stack.service import Port, Service
 from infra.stack.site import SERVERS, Site
+from tests.ports import free_port, free_ports
 
 PORTS = ("postgres_port", "monitor_port", "s3_port", "prefect_port", "mlflow_port", "ray_port", "ray_client_port")
 SERVER = """
@@ -20,18 +19,9 @@ import http.server, signal, subprocess, sys
 if "deaf" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if "parent" in sys.argv:
-    print("child", subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid, flush=True)
+    print("child", subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]).pid, flush=True)
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()
 """
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, each another."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def stack_settings(folder: Path, **changed: Any) -> StackSettings:
@@ -50,7 +40,7 @@ def site_in(folder: Path, servers: frozenset[str] = frozenset(SERVERS), **change
 
 def small_service(site: Site, name: str = "small", *words: str, **changed: Any) -> Service:
     """A web server of five lines; `words` are "deaf" to SIGTERM and "parent" of a child."""
-    (port,) = free_ports(1)
+    port = free_port()
     given = {
         "name": name,
         "address": f"http://127.0.0.1:{port}/",

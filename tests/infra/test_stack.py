@@ -29,7 +29,8 @@ from infra.stack.plan import (
 )
 from infra.stack.service import StackError
 from infra.stack.site import SERVERS, Site
-from tests.infra.stack_sites import free_ports, site_in, stack_settings
+from tests.infra.stack_sites import site_in, stack_settings
+from tests.ports import free_port
 
 OUTSIDE = "192.0.2.7"
 Command = Callable[..., tuple[int, str, str]]
@@ -171,7 +172,7 @@ def test_a_port_that_somebody_has_is_named_with_its_setting(tmp_path: Path):
 
 
 def test_own_servers_that_do_not_answer_are_refused_before_anything_starts(tmp_path: Path):
-    (port,) = free_ports(1)
+    port = free_port()
     with pytest.raises(StackError, match=r"PPOFLOW_STACK_POSTGRES: .*refused"):
         require_own_servers(site_in(tmp_path / "a", postgres=f"postgresql://me@127.0.0.1:{port}"))
     with pytest.raises(StackError, match="PPOFLOW_STACK_S3"):

@@ -20,7 +20,7 @@ ALONE = (
     *(f"replayed/{name}" for name in ("stages", "paths", "factor", "advantages", "refusals", "damaged")),
     *(f"skipped/{name}" for name in ("skip", "give_up", "mutants")),
 )
-TIMEOUT_S = 480
+TIMEOUT_S = 2400
 
 
 @pytest.fixture(scope="session", autouse=True)

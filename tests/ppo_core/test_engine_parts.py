@@ -20,6 +20,7 @@ from ppo_core.tables import write_prompts
 from ppo_core.training.ranks import Ranks, first_rank_only
 from ppo_core.training.service import TrainingEngine, leading
 from tests.ppo_core.engine_jobs import ROOT, generate_spec
+from tests.waiting import FOR_EVER_S
 
 
 def test_what_runs_inside_vllms_workers_counts_as_the_rollout_engines_code(tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_a_policy_is_sampled_in_the_precision_it_is_stored_in(
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainingEngine]:
     """Rank 0 with a process that stands for another rank, waiting for it."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    child = subprocess.Popen(["sleep", "60"])
+    child = subprocess.Popen(["sleep", str(FOR_EVER_S)])
     yield TrainingEngine(Ranks(0, 1, [child]))
     dist.destroy_process_group()
     child.kill()

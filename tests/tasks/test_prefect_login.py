@@ -12,7 +12,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 
 from infra.prefect_server import PrefectServerError
 from tasks.prefect_api import page_url, require_answer
-from tests.infra.stack_sites import free_ports
+from tests.ports import free_port
 
 
 class Guarded(http.server.BaseHTTPRequestHandler):
@@ -60,8 +60,7 @@ def test_a_wrong_login_or_none_is_an_error_that_names_the_remedy(url: str, login
 
 
 def test_a_password_in_the_address_is_not_shown():
-    (port,) = free_ports(1)
-    url = f"http://admin:hidden-one@127.0.0.1:{port}/api"
+    url = f"http://admin:hidden-one@127.0.0.1:{free_port()}/api"
     with pytest.raises(PrefectServerError, match="no Prefect server answers") as refused:
         alone(url, None, lambda: require_answer(url))
     assert "hidden-one" not in str(refused.value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from infra.s3.objects import Arrived, Objects, S3Address, StoreRefused, StoreUna
 from tests.infra.s3.fault_proxy import FAULTS, FaultProxy, Message
 from tests.infra.s3.memory_objects import MemoryObjects
 from tests.infra.s3.s3_server import S3Server
+from tests.ports import free_port
 
 # Small parts, and timeouts that a test can wait for.
 QUICK = Tuning(connect_s=2, read_s=1, attempts=4, threads=4, part_bytes=3 * 2**19)
@@ -202,8 +202,7 @@ def test_what_never_works_says_so(objects: Objects, proxy: FaultProxy, tmp_path:
 
 
 def test_a_server_that_is_not_there(bucket: str, monkeypatch: pytest.MonkeyPatch):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
     with pytest.raises(StoreUnavailable, match=rf"bucket '{bucket}' \(.*{port}.*try again"):
         open_objects(bucket, tuning=QUICK)
