@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from infra.engines import EngineInput, EngineJob, EngineProcess, EngineProgress, EngineReply
 from infra.settings import Settings
@@ -20,9 +23,10 @@ from tasks.engine_programs import (
     training_command,
     training_environment,
 )
+from tests.waiting import LONG_S
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 120.0
+TIMEOUT_S = 900.0  # the first job waits for the imports: 20 s on a quiet machine
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,15 @@ def open_engine(name: str, folder: Path, spec: RunSpec | None = None) -> Bench:
     )
     engine.start()
     return Bench(engine, folder, itertools.count())
+
+
+def ends_by_itself(bench: Bench) -> bool:
+    """Close it; whether it then ended without being killed, however long a busy machine takes for that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("infra.engines.CLOSE_GRACE_S", LONG_S)
+        began = time.monotonic()
+        bench.engine.close()
+    return time.monotonic() - began < LONG_S
 
 
 def generate_spec(**changes: Any) -> dict[str, Any]:

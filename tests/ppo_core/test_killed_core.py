@@ -16,6 +16,8 @@ from infra.settings import Settings
 from tasks.engine_programs import PROGRAMS, rollout_environment
 from tests.ppo_core.engine_jobs import ROOT, Bench, generate_spec, write_dataset
 from tests.ppo_core.tiny_policies import make_policy
+from tests.processes import command_line
+from tests.waiting import LONG_S
 
 PROMPTS = [[number % 7 + 3, number % 5 + 3, number % 11 + 3] for number in range(400)]
 
@@ -35,7 +37,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def core() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(child.cmdline())]
+    return [
+        child for child in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(command_line(child))
+    ]
 
 
 def test_a_core_killed_while_it_samples_ends_the_engine(bench: Bench, tmp_path: Path) -> None:
@@ -53,4 +57,4 @@ def test_a_core_killed_while_it_samples_ends_the_engine(bench: Bench, tmp_path: 
     with pytest.raises(EngineDied, match="EngineCore"):
         bench.run("generate_rollouts", inputs, spec, output, on_progress=kill)
     assert len(below) == 2  # vLLM's core, and the engine
-    assert psutil.wait_procs(below, timeout=10)[1] == []
+    assert psutil.wait_procs(below, timeout=LONG_S)[1] == []

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from ppo_core.spec import TrainingSpec
 from tests.ppo_core.engine_jobs import Bench, minimal_spec, open_engine
 from tests.ppo_core.tiny_models import tiny_config, tiny_tokenizer
 from tests.ppo_core.update_cases import make_experience, save_experience, update_job
+from tests.processes import command_line
 
 TRAINING = TrainingSpec(num_ranks=2, zero_stage=2, microbatch_size=4)
 
@@ -53,20 +53,27 @@ def update(bench: Bench, number: int, inputs: dict[str, Path], *, full: bool, **
     return output
 
 
+def killed_update(bench: Bench, number: int, inputs: dict[str, Path]) -> None:
+    """In its middle, which it cannot leave before the kill: nobody reads the pipe that stands for its last file."""
+    output, spec = bench.output(), job(number, full=False)
+    os.mkfifo(output / "state.json")
+    killed: list[int] = []
+
+    def kill(_: EngineProgress) -> None:
+        if not killed:  # what it had said before it died arrives still
+            killed.append(engine_processes()[0])
+            os.kill(killed[0], signal.SIGKILL)
+
+    with pytest.raises(EngineDied, match="was killed by SIGKILL"):
+        bench.run("update_policy", inputs, spec.model_dump(mode="json"), output, on_progress=kill)
+    assert killed
+
+
 def engine_processes() -> list[int]:
-    """Rank 0 and rank 1, below this process, but for those that have ended."""
-    program, found = [sys.executable, "-m", "ppo_core.engines.training"], []
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # a zombie, too
-            found += [child.pid] if child.cmdline()[:3] == program else []
-    return found
-
-
-def kill(_: EngineProgress) -> None:
-    """In the middle of the job; what the engine had said before its end may still come."""
-    for pid in engine_processes()[:1]:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    """Rank 0 and rank 1, below this process."""
+    program = [sys.executable, "-m", "ppo_core.engines.training"]
+    children = psutil.Process().children(recursive=True)
+    return [child.pid for child in children if command_line(child)[:3] == program]
 
 
 def test_three_updates_with_thin_checkpoints_and_a_kill_in_each(bench: Bench, start: Path, tmp_path: Path) -> None:
@@ -80,8 +87,7 @@ def test_three_updates_with_thin_checkpoints_and_a_kill_in_each(bench: Bench, st
     checkpoint, origin = start, {}
     for number in (1, 2, 3):
         inputs = {"checkpoint": checkpoint, "experience": experiences[number - 1], **origin}
-        with pytest.raises(EngineDied):
-            update(bench, number, inputs, full=False, on_progress=kill)
+        killed_update(bench, number, inputs)
         notes: list[str] = []
         checkpoint = update(
             bench,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from infra.mlmodel import write_mlmodel
 from infra.registry import register, resolve
 from ppo_core.records import OptimizerSettings, RolloutRow
 from ppo_core.spec import UpdateSpec
-from tests.ppo_core.engine_jobs import Bench, open_engine
+from tests.ppo_core.engine_jobs import Bench, ends_by_itself, open_engine
 from tests.ppo_core.tiny_policies import (
     ARCHITECTURES,
     CONTEXT,
@@ -218,6 +217,4 @@ def test_the_training_process_survives_bad_input_and_ends_by_itself(training: Be
     with pytest.raises(EngineJobError, match="holds no tokenizer that can be loaded") as refused:
         training.run("start_policy", {"tokenizer": tmp_path, "model": tmp_path}, spec, training.output())
     assert not refused.value.retryable
-    started = time.perf_counter()
-    training.engine.close()
-    assert time.perf_counter() - started < 3.0  # EngineProcess would kill it then
+    assert ends_by_itself(training)
