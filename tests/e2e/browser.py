@@ -22,7 +22,7 @@ OPTIONS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-PATIENCE_MS = 60_000
+PATIENCE_MS = 300_000
 
 
 @contextmanager

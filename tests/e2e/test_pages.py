@@ -21,6 +21,7 @@ from tests.e2e.browser import is_drawn, keep, opened_browser
 from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import ROOT, environment, wait_for
 from tests.infra.mlflow_server import Server
+from tests.waiting import LONG_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 DEPLOY = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "-n", "arithmetic"]
@@ -37,7 +38,7 @@ class Pages:
 
     def ask(self, what: str) -> list[dict[str, Any]]:
         """What Prefect's API has."""
-        return list(httpx.post(f"{self.prefect}/api/{what}/filter", json={}, timeout=30).json())
+        return list(httpx.post(f"{self.prefect}/api/{what}/filter", json={}, timeout=300).json())
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def pages(smoke: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Itera
         prefect, mlflow = PrefectServer(home / "prefect", port=0), Server(home / "mlflow")
         prefect.start()
         mlflow.start()
-        prefect.wait_until_healthy()
+        prefect.wait_until_healthy(LONG_S)
         address = {"PREFECT_API_URL": prefect.api_url, "PREFECT_HOME": str(home / "client")}
         pool = [sys.executable, "-m", "prefect", "work-pool", "create", "gpu", "--type", "process", "--overwrite"]
         for command in (pool, DEPLOY):
@@ -101,8 +102,8 @@ def test_mlflow_shows_the_curves_and_the_registered_policy(pages: Pages, smoke: 
         expect(page.get_by_text(text).first).to_be_visible()
     keep(page.screenshot(), pages.pictures, "mlflow-registry")
     query = {"experiment_ids": ["1"]}
-    found = httpx.post(f"{pages.mlflow}/api/2.0/mlflow/runs/search", json=query, timeout=30).json()["runs"]
+    found = httpx.post(f"{pages.mlflow}/api/2.0/mlflow/runs/search", json=query, timeout=300).json()["runs"]
     page.goto(f"{pages.mlflow}/#/experiments/1/runs/{found[0]['info']['run_id']}/model-metrics")
     groups = {"score", "kl", "sampler", "policy", "critic"}
-    wait_for(lambda: groups <= set(page.inner_text("body").split()), "the groups of curves", 60)
+    wait_for(lambda: groups <= set(page.inner_text("body").split()), "the groups of curves")
     keep(page.screenshot(), pages.pictures, "mlflow-run")

@@ -12,8 +12,9 @@ import pytest
 
 from infra.runs import open_records
 from tests.e2e.conftest import FinishedRun
-from tests.e2e.launch import ROOT, SMOKE, command, environment, processes_of, records, wait_for
+from tests.e2e.launch import DEADLINE_S, ROOT, SMOKE, command, environment, processes_of, records, wait_for
 from tests.infra.ray_nodes import RayNode, RayNodes
+from tests.processes import command_line
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 STAGES = ("dataset", "rollouts", "scores", "experience", "checkpoint", "evaluation")
@@ -66,7 +67,7 @@ def test_a_run_on_ray_survives_two_lost_machines_with_the_bytes_of_the_embedded_
         wait_for(committed(2), "iteration 2", run=run)
         made = training.home / "cache" / "artifacts"
         strike(training, lambda: len(list(made.glob("*/experience.safetensors"))) == 3)
-        assert run.wait(240) == 0, (tmp_path / "flow.log").read_text()
+        assert run.wait(DEADLINE_S) == 0, (tmp_path / "flow.log").read_text()
     finally:
         run.kill()
         run.wait()
@@ -79,7 +80,7 @@ def test_a_run_on_ray_survives_two_lost_machines_with_the_bytes_of_the_embedded_
     for expected in theirs:
         found = recorded.read(expected["iteration"])
         assert digests(found) == digests(expected)
-    left = [process.cmdline() for node in nodes.nodes for process in processes_of(node.home)]
+    left = [command_line(process) for node in nodes.nodes for process in processes_of(node.home)]
     assert not [line for line in left if any("ppo_core.engines" in word for word in line)]
 
 

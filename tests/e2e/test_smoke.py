@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import flip_a_bit, policy_bytes, processes_of, records, train
+from tests.processes import command_line
 
 pytestmark = pytest.mark.slow
 DAMAGED = "compute_advantages"
@@ -45,7 +46,7 @@ def test_the_flow_process_is_small_and_free_of_torch(smoke: FinishedRun) -> None
 
 
 def test_nothing_is_left_running(smoke: FinishedRun) -> None:
-    assert [process.cmdline() for process in processes_of(smoke.home)] == []
+    assert [command_line(process) for process in processes_of(smoke.home)] == []
 
 
 def test_the_best_policy_lies_there_and_is_registered_without_a_copy(smoke: FinishedRun) -> None:

@@ -96,7 +96,7 @@ def test_the_script_writes_the_same_bytes_in_every_process(tmp_path: Path) -> No
     sizes = ["--sft", "300", "--prompts", "200", "--eval", "100", "--out"]
     command = [sys.executable, str(EXAMPLE / "generate.py"), *sizes]
     for seed in ("1", "2"):
-        subprocess.run([*command, str(tmp_path / seed)], env={"PYTHONHASHSEED": seed}, check=True, timeout=60)
+        subprocess.run([*command, str(tmp_path / seed)], env={"PYTHONHASHSEED": seed}, check=True, timeout=300)
     names = ["sft.jsonl", "prompts.jsonl", "eval.jsonl"]
     first, second = ([(tmp_path / seed / name).read_bytes() for name in names] for seed in ("1", "2"))
     assert first == second

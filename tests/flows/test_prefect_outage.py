@@ -15,7 +15,7 @@ from tests.e2e.launch import train
 from tests.flows import outage_program
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 150.0
+PATIENCE_S = 1200.0
 
 
 @pytest.mark.thorough

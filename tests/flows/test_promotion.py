@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tasks.policies import find_policy
 from tasks.promotion import Approval
 from tests.flows.hand_over import MODEL, HandOver
 from tests.tasks.toy_runs import lose_it
+from tests.waiting import LONG_S
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -221,6 +223,7 @@ def test_a_person_is_asked_in_prefects_ui(given: HandOver) -> None:
     with get_client(sync_client=True) as client:
         while "id" not in asked or client.read_flow_run(asked["id"]).state_name != "Paused":
             assert thread.is_alive()
+            time.sleep(0.05)
         resume_flow_run(asked["id"], run_input=Approval(approve=True, by="anna").model_dump())
-    thread.join(60)
+    thread.join(LONG_S)
     assert answers == ["True anna"]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,13 @@ from prefect.states import Cancelling
 
 from infra.prefect_server import PrefectServer
 from tasks.prefect_setup import POOL, RESUMABLE, prepare_server
-from tests.e2e.launch import SMOKE, processes_of
+from tests.e2e.launch import DEADLINE_S, SMOKE, processes_of
+from tests.processes import command_line
 from tests.tasks.benches import smoke_spec
+from tests.waiting import LONG_S
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-CANCEL_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,14 @@ class Workplace:
     def states(self, id: UUID) -> list[str]:
         return [state.name or "" for state in self.client.read_flow_run_states(id)]
 
-    def wait(self, id: UUID, happened: Callable[[], bool], what: str, deadline_s: float = 300.0) -> None:
+    def wait(self, id: UUID, happened: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
         deadline = time.monotonic() + deadline_s
         while not happened():
             assert time.monotonic() < deadline, f"{what}: not within {deadline_s} s, but {self.states(id)}"
             time.sleep(0.1)
 
     def engines(self) -> list[psutil.Process]:
-        found = [(process, process.cmdline()) for process in processes_of(self.home)]
+        found = [(process, command_line(process)) for process in processes_of(self.home)]
         return [process for process, line in found if any("ppo_core.engines" in part for part in line)]
 
 
@@ -93,7 +94,8 @@ def worker(api: str, home: Path) -> Iterator[None]:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         for left in processes_of(home):
-            left.kill()
+            with suppress(psutil.NoSuchProcess):
+                left.kill()
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +104,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     server = PrefectServer(home / "prefect", port=0)
     server.start()
     try:
-        server.wait_until_healthy()
+        server.wait_until_healthy(LONG_S)
         with temporary_settings({PREFECT_API_URL: server.api_url}), get_client(sync_client=True) as client:
             first = prepare_server()
             assert prepare_server() == first
@@ -131,13 +133,12 @@ def test_a_run_whose_process_dies_goes_on_by_itself_as_the_same_flow_run(workpla
 
 
 def test_cancelling_a_run_ends_its_engines_and_it_stays_cancelled(workplace: Workplace) -> None:
-    spec = smoke_spec().model_copy(update={"folder": str(SMOKE.parent)}).model_dump(mode="json")
+    endless = smoke_spec("iterations=5000").model_copy(update={"folder": str(SMOKE.parent)})
+    spec = endless.model_dump(mode="json")
     id = workplace.start("flows/ppo.py:ppo_training", {"spec": spec}, RESUMABLE)
     workplace.wait(id, lambda: len(workplace.engines()) >= 3, "engines run")
     workplace.client.set_flow_run_state(id, Cancelling())
-    started = time.monotonic()
     workplace.wait(id, lambda: not workplace.engines(), "the engines end")
-    assert time.monotonic() - started < CANCEL_S
     workplace.wait(id, lambda: workplace.run(id).state_name == "Cancelled", "it is cancelled")
     assert "Crashed" not in workplace.states(id)
     assert workplace.run(id).run_count == 1

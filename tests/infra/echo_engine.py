@@ -1,6 +1,6 @@
 """A small real engine for tests: speaks the protocol of infra/engine_protocol.py and misbehaves on demand.
 
-With the argument `die` it ends before the first job, as a failed import would. `outlived` is for the tests themselves.
+With the argument `die` it ends before the first job, as a failed import would.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 Reply = Callable[..., None]
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+FOR_EVER_S = 3600
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
 
 
 def echo(job: dict[str, Any], reply: Reply) -> dict[str, Any]:
@@ -31,7 +31,9 @@ def talk(job: dict[str, Any], reply: Reply) -> dict[str, Any]:
 
 
 def sleep(job: dict[str, Any], reply: Reply) -> dict[str, Any]:
+    """Says so before it falls asleep."""
     began = time.time()
+    reply(event="progress", done=0, total=1, note="asleep")
     time.sleep(job["spec"]["seconds"])
     return {"began": began, "ended": time.time()}
 
@@ -65,11 +67,9 @@ def spawn(job: dict[str, Any], reply: Reply) -> dict[str, Any]:
 
 
 def hang(job: dict[str, Any], reply: Reply) -> dict[str, Any]:
-    """Leaves the pids of its tree in the output file, then says nothing and ignores SIGTERM."""
+    """Says nothing and ignores SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with open(job["output"], "w") as output:
-        json.dump(spawn(job, reply)["pids"], output)
-    time.sleep(600)
+    time.sleep(FOR_EVER_S)
     return {}
 
 
@@ -81,21 +81,6 @@ def progress(job: dict[str, Any], reply: Reply) -> dict[str, Any]:
 
 
 JOBS = {job.__name__: job for job in (echo, talk, sleep, refuse, crash, garbage, spawn, hang, progress)}
-
-
-def outlived(pids: Iterable[int], *, within_s: float) -> list[int]:
-    """Those of `pids` that still run after that time; returns as soon as there is none."""
-    deadline = time.monotonic() + within_s
-    while (alive := [pid for pid in pids if _runs(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return alive
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except OSError:
-        return False
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ def job(
     store: ArtifactStore, engine: Engine, watch: Callable[[EngineProgress], None], *, name: str, spec: dict[str, Any]
 ) -> dict[str, Any]:
     """One job of an echo engine; the result has the home of the node besides."""
-    reply = engine.run(EngineJob(name, {}, None, spec), timeout_s=spec.get("timeout_s", 60), on_progress=watch)
+    reply = engine.run(EngineJob(name, {}, None, spec), timeout_s=spec.get("timeout_s", 300), on_progress=watch)
     return {**reply.result, "home": str(Settings().home), "store": store.root, "actor": os.getpid()}
 
 
@@ -51,7 +51,7 @@ def echo_engine(
     resources: Mapping[str, float],
     *,
     facts: Callable[[], Mapping[str, str]] = same_everywhere,
-    placement_timeout_s: float = 60.0,
+    placement_timeout_s: float = 300.0,
 ) -> RayEngine:
     """An engine on some node."""
     blueprint = Blueprint(open_echo, partial(open_store, str(folder / "store")), facts)
@@ -81,7 +81,7 @@ def main() -> None:
     pids = engine.call(partial(job, name="spawn", spec={}), on_progress=ignore)
     try:
         print(json.dumps([*pids["pids"], pids["actor"]]), flush=True)
-        engine.call(partial(job, name="sleep", spec={"seconds": 600, "timeout_s": 600}), on_progress=ignore)
+        engine.call(partial(job, name="sleep", spec={"seconds": 3600, "timeout_s": 3600}), on_progress=ignore)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
     engine.close()

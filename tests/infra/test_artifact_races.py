@@ -12,6 +12,7 @@ from pathlib import Path
 
 from infra.artifacts import open_store
 from tests.infra.artifact_folders import CONTENT, fill
+from tests.waiting import LONG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITER = """
@@ -47,7 +48,7 @@ def test_two_processes_agree_on_every_key(tmp_path: Path):
         assert writer.stdin is not None
         writer.stdin.write("\n")
         writer.stdin.flush()
-    outputs = [writer.communicate(timeout=60)[0].split() for writer in writers]
+    outputs = [writer.communicate(timeout=LONG_S)[0].split() for writer in writers]
     assert outputs[0] == outputs[1]
     assert len(outputs[0]) == 40
     for number, digest in enumerate(outputs[0]):

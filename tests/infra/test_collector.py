@@ -264,7 +264,7 @@ from infra.artifacts import open_store
 folder = open_store(sys.argv[1]).scratch()
 (folder / "file").write_text("12345")
 print(folder, flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 
 

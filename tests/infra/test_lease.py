@@ -18,6 +18,7 @@ from infra.local.records import LocalRecords
 from tests.infra.faulty_files import FaultyFiles
 from tests.infra.leases import StillClock, somebody
 from tests.infra.programs import Program
+from tests.waiting import LONG_S
 
 HOLDER = """
 import sys
@@ -75,14 +76,14 @@ def test_a_dead_holder_here_is_taken_over_at_once(tmp_path: Path):
         assert holder.hear() == ["holding"]
         pid = holder.process.pid
         with pytest.raises(
-            LeaseHeld, match=rf"process {pid} on .* has it, last heard of 0 s ago: wait .*\(kill {pid}\)"
+            LeaseHeld, match=rf"process {pid} on .* has it, last heard of \d+ s ago: wait .*\(kill {pid}\)"
         ):
             acquire_lease(tmp_path, "r")
         began = time.monotonic()
         holder.process.kill()
         # Nobody has collected it yet: for the kernel it is a zombie, for us it is dead.
         lease = acquire_lease(tmp_path, "r", wait=True)
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < EXPIRY_S
     (predecessor,) = lease.predecessors
     assert (predecessor.identity.pid, predecessor.note) == (pid, {"flow": "abc"})
     assert abs(predecessor.since_ms / 1000 - time.time()) < 60
@@ -202,7 +203,7 @@ def test_one_of_many_gets_the_lease(tmp_path: Path, leave: str):
     def contend() -> None:
         for turn in range(rounds):
             me = somebody()
-            start.wait(timeout=20)
+            start.wait(timeout=LONG_S)
             lease = None
             try:
                 lease = acquire_lease(
@@ -211,7 +212,7 @@ def test_one_of_many_gets_the_lease(tmp_path: Path, leave: str):
                 won.append((turn, lease.number, len(lease.predecessors)))
             except LeaseHeld as refusal:
                 refused.append(refusal)
-            stop.wait(timeout=20)
+            stop.wait(timeout=LONG_S)
             if lease is not None:
                 lease.release() if leave == "released" else gone.add(me)
 
@@ -219,7 +220,7 @@ def test_one_of_many_gets_the_lease(tmp_path: Path, leave: str):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=LONG_S)
     assert [turn for turn, _, _ in won] == list(range(rounds))
     assert [number for _, number, _ in won] == list(range(1, rounds + 1))
     assert all(taken == (leave == "dead" and turn > 0) for turn, _, taken in won)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from pathlib import Path
 
 from infra.filesystem import LocalFiles
@@ -13,6 +12,7 @@ from infra.lease import Heartbeat
 from infra.local.lease import acquire_lease
 from tests.infra.faulty_files import FaultyFiles
 from tests.infra.leases import successor
+from tests.waiting import LONG_S, until
 
 
 def test_the_heartbeat_beats_and_says_when_the_lease_is_lost(tmp_path: Path):
@@ -27,13 +27,10 @@ def test_the_heartbeat_beats_and_says_when_the_lease_is_lost(tmp_path: Path):
         return int(json.loads((lease.folder / "heartbeat").read_text())["beat"])
 
     with Heartbeat(lease, on_lost, every_s=0.005):
-        deadline = time.monotonic() + 20
-        while beats() < 5 and time.monotonic() < deadline:
-            time.sleep(0.005)
-        assert beats() >= 5
+        until(lambda: beats() >= 5, "five beats")
         assert calls == []
         successor(tmp_path)
-        assert lost.wait(timeout=20)
+        assert lost.wait(timeout=LONG_S)
     assert lease.lost
     assert calls == ["heartbeat-r"]
 
@@ -56,9 +53,7 @@ def test_a_beat_that_fails_is_tried_again(tmp_path: Path):
     lease = acquire_lease(tmp_path, "r", files=files)
     first = (lease.folder / "heartbeat").read_bytes()
     with Heartbeat(lease, lambda: calls.append(1), every_s=0.005):
-        deadline = time.monotonic() + 20
-        while (lease.folder / "heartbeat").read_bytes() == first and time.monotonic() < deadline:
-            time.sleep(0.005)
+        until(lambda: (lease.folder / "heartbeat").read_bytes() != first, "a beat")
     assert (files.failures, calls, lease.lost) == (3, [], False)
     assert (lease.folder / "heartbeat").read_bytes() != first
     assert os.listdir(lease.partial) == []

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +22,8 @@ from infra.stack.service import Service, StackError
 from infra.stack.site import Site
 from tests.infra.programs import ROOT
 from tests.infra.stack_sites import site_in, small_service
+from tests.processes import runs
+from tests.waiting import until
 
 STARTER = """
 import sys
@@ -59,23 +60,12 @@ def runner_of(site: Site, *services: Service) -> Runner:
     return Runner(site, services)
 
 
-def until(done: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def record_of(site: Site, name: str = "small") -> Path:
     return site.settings.folder / "run" / name
 
 
 def pid_of(site: Site, name: str = "small") -> int:
     return int(record_of(site, name).read_text().split("_")[0])
-
-
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_it_starts_once_and_another_command_finds_and_ends_it(site: Site):
@@ -90,7 +80,7 @@ def test_it_starts_once_and_another_command_finds_and_ends_it(site: Site):
     assert daemon_of(site, service).listening() == {("127.0.0.1", service.ports[0].number)}
     runner_of(site, service).down()
     runner_of(site, service).down()
-    assert gone(first)
+    assert not runs(first)
     assert not record_of(site).exists()
 
 
@@ -98,7 +88,7 @@ def test_what_ran_under_settings_of_before_is_ended(site: Site):
     runner_of(site, small_service(site, "former")).up()
     former = pid_of(site, "former")
     runner_of(site, small_service(site, "latter")).down()
-    assert gone(former)
+    assert not runs(former)
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
@@ -118,7 +108,7 @@ def test_in_a_container_all_end_with_the_first_one_or_with_a_signal(site: Site, 
             target=lambda: (until(lambda: signal.getsignal(end) != before), os.kill(os.getpid(), end))
         ).start()
         watch(runner, site)
-    assert all(gone(pid) for pid in pids)
+    assert not any(runs(pid) for pid in pids)
 
 
 def test_one_that_died_is_started_again(site: Site):
@@ -137,7 +127,7 @@ def test_other_settings_are_another_start(site: Site):
     runner_of(site, service).up()
     first = pid_of(site)
     runner_of(site, replace(service, environment={"LEVEL": "2"})).make_way()
-    assert gone(first)
+    assert not runs(first)
 
 
 @pytest.mark.parametrize("word", ["parent", "deaf"])
@@ -149,7 +139,7 @@ def test_children_and_those_who_do_not_listen_end_too(site: Site, word: str):
     pids = [pid_of(site), *(child.pid for child in psutil.Process(pid_of(site)).children(recursive=True))]
     assert len(pids) == (2 if word == "parent" else 1)
     daemon.stop()
-    assert all(gone(pid) for pid in pids)
+    assert not any(runs(pid) for pid in pids)
 
 
 def test_children_of_one_that_was_killed_are_ended(site: Site):
@@ -159,9 +149,9 @@ def test_children_of_one_that_was_killed_are_ended(site: Site):
     (child,) = psutil.Process(pid_of(site)).children()
     os.kill(pid_of(site), signal.SIGKILL)
     until(lambda: not daemon.running())
-    assert not gone(child.pid)
+    assert runs(child.pid)
     daemon.stop()
-    assert gone(child.pid)
+    assert not runs(child.pid)
 
 
 def test_what_a_killed_start_left_is_ended(site: Site):
@@ -176,14 +166,14 @@ def test_what_a_killed_start_left_is_ended(site: Site):
     starter.kill()
     starter.communicate()
     left = pid_of(site)
-    assert not gone(left)
+    assert runs(left)
     runner_of(site, small_service(site)).down()
-    assert gone(left)
+    assert not runs(left)
 
 
 @pytest.mark.parametrize("difference", ["started", "boot", "namespace", "host"])
 def test_no_stranger_with_a_recorded_pid_is_ever_hit(site: Site, difference: str):
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     try:
         me = this_process()
         started = int(Path(f"/proc/{stranger.pid}/stat").read_text().rpartition(")")[2].split()[19])
@@ -204,7 +194,7 @@ def test_no_stranger_with_a_recorded_pid_is_ever_hit(site: Site, difference: str
 
 def test_processes_of_another_stack_are_left_alone(site: Site):
     bystander = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, MARK: "f" * 48 + ".small"}
+        [sys.executable, "-c", "import time; time.sleep(3600)"], env={**os.environ, MARK: "f" * 48 + ".small"}
     )
     try:
         daemon_of(site, small_service(site)).stop()

@@ -18,6 +18,7 @@ from infra.mlflow_names import entry_name, marked_cut
 from infra.patience import Patience
 from infra.tracking import Point, RunTracker, batches_of_whole_steps
 from tests.infra.mlflow_points import NOW, points_of, rows
+from tests.waiting import FOR_EVER_S, LONG_S, until
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tracker(store: Path, request: pytest.FixtureRequest) -> RunTracker:
     name = re.sub(r"\W", "-", request.node.name)
-    tracker = RunTracker(f"sqlite:///{store}/mlflow.db", "arithmetic", name, store / "artifacts")
+    tracker = RunTracker(f"sqlite:///{store}/mlflow.db", "arithmetic", name, store / "artifacts", patience_s=LONG_S)
     assert tracker.open(), tracker.last_error
     return tracker
 
@@ -177,7 +178,10 @@ def test_a_refusal_does_not_silence_the_calls_after_it(tracker: RunTracker) -> N
 
 
 def test_a_locked_database_costs_no_more_than_the_patience(tracker: RunTracker, store: Path) -> None:
-    impatient = RunTracker(tracker.uri, tracker.experiment, tracker.run_name, store, patience_s=0.5, back_off_s=60)
+    patience_s = 5.0
+    impatient = RunTracker(
+        tracker.uri, tracker.experiment, tracker.run_name, store, patience_s=patience_s, back_off_s=FOR_EVER_S
+    )
     assert impatient.open()
     with sqlite3.connect(store / "mlflow.db") as database:
         database.execute("begin exclusive")
@@ -185,13 +189,11 @@ def test_a_locked_database_costs_no_more_than_the_patience(tracker: RunTracker, 
         assert not impatient.log_points(points_of(1))
         assert not impatient.log_points(points_of(1))
         assert impatient.seen_points("train/m0") is None
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 2 * patience_s
         assert not impatient.available()
         database.rollback()
-    deadline = time.monotonic() + 25  # sqlite itself waits 20 s for its lock, unseen
-    while not (impatient.open() and impatient.log_points(points_of(1))):
-        assert time.monotonic() < deadline, impatient.last_error
-        time.sleep(0.2)
+    # sqlite itself waits 20 s for its lock, unseen.
+    until(lambda: impatient.open() and impatient.log_points(points_of(1)), "the points arrive")
     assert len(rows(store, tracker.run_id)) == len(points_of(1))
 
 
@@ -202,10 +204,11 @@ def test_patience_skips_calls_after_an_outage_until_the_pause_is_over() -> None:
         made.append(1)
         raise OSError("away")
 
-    patience = Patience(0.2, lambda error: True)
-    assert patience.call(fail, 1) is None
-    assert patience.call(fail, 1) is None
+    pause_s = 3.0
+    patience = Patience(pause_s, lambda error: True)
+    assert patience.call(fail, LONG_S) is None
+    assert patience.call(fail, LONG_S) is None
     assert len(made) == 1
     assert patience.last_error == "OSError: away"
-    time.sleep(0.25)
-    assert patience.call(lambda: 7, 1) == 7
+    time.sleep(pause_s)
+    assert patience.call(lambda: 7, LONG_S) == 7

@@ -19,7 +19,7 @@ def talk_to_engine(*jobs: dict[str, Any]) -> tuple[list[dict[str, Any]], subproc
     lines = "".join(json.dumps({"id": number, **blank, **job}) + "\n" for number, job in enumerate(jobs, 1))
     done = subprocess.run(
         [sys.executable, "-m", "tests.ppo_core.protocol_program"],
-        input=lines, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        input=lines, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     return [json.loads(line) for line in done.stdout.splitlines()], done
 

@@ -203,4 +203,4 @@ def test_every_field_has_a_type_and_a_sentence_for_the_form(section: type[Sectio
 @pytest.mark.parametrize("module", ["ppo_core.spec", "ppo_core.records"])
 def test_it_is_imported_without_torch(module: str) -> None:
     program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=300, check=False).returncode == 0

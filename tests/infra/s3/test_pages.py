@@ -12,6 +12,7 @@ from infra.s3.objects import Objects
 from infra.s3.pages import S3Pages
 from tests.infra.s3.memory_objects import MemoryObjects
 from tests.infra.s3.s3_server import S3Server
+from tests.waiting import LONG_S
 
 WRITERS = 8
 
@@ -23,7 +24,7 @@ def move(number: int, by: str) -> Move:
 @pytest.mark.parametrize(("rounds", "real"), [(50, False), (5, True)])
 def test_one_of_eight_writes_each_page(rounds: int, real: bool, s3_server: S3Server) -> None:
     objects: Objects = s3_server.objects(s3_server.make_bucket()) if real else MemoryObjects()
-    start = threading.Barrier(WRITERS, timeout=60)
+    start = threading.Barrier(WRITERS, timeout=LONG_S)
 
     def write(number: int) -> list[int]:
         journal, won = Journal(S3Pages(objects, "a/promotions/m/"), "m"), []

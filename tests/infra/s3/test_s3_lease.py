@@ -18,6 +18,7 @@ from infra.s3.records import S3Records
 from tests.infra.leases import StillClock, holds, somebody
 from tests.infra.s3.bucket_runs import ROOT, records_of, state, successor, writer
 from tests.infra.s3.memory_objects import InterruptedObjects, MemoryObjects
+from tests.waiting import LONG_S
 
 CHANGES: dict[str, Callable[[S3Records], Any]] = {
     "create_spec": lambda records: records.create_spec({"lease": 1}),
@@ -156,13 +157,13 @@ def test_one_of_eight_gets_the_lease(leave: str) -> None:
     def contend() -> None:
         for turn in range(rounds):
             me, lease = somebody(), None
-            start.wait(timeout=20)
+            start.wait(timeout=LONG_S)
             try:
                 lease = acquire_lease(ROOT, "r", objects=objects, identity=me, alive=lambda other: other not in gone)
                 won.append((turn, lease.number, len(lease.predecessors)))
             except LeaseHeld as refusal:
                 refused.append(refusal)
-            stop.wait(timeout=20)
+            stop.wait(timeout=LONG_S)
             if lease is not None:
                 lease.release() if leave == "released" else gone.add(me)
 
@@ -170,7 +171,7 @@ def test_one_of_eight_gets_the_lease(leave: str) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=LONG_S)
     assert [turn for turn, _, _ in won] == list(range(rounds))
     assert [number for _, number, _ in won] == list(range(1, rounds + 1))
     assert all(taken == (leave == "dead" and turn > 0) for turn, _, taken in won)

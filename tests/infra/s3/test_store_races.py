@@ -14,6 +14,7 @@ from tests.infra.artifact_folders import fill, read
 from tests.infra.s3.memory_objects import MemoryObjects
 from tests.infra.s3.s3_server import S3Server
 from tests.infra.s3.stores import Behind, machine
+from tests.waiting import LONG_S
 
 WRITERS = 8
 
@@ -67,7 +68,7 @@ def test_writers_and_those_who_bury(s3_server: S3Server, tmp_path: Path):
                 assert all(ref.uri == refs[0].uri for ref in refs)
         finally:
             stop.set()
-        assert burying.result(30) >= 1
+        assert burying.result(LONG_S) >= 1
     ref = stores[0].find("scores", "k")
     if ref is not None:
         assert set(read(machine(behind.objects, tmp_path / "last").fetch(ref))) == {"who"}
