@@ -6,11 +6,13 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,10 @@ RUN = "chaos"
 KINDS = {"generate": "rollouts", "score": "scores", "advantages": "experience", "update": "checkpoint"}
 MOMENTS = (*KINDS, "mid-write")
 LONGEST_DELAY_S = {"generate": 0.2, "score": 0.02, "advantages": 0.1, "update": 0.4, "mid-write": 0.01}
-DEADLINE_S = 300.0
-ORPHANS_S = 5.0
+DEADLINE_S = 1200.0
+ORPHANS_S = 60.0
 POLL_S = 0.002
+IN_SHARED_MEMORY = re.compile(r"/dev/shm/(\S+)")
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,8 @@ class Victim:
                 break
         before, shared_memory, started = self.committed(), set(os.listdir("/dev/shm")), time.monotonic()
         for process in struck:
-            process.send_signal(signal.SIGKILL if attack.how == "kill" else signal.SIGSTOP)
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL if attack.how == "kill" else signal.SIGSTOP)
         orphans = self._orphans(shared_memory) if attack.victim == "flow" else 0
         half = self.half_artifacts() if attack.victim == "flow" else 0
         self._wait_for_commit(before)
@@ -157,9 +161,21 @@ class Victim:
         """What a dead flow process leaves behind: processes, and shared memory that was not there before."""
         deadline = time.monotonic() + ORPHANS_S
         self.process.wait()
-        while (alive := list(self.processes())) and time.monotonic() < deadline:
+        while (left := self._left_behind(shared_memory)) and time.monotonic() < deadline:
             time.sleep(0.02)
-        return len(alive) + len(set(os.listdir("/dev/shm")) - shared_memory)
+        return left
+
+    def _left_behind(self, shared_memory: set[str]) -> int:
+        return len(list(self.processes())) + len(held_by_nobody(set(os.listdir("/dev/shm")) - shared_memory))
+
+
+def held_by_nobody(shared_memory: set[str]) -> set[str]:
+    """What no process uses: other runs of this machine have shared memory too, and come and go as they like."""
+    held: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps") if shared_memory else ():
+        with suppress(OSError):
+            held |= set(IN_SHARED_MEMORY.findall(maps.read_text(errors="replace")))
+    return shared_memory - held
 
 
 def role_of(process: psutil.Process) -> str:
