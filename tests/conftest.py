@@ -10,6 +10,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.infra.s3.s3_server import FOREIGN, S3Server
+from tests.ports import free_port
 from tests.waiting import LONG_S
 
 TESTS = Path(__file__).parent
@@ -67,12 +68,16 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     from prefect.settings import temporary_settings as settings
     from prefect.testing.utilities import prefect_test_harness
 
-    with settings({PREFECT_LOGGING_TO_API_ENABLED: False}), prefect_test_harness(server_startup_timeout=int(LONG_S)):
-        LocalFileSystem(basepath=str(tmp_path_factory.mktemp("results"))).save("results")
-        storage = {PREFECT_DEFAULT_RESULT_STORAGE_BLOCK: "local-file-system/results"}
-        # Outside of a flow each task would make a client of its own, and ask where results are stored: 55 ms.
-        with settings(storage), SyncClientContext.get_or_create():
-            yield
+    with pytest.MonkeyPatch.context() as patch:
+        # The port that Prefect takes may be somebody else's when its server binds it, seconds later.
+        patch.setattr("prefect.testing.utilities._find_available_port", free_port)
+        quiet = settings({PREFECT_LOGGING_TO_API_ENABLED: False})
+        with quiet, prefect_test_harness(server_startup_timeout=int(LONG_S)):
+            LocalFileSystem(basepath=str(tmp_path_factory.mktemp("results"))).save("results")
+            storage = {PREFECT_DEFAULT_RESULT_STORAGE_BLOCK: "local-file-system/results"}
+            # Outside of a flow each task would make a client of its own, and ask where results are stored: 55 ms.
+            with settings(storage), SyncClientContext.get_or_create():
+                yield
 
 
 @pytest.fixture(scope="session")
