@@ -25,7 +25,7 @@ QUICK = {
     "RAY_worker_niceness": "0",
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1500",
+    "RAY_health_check_timeout_ms": "10000",  # of a node that is there and busy; a dead one refuses at once
     "RAY_health_check_failure_threshold": "3",
 }
 

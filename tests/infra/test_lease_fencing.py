@@ -251,4 +251,4 @@ def test_a_stopped_holder_that_goes_on_never_commits(tmp_path: Path):
         # What the old holder had committed when the new one looked is all that it ever committed.
         assert all((record["lease"] <= number) == (record["iteration"] <= last) for record in records)
     assert len(last_of) == rounds
-    assert len(records) > rounds
+    assert len({record["lease"] for record in records}) > rounds / 10, "holders were stopped amid their work"
