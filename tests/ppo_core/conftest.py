@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from ppo_core.training.ranks import open_meeting
 
@@ -21,6 +22,9 @@ ALONE = (
     *(f"skipped/{name}" for name in ("skip", "give_up", "mutants")),
 )
 TIMEOUT_S = 2400
+# A busy machine is slow to draw examples too.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session", autouse=True)
