@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from tests.tasks.benches import smoke_spec
 
 NAMED = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
 Folder = Callable[..., Path]
-SOON_S = 20.0
 
 
 @pytest.fixture
@@ -91,11 +89,9 @@ def test_the_command_says_so_before_it_starts_anything(
     folder: Folder, tmp_path: Path, weights: str, model_type: str, verdict: str
 ) -> None:
     found = folder(weights, model_type=model_type, auto_map=NAMED)
-    began = time.monotonic()
     model = ["--set", "model.config=null", "--set", f"model.path={found}"]
     done = train(tmp_path / "home", "refused", *model, spec=SMOKE)
     assert (done.returncode, done.stdout) == (2, "")
     assert verdict in done.stderr
     assert not [word for word in ("trust_remote_code=True", "hf.co", "Traceback") if word in done.stderr]
-    assert time.monotonic() - began < SOON_S
     assert not (tmp_path / "home").exists()
