@@ -40,23 +40,48 @@ class RayCluster:
 
     address: str | None = None
     connected: bool = False
+    left: bool = False
     calls: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
     def used(self) -> Iterator[Any]:
-        """The module `ray`, connected for as long as the work inside takes. Raises RayUnavailable."""
-        ray = self.connect()
+        """The module `ray`, connected for as long as the work inside takes. Raises RayUnavailable.
+
+        After `close` nothing connects again but `connect`: a call of a thread that comes late would be under way while
+        the interpreter ends, and Ray then ends the process with an error.
+        """
         with self.lock:
+            if self.left:
+                raise RayUnavailable("this process has left the Ray cluster: call connect() first")
             self.calls += 1
         try:
-            yield ray
+            yield self._connection()
         finally:
             with self.lock:
                 self.calls -= 1
 
     def connect(self) -> Any:
         """The module `ray`, connected."""
+        with self.lock:
+            self.left = False
+        return self._connection()
+
+    def close(self) -> None:
+        """Leave the cluster, which ends every actor of this process; calls under way end first, or crash."""
+        with self.lock:
+            self.left = True
+        deadline = time.monotonic() + CALLS_END_S
+        while self.calls and time.monotonic() < deadline:
+            time.sleep(0.02)
+        with self.lock:
+            if self.connected:
+                import ray
+
+                ray.shutdown()
+                self.connected = False
+
+    def _connection(self) -> Any:
         with self.lock:
             export(SWITCHES)
             try:
@@ -73,18 +98,6 @@ class RayCluster:
                     raise RayUnavailable(self._complaint(error)) from error
                 self.connected = True
             return ray
-
-    def close(self) -> None:
-        """Leave the cluster, which ends every actor of this process; calls under way end first, or crash."""
-        deadline = time.monotonic() + CALLS_END_S
-        while self.calls and time.monotonic() < deadline:
-            time.sleep(0.02)
-        with self.lock:
-            if self.connected:
-                import ray
-
-                ray.shutdown()
-                self.connected = False
 
     def _complaint(self, error: Exception) -> str:
         causes = [one for one in (error.__context__, error) if one is not None and str(one)]

@@ -27,6 +27,8 @@ POLL_S = 0.25
 SAY_EVERY_S = 5.0
 HOST_SILENCE_S = 60.0
 """An actor that does not even say how far it is for so long is frozen, which Ray does not notice."""
+END_S = 5.0
+"""So long the end waits for a thread that places an actor, and for Ray to say that an actor is gone."""
 OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 # Else Ray kills the guardian together with the actor, and whatever the engine has started stays.
 KEEP_GUARDIAN = {"env_vars": {"RAY_kill_child_processes_on_worker_exit": "0"}}
@@ -70,6 +72,7 @@ class RayEngine:
         self._lock = threading.Lock()  # guards the two below
         self._placed: Placed | None = None
         self._closed = False
+        self._placing: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to place it, and return at once. A failure is told by the next call."""
@@ -83,13 +86,18 @@ class RayEngine:
             return self._called(ray, work, on_progress)
 
     def close(self) -> None:
-        """End the actor and everything below it."""
+        """End the actor and everything below it; nothing of ours is at Ray any more when this returns."""
         with self._lock:
             self._closed = True
-            placed = self._placed
+            placed, placing = self._placed, self._placing
+        if placing is not None:
+            placing.join(END_S)
         if placed is not None:
             with self._cluster.used() as ray:
                 self._drop(ray, placed)
+                # Leaving the cluster with an end under way would leave Ray's own threads at work.
+                with suppress(ray.exceptions.RayError):
+                    ray.wait([placed.actor.progress.remote()], timeout=END_S)
 
     def _called(self, ray: Any, work: Work, on_progress: OnProgress) -> Any:
         placed = self._place(ray)
@@ -108,7 +116,8 @@ class RayEngine:
         return outcome.value
 
     def _begin(self) -> None:
-        threading.Thread(target=self._place_quietly, daemon=True, name=f"place-{self.name}").start()
+        self._placing = threading.Thread(target=self._place_quietly, daemon=True, name=f"place-{self.name}")
+        self._placing.start()
 
     def _place_quietly(self) -> None:
         with suppress(EngineError):

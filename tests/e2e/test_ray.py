@@ -12,7 +12,7 @@ import pytest
 
 from infra.runs import open_records
 from tests.e2e.conftest import FinishedRun
-from tests.e2e.launch import DEADLINE_S, ROOT, SMOKE, command, environment, processes_of, records, wait_for
+from tests.e2e.launch import DEADLINE_S, ROOT, SMOKE, command, environment, ppoflow, processes_of, records, wait_for
 from tests.infra.ray_nodes import RayNode, RayNodes
 from tests.processes import command_line
 
@@ -71,6 +71,7 @@ def test_a_run_on_ray_survives_two_lost_machines_with_the_bytes_of_the_embedded_
     finally:
         run.kill()
         run.wait()
+    assert "ray::" not in (tmp_path / "flow.log").read_text()  # a stack of Ray's, as of threads that die at the end
     logs = tmp_path / "flow" / "runs" / "ray" / "logs"
     rollout = "".join((logs / f"{name}.log").read_text() for name in ("rollout", "rollout-2"))
     places = {"rollout": rollout, "training": (logs / "training.log").read_text()}
@@ -80,6 +81,9 @@ def test_a_run_on_ray_survives_two_lost_machines_with_the_bytes_of_the_embedded_
     for expected in theirs:
         found = recorded.read(expected["iteration"])
         assert digests(found) == digests(expected)
+    again = ppoflow(tmp_path / "flow", "train", str(SMOKE), "--run", "ray", *options(nodes), **nodes.variables)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert "ray::" not in again.stdout
     left = [command_line(process) for node in nodes.nodes for process in processes_of(node.home)]
     assert not [line for line in left if any("ppo_core.engines" in word for word in line)]
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -65,12 +66,34 @@ def echo_engine(
     )
 
 
+def end_in_order(address: str, folder: Path, used: int) -> None:
+    """Start two engines, use so many of them, and end; one more is started too late."""
+    cluster = RayCluster(address)
+    ray = cluster.connect()
+    engines = [echo_engine(cluster, folder, {"rollout": 1.0}) for _ in range(2)]
+    for engine in engines:
+        engine.start()
+    for engine in engines[:used]:
+        engine.call(partial(job, name="echo", spec={}), on_progress=lambda progress: None)
+    for engine in engines:
+        engine.close()
+    cluster.close()
+    late = echo_engine(cluster, folder, {"rollout": 1.0})
+    late.start()
+    late.close()
+    placing = [thread.name for thread in threading.enumerate() if thread.name.startswith("place-")]
+    print(json.dumps([ray.is_initialized(), placing]), flush=True)
+
+
 def main() -> None:
     """Start a tree of processes on a node, tell their ids, and work until the end; SIGTERM ends the work first."""
 
     def end(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
+    if len(sys.argv) > 3:
+        end_in_order(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+        return
     signal.signal(signal.SIGTERM, end)
     cluster = RayCluster(sys.argv[1])
     engine = echo_engine(cluster, Path(sys.argv[2]), {"rollout": 1.0})

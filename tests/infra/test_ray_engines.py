@@ -180,6 +180,15 @@ def test_nothing_outlives_the_flow(cluster: RayCluster, nodes: RayNodes, tmp_pat
     assert outlived(pids) == []
 
 
+@pytest.mark.parametrize("used", ["2", "1", "0"])
+def test_the_end_of_a_program_is_quiet(nodes: RayNodes, cluster: RayCluster, tmp_path: Path, used: str) -> None:
+    """One after the other, as a run and the run that goes on with it; nothing connects again after the end."""
+    program = [sys.executable, "-m", "tests.infra.ray_jobs", nodes.address, str(tmp_path), used]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == [False, []]
+
+
 def test_without_the_token_nobody_gets_in(nodes: RayNodes, cluster: RayCluster, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("0" * 64)
     other = {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token"), "RAY_NUM_REDIS_GET_RETRIES": "1"}
