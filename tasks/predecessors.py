@@ -19,7 +19,7 @@ from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
-from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Crashed
 
 from infra.lease import Holder
@@ -38,9 +38,12 @@ def page_is_open() -> bool:
     if not flow_run.id:
         return True
     id = UUID(flow_run.id)
-    quickly = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: ANSWER_S}
     try:
-        with temporary_settings(quickly), get_client(sync_client=True) as client:
+        # A client of our own: the flow's is more patient.
+        with (
+            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+            get_client(httpx_settings={"timeout": ANSWER_S}, sync_client=True) as client,
+        ):
             client.read_flow_run(id)
     except (HTTPError, PrefectException):
         return False

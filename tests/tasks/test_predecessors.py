@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
 from uuid import UUID, uuid4
 
@@ -11,10 +13,11 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas import State
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.runtime import flow_run as runtime_flow_run
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Pending, Running
 
 from infra.lease import Holder
-from tasks.predecessors import FLOW_RUN, mark_crashed
+from tasks.predecessors import ANSWER_S, FLOW_RUN, mark_crashed, page_is_open
 from tests.infra.leases import somebody
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -89,3 +92,19 @@ def test_a_flow_run_that_was_started_again_goes_on_and_only_its_dead_tasks_end(c
     id, found = goes_on("dead")
     assert found == ["Running", "Crashed"]
     assert states(client, UUID(id)) == ("Completed", ["Crashed"])
+
+
+def test_whether_a_page_can_be_told_is_known_soon() -> None:
+    @flow(persist_result=False)
+    def ends() -> tuple[bool, bool, float]:
+        there = page_is_open()
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            url = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
+            began = time.monotonic()
+            with temporary_settings({PREFECT_API_URL: url}):
+                return there, page_is_open(), time.monotonic() - began
+
+    there, silent, seconds = ends()
+    assert (there, silent) == (True, False)
+    assert seconds < 4 * ANSWER_S
+    assert page_is_open()  # outside of a flow there is no page
