@@ -55,7 +55,8 @@ class Documents:
         self._seen[name] = content
 
     def _fetch(self, name: str) -> None:
-        place, remedy = self._head.place(name), remedy_for_name(self._head.run, name)
+        place = self._head.place(name)
+        remedy = f"put back an earlier version of this object, or {remedy_for_name(self._head.run, name)}"
 
         def parse(content: bytes) -> bytes:
             unseal(place, name, content, remedy=remedy)

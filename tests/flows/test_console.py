@@ -86,3 +86,10 @@ def test_samples_are_the_prompts_that_the_start_answered_worst() -> None:
     assert "q1 after1" in text
     assert "q2 after2" in text
     assert "q0" not in text
+
+
+def test_nothing_is_said_twice() -> None:
+    console, buffer = shown(terminal=False)
+    console.say_once("a")
+    console.say_once("a")
+    assert buffer.getvalue() == "a\n"

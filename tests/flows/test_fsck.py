@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import threading
 from collections.abc import Callable
@@ -16,17 +15,11 @@ from flows.fsck import remake
 from infra.artifacts import ArtifactRef
 from infra.lease import LeaseHeld
 from infra.local.lease import acquire_lease
-from infra.runs import RecordCorrupted, list_runs
-from infra.s3.lease import acquire_lease as acquire_s3_lease
-from infra.s3.records import S3Records
-from infra.s3.runs import S3Runs
+from infra.runs import list_runs
 from ppo_core.records import InputError
-from tasks.fsck import Findings, check_records, check_run, check_store
-from tasks.record_chain import spec_in
+from tasks.fsck import Findings, check_run, check_store
 from tasks.register_policy import export_best
 from tasks.repair_records import repair_records
-from tests.infra.leases import somebody
-from tests.tasks.bucket_runs import BucketRun
 from tests.tasks.toy_runs import DAMAGES, ToyRun, digests, flip_a_bit, replace, snapshot
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -228,71 +221,6 @@ def test_the_command_says_what_is_damaged_and_by_which_command_it_is_made_again(
     assert "3 records" in repaired.output.splitlines()[-1]
 
 
-def test_on_s3_the_bytes_in_the_bucket_count_and_not_the_copies_here(tmp_path: Path) -> None:
-    run = BucketRun(tmp_path, (*SETTINGS, "dataset.evaluation=null"))
-    run.train()
-    bench = run.bench()
-    ref = run.records()[2].checkpoint.bare()
-    bench.store.fetch(ref)  # a copy on this machine
-    (name,) = [
-        entry.key
-        for entry in run.objects.entries(f"team/checkpoint/{ref.key}/")
-        if entry.key.endswith("model.safetensors") and "policy" in entry.key
-    ] or [next(e.key for e in run.objects.entries(f"team/checkpoint/{ref.key}/") if "manifest" not in e.key)]
-    found = run.objects.read(name)
-    assert found is not None
-    run.objects.write(name, bytes([found.content[0] ^ 1]) + found.content[1:])
-    assert bench.store.fetch(ref).is_dir()
-    with pytest.raises(Exception, match="expected sha256"):
-        bench.store.check(ref)
-    assert (
-        remake(bench, run.console(), [(2, ref)])[0] == "checkpoint of iteration 2 is whole again, with the same digest"
-    )
-    assert bench.store.check(ref) > 0
-
-
-def test_a_lost_spec_and_a_lost_record_on_s3_are_found_and_mended(tmp_path: Path) -> None:
-    run = BucketRun(tmp_path, (*SETTINGS, "dataset.evaluation=null"))
-    before = digests(run.train())
-    names = [entry.key for entry in run.objects.entries("team/runs/toy/") if "/spec/" in entry.key]
-    run.objects.remove(names)
-    records = records_on_s3(run)
-    found = Findings("toy")
-    assert len(check_records(records, records.contents(), found)) == 5
-    assert [(told.what, told.repair) for told in found.damages] == [("spec", "spec")]
-    run.train()
-    assert "the spec of run toy was lost; it is written again" in run.said
-    assert records_on_s3(run).read_spec() == spec_in(records_on_s3(run).read(0))
-    run.objects.remove([e.key for e in run.objects.entries("team/runs/toy/iterations/000003")])
-    with pytest.raises(RecordCorrupted, match="takes iteration 3 and those after it out of the run"):
-        run.train()
-    lease = acquire_s3_lease(run.address.uri, "toy", objects=run.objects, identity=somebody(), alive=lambda _: False)
-    records = S3Runs(run.address, run.objects).records("toy", lease=lease)
-    found = Findings("toy")
-    assert len(check_records(records, records.contents(), found)) == 3
-    assert [(told.repair, told.iteration) for told in found.damages] == [("records", 3)]
-    records.supersede(2)
-    lease.release()
-    assert digests(run.train()) == before
-
-
-def records_on_s3(run: BucketRun) -> S3Records:
-    """To be read."""
-    return S3Runs(run.address, run.objects).records(run.name)
-
-
-def test_a_run_whose_head_cannot_be_read_keeps_what_it_may_need_and_is_among_the_names(tmp_path: Path) -> None:
-    run = BucketRun(tmp_path, (*SETTINGS, "dataset.evaluation=null"))
-    run.train()
-    run.objects.write("team/runs/other/head.json", b"{")
-    runs = S3Runs(run.address, run.objects)
-    assert runs.names() == ["other", "toy"]
-    bench = run.bench("checkpoint.keep_last=1", "iterations=5")
-    wanted = {("checkpoint", record.checkpoint.key) for record in run.records()}
-    assert bench.collector.collect(wanted, bench.needs.among(wanted)) == []
-    assert list(bench.needs.unreadable) == ["run other"]
-
-
 def test_reading_while_runs_write_finds_nothing_that_is_not_there(run: ToyRun) -> None:
     """Rollbacks take records out, and retention takes checkpoints, while everything is read."""
     writing = ToyRun(run.home, ("iterations=25", "dataset.evaluation=null", "checkpoint.keep_last=1"), name="busy")
@@ -306,10 +234,3 @@ def test_reading_while_runs_write_finds_nothing_that_is_not_there(run: ToyRun) -
         assert check().damages == []
     thread.join()
     assert len(writing.records()) == 26
-
-
-def test_nothing_is_said_twice() -> None:
-    console = ToyRun(Path("."), written=(written := io.StringIO())).console()
-    console.say_once("a")
-    console.say_once("a")
-    assert written.getvalue() == "a\n"
