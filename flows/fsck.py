@@ -10,6 +10,7 @@ from flows.console import RunConsole
 from flows.ppo import take_over
 from flows.recovery import mend
 from infra.artifacts import ArtifactRef
+from tasks.errors import LeaseHeld
 from tasks.fsck import Findings
 from tasks.open_run import effective_spec, last_record, spec_of_run
 from tasks.predecessors import holder_note
@@ -22,14 +23,22 @@ Wanted = list[tuple[int, ArtifactRef]]
 
 
 def repair(found: Findings, folder: str | None = None) -> list[str]:
-    """Repair what can be; what was done, in lines for people. Raises LeaseHeld where a process has the run."""
+    """Repair what can be; what was done, in lines for people."""
     if found.run is None:
         return set_aside_unneeded(found)
-    done = repair_records(found.run, found)
+    try:
+        return repair_run(found.run, found, folder)
+    except LeaseHeld as error:
+        return [f"not repaired: {error}"]
+
+
+def repair_run(run: str, found: Findings, folder: str | None = None) -> list[str]:
+    """Repair what can be of a run; what was done. Raises LeaseHeld where a process has the run."""
+    done = repair_records(run) if found.to_repair("records") or found.to_repair("spec") else []
     damaged = [(damage.iteration, damage.ref) for damage in found.to_repair("artifact") if damage.ref is not None]
     if damaged or found.to_repair("copy"):
         in_order = sorted(damaged, key=lambda one: (one[0], one[1].kind == "checkpoint"))
-        done += repair_artifacts(found.run, [(iteration, bare(ref)) for iteration, ref in in_order], folder)
+        done += repair_artifacts(run, [(iteration, bare(ref)) for iteration, ref in in_order], folder)
     return done
 
 

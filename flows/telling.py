@@ -33,6 +33,7 @@ def run_training(spec: RunSpec, run: str | None, again: str, *, wait: bool = Fal
     from tasks.errors import EngineError, InputError, StoreUnavailable
     from tasks.inspect_run import read_run
     from tasks.prefect_api import PREFECT_AWAY, shown_url
+    from tasks.store_outages import at_once
 
     try:
         with stopping_on_sigterm():
@@ -44,9 +45,13 @@ def run_training(spec: RunSpec, run: str | None, again: str, *, wait: bool = Fal
         say(f"Prefect's server at {shown_url()} fails or does not answer ({error})")
         say("its page does not know how this ended")
         try:
-            done = read_run(run or spec.name)
+            with at_once():
+                done = read_run(run or spec.name)
         except InputError:
             say(f"run {run or spec.name}: no iteration was committed\n  once it answers    {again}")
+            leave(REFUSED)
+        except StoreUnavailable as away:
+            say(f"nor does its store: {away}\n  once both answer   {again}")
             leave(REFUSED)
         say(f"{done.summary()}\n  go on              {again}")
         leave(0 if done.records[-1].iteration >= spec.iterations else REFUSED)

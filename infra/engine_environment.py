@@ -45,7 +45,8 @@ def permitted(environment: Mapping[str, str]) -> dict[str, str]:
 
 def way_out(environment: Mapping[str, str]) -> dict[str, str]:
     """What the scoring engine sees besides: proxies and certificates, but no proxy's login."""
-    return {name: value for name, value in environment.items() if name in NETWORK and not is_secret(name, value)}
+    # A proxy's address needs no scheme, so any @ may be that of a login.
+    return {name: value for name, value in environment.items() if name in NETWORK and "@" not in value}
 
 
 def is_secret(name: str, value: str) -> bool:

@@ -32,8 +32,8 @@ def export_part(artifact: Path, manifest: Manifest, ref: ArtifactRef, part: str,
     }
     exported = make_manifest(KIND, KEY, files, [ref], manifest.libraries)
     with suppress(ArtifactCorrupted):
-        there = check_export(target)
-        if there is not None and there.digest == exported.digest and there.inputs == exported.inputs:
+        there = _manifest(target)
+        if there is not None and there.digest == exported.digest and check_export(target) is not None:
             return
     fresh, old = target.with_name(f"{target.name}.new"), target.with_name(f"{target.name}.old")
     for leftover in (fresh, old):
@@ -69,13 +69,18 @@ def check_export(folder: Path) -> Manifest | None:
 
 
 def _check(folder: Path) -> Manifest | None:
+    manifest = _manifest(folder)
+    if manifest is not None:
+        Checker(LocalFiles()).check_content(folder, manifest)
+    return manifest
+
+
+def _manifest(folder: Path) -> Manifest | None:
     try:
         content = (folder / MANIFEST_NAME).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    manifest = parse_manifest(content, KIND, KEY)
-    Checker(LocalFiles()).check_content(folder, manifest)
-    return manifest
+    return parse_manifest(content, KIND, KEY)
 
 
 def _inode(folder: Path) -> int | None:

@@ -40,7 +40,7 @@ class RecordFormatTooNew(RecordError):
 def remedy_for(run: str, document: int | str = "spec") -> str:
     """What helps where a document of a run is lost or damaged: a record (by its iteration), the spec, or a note."""
     if document == "spec":
-        return f"`ppoflow fsck {run} --repair` writes it again from the run's first record"
+        return f"`ppoflow fsck {run} --repair` writes it again from the run's first record; if it has none, remove it"
     if document == "rollbacks":
         return (
             "put it back from a copy: the learning rates of the iterations after it depend on it. Or fork the run "
@@ -50,7 +50,7 @@ def remedy_for(run: str, document: int | str = "spec") -> str:
         return "move it away: it tells of an iteration that is no part of the run, and nothing depends on it"
     return (
         f"`ppoflow fsck {run} --repair` takes iteration {document} and those after it out of the run, and the next "
-        "start makes them again; what their stages have made is still in the store"
+        "start makes them again, from the stages that are still in the store"
     )
 
 

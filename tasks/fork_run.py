@@ -40,8 +40,8 @@ def fork_run(source: str, iteration: int, new: str, overrides: list[str], folder
         raise InputError(f"a fork goes on with the policy of {source}, so these cannot change: {'; '.join(fixed)}")
     committed_at(source, iteration)
     with collecting_paused(root):  # or what the new run shares could go before its records name it
-        require_kept(committed_at(source, iteration))
         records = committed(source).records[: iteration + 1]
+        require_kept(records[-1])
         try:
             create_run(root, new, spec.model_dump(mode="json"), shared_records(before, spec, records, new))
         except RecordExists:

@@ -15,14 +15,20 @@ from infra.contents import Contents
 from infra.exported import check_export
 from infra.promotions import Journals
 from infra.runs import NOTES, RecordError, RunRecords, list_runs, open_runs, remedy_for
+from infra.s3.rereading import ChangedOnTheWay
 from infra.settings import Settings
 from ppo_core.records import InputError
+from tasks.check_whole import needs_of
 from tasks.iteration_record import IterationRecord
 from tasks.lineage import step_of
-from tasks.needs import Name, Needs
-from tasks.record_chain import Link, first_break, link, record_digest
+from tasks.needs import Needs
+from tasks.record_chain import ChainedRecord, RecordsOfEarlierVersion, first_break, link, record_digest
 
 Progress = Callable[[str], None]
+Artifact = tuple[str, str, str]
+"""Kind, key and digest."""
+RELEASED = ("checkpoint", "experience")
+"""What retention (checkpoint.keep_last) removes."""
 Repair = Literal["spec", "records", "artifact", "set aside", "copy"]
 
 
@@ -45,13 +51,17 @@ class Damage:
 
 @dataclass
 class Findings:
-    """What was read of a run (or, without one, of the rest of the store), and what of it is damaged."""
+    """What was read of a run (or, without one, of the rest of the store), and what of it is damaged.
+
+    A run `releases` checkpoints where any of its records has a retention.
+    """
 
     run: str | None
     damages: list[Damage] = field(default_factory=list)
     records: int = 0
     artifacts: int = 0
     bytes: int = 0
+    releases: bool = False
 
     def to_repair(self, repair: Repair) -> list[Damage]:
         """The damages that are repaired in this way."""
@@ -61,16 +71,16 @@ class Findings:
 def check_store(progress: Progress) -> Iterator[Findings]:
     """Everything: run by run, and then what belongs to none."""
     store = open_store(Settings().store_root)
-    seen: set[Name] = set()
+    seen: set[Artifact] = set()
     for run in open_runs(store.root).names(started=False):
         yield check_run(run, progress, seen)
     yield check_rest(store, progress, seen)
 
 
-def check_run(run: str, progress: Progress, seen: set[Name] | None = None) -> Findings:
+def check_run(run: str, progress: Progress, seen: set[Artifact] | None = None) -> Findings:
     """The records of a run, the artifacts that they need, and the copy of its best policy on this machine.
 
-    Artifacts in `seen` are not read again; those that are read are added. Raises InputError for an unknown run.
+    Artifacts in `seen` are not read again; those that are found sound are added. Raises InputError for an unknown run.
     """
     store = open_store(Settings().store_root)
     runs = open_runs(store.root)
@@ -78,12 +88,12 @@ def check_run(run: str, progress: Progress, seen: set[Name] | None = None) -> Fi
         known = ", ".join(list_runs(store.root)) or "none"
         raise InputError(f"there is no run {run} in {store.root} (runs there: {known})")
     records = runs.records(run)
-    read = set[Name]() if seen is None else seen
+    read = set[Artifact]() if seen is None else seen
     while True:
         found = Findings(run)
         try:
             contents = records.contents()
-        except RecordError as error:
+        except (RecordError, ChangedOnTheWay) as error:
             found.damages.append(Damage("records", str(error), ""))
             return found
         believed = check_records(records, contents, found)
@@ -97,8 +107,7 @@ def check_run(run: str, progress: Progress, seen: set[Name] | None = None) -> Fi
 
 def check_records(records: RunRecords, contents: Contents, found: Findings) -> list[IterationRecord]:
     """Every document of a run. Returns the records that can be believed."""
-    run, links = records.run, dict[int, Link]()
-    suspects: list[int] = []
+    run, links, suspects = records.run, dict[int, ChainedRecord](), list[int]()
     for iteration, mark in contents.iterations.items():
         try:
             (document,) = records.marked([mark])
@@ -107,70 +116,93 @@ def check_records(records: RunRecords, contents: Contents, found: Findings) -> l
         except RecordError as error:
             suspects.append(iteration)
             found.damages.append(_of_record(run, iteration, error))
+        except ChangedOnTheWay as error:
+            suspects.append(iteration)
+            found.damages.append(Damage(f"record of iteration {iteration}", str(error), ""))
     found.records = len(links)
+    found.releases = any(one.record.retention.keep_last is not None for one in links.values())
     readable = {number: one for number, one in links.items() if not suspects or number < suspects[0]}
     broken = first_break(run, list(readable), list(readable.values()))
+    if broken is not None and isinstance(broken[1], RecordsOfEarlierVersion):
+        found.damages.append(Damage("records", str(broken[1]), ""))
+        return []
     if broken is not None:
         suspects.append(broken[0])
         found.damages.append(_of_record(run, *broken))
-    check_spec(records, links.get(0), found)
+    believed = [one for number, one in readable.items() if not suspects or number < min(suspects)]
+    check_spec(records, believed, list(links.values()), found)
     for kind in NOTES:
         try:
-            records.notes(kind)
-        except RecordError as error:
-            found.damages.append(Damage(f"notes of {kind}", str(error), remedy_for(run, kind)))
-    return [one.record for number, one in readable.items() if not suspects or number < min(suspects)]
+            for note in records.notes(kind):
+                if note.get("record") is not None:
+                    link(run, note["record"], remedy=remedy_for(run, kind))
+        except (RecordError, ChangedOnTheWay) as error:
+            found.damages.append(Damage(f"notes of {kind}", str(error), ""))
+    return [one.record for one in believed]
 
 
 def _of_record(run: str, iteration: int, error: RecordError) -> Damage:
     return Damage(f"record of iteration {iteration}", str(error), remedy_for(run, iteration), "records", iteration)
 
 
-def check_spec(records: RunRecords, first: Link | None, found: Findings) -> None:
-    """The spec of a run against the copy in its first record."""
-    complaint = None
+def check_spec(records: RunRecords, believed: list[ChainedRecord], links: list[ChainedRecord], found: Findings) -> None:
+    """The spec of a run against the copy in its first record, which counts only where that record is believed."""
+    copy = believed[0].record.spec if believed else None
     try:
         spec = records.read_spec()
-    except RecordError as error:
-        complaint = str(error)
+        complaint = f"run {records.run} has lost its spec" if spec is None and links else None
+    except (RecordError, ChangedOnTheWay) as error:
+        spec, complaint = None, str(error)
+    if spec is not None and copy is not None and record_digest(spec) != record_digest(copy):
+        complaint = f"the spec of run {records.run} is not the one that its first record has"
+    if complaint is None:
+        return
+    # Of a first record that no later one names, nothing says that it, and not the spec, is the right one.
+    if copy is not None and (spec is None or len(believed) > 1):
+        found.damages.append(Damage("spec", complaint, remedy_for(records.run), "spec"))
     else:
-        if first is None or first.record.spec is None:
-            return
-        if spec is None:
-            complaint = f"run {records.run} has lost its spec"
-        elif record_digest(spec) != record_digest(first.record.spec):
-            complaint = f"the spec of run {records.run} is not the one that its first record has"
-    if complaint is not None:
-        repair: Repair | None = "spec" if first is not None and first.record.spec is not None else None
-        found.damages.append(Damage("spec", complaint, remedy_for(records.run), repair))
+        told = "put spec.json back from a copy; no record that can be believed has one"
+        found.damages.append(Damage("spec", complaint, told))
 
 
 def check_artifacts(
-    store: ArtifactStore, records: list[IterationRecord], found: Findings, progress: Progress, seen: set[Name]
+    store: ArtifactStore, records: list[IterationRecord], found: Findings, progress: Progress, seen: set[Artifact]
 ) -> None:
-    """Every byte of what records need, and that each artifact was made from what its record says."""
+    """Every byte of what records need, and what each artifact was made from."""
     named = Needs(store).named(records)
-    for name, (iteration, ref) in named.items():
+    last = {(ref.kind, ref.key) for _, ref in needs_of(records[-1], best=True)} if records else set()
+    for iteration, ref in named:
         found.artifacts += 1
-        if name not in seen:
-            progress(f"run {found.run}: {found.artifacts} of {len(named)} artifacts")
-            if _is_whole(store, found, iteration, ref):
-                seen.add(name)
+        artifact = (ref.kind, ref.key, ref.digest)
+        if artifact in seen:
+            continue
+        progress(f"run {found.run}: {found.artifacts} of {len(named)} artifacts")
+        # What only an earlier record needs to be gone on from, retention may have removed.
+        released = found.releases and ref.kind in RELEASED and (ref.kind, ref.key) not in last
+        if _is_sound(store, found, iteration, ref, may_be_gone=released):
+            seen.add(artifact)
+    check_lineage(store, records, found)
+
+
+def check_lineage(store: ArtifactStore, records: list[IterationRecord], found: Findings) -> None:
+    """That each artifact, as far as it is there and sound, was made from what its record says."""
     told = [damage.ref for damage in found.damages if damage.ref is not None]
     for record, before in zip(records, [None, *records], strict=False):
         if not any(ref in told for ref in (record.rollouts, record.scores, record.experience, record.checkpoint)):
             _check_lineage(store, found, record, before)
 
 
-def _is_whole(store: ArtifactStore, found: Findings, iteration: int, ref: ArtifactRef) -> bool:
+def _is_sound(store: ArtifactStore, found: Findings, iteration: int, ref: ArtifactRef, *, may_be_gone: bool) -> bool:
     what = f"{ref.kind} of iteration {iteration}"
     try:
         found.bytes += store.check(ref)
         return True
     except (ArtifactCorrupted, ArtifactMissing) as error:
+        if may_be_gone and isinstance(error, ArtifactMissing):
+            return True
         remedy = f"`ppoflow fsck {found.run} --repair` makes it again from its inputs"
         found.damages.append(Damage(what, str(error), remedy, "artifact", iteration, ref))
-    except ArtifactError as error:
+    except (ArtifactError, ChangedOnTheWay) as error:
         found.damages.append(Damage(what, str(error), ""))
     return False
 
@@ -180,8 +212,8 @@ def _check_lineage(
 ) -> None:
     try:
         complaints = step_of(store, record, before).complaints
-    except ArtifactError:
-        return  # told already
+    except (ArtifactError, ChangedOnTheWay):
+        return  # it has been reported already
     for complaint in complaints:
         remedy = remedy_for(str(found.run), record.iteration)
         found.damages.append(
@@ -199,27 +231,33 @@ def check_copy(run: str, found: Findings) -> None:
         )
 
 
-def check_rest(store: ArtifactStore, progress: Progress, seen: set[Name]) -> Findings:
-    """The artifacts that no run's records need, and the journals of promotions."""
-    found = Findings(None)
+def check_rest(store: ArtifactStore, progress: Progress, seen: set[Artifact]) -> Findings:
+    """The artifacts that were not read for a run, and the journals of promotions."""
+    found, needs = Findings(None), Needs(store)
+    needed, read = needs.of_all(), {(kind, key) for kind, key, _ in seen}
     for stored in open_collector(store.root).artifacts():
-        if (stored.kind, stored.key) in seen:
+        name = (stored.kind, stored.key)
+        if name in read:
             continue
         found.artifacts += 1
-        progress(f"{found.artifacts} artifacts that no run needs")
+        progress(f"{found.artifacts} artifacts besides")
+        place = ArtifactRef(kind=stored.kind, uri=stored.key, digest="")
         try:
-            ref = store.find(stored.kind, stored.key)
-            found.bytes += store.check(ref) if ref is not None else 0
+            found.bytes += store.check(place.model_copy(update={"digest": store.manifest(place).digest}))
         except ArtifactMissing:
             continue  # removed meanwhile
-        except ArtifactError as error:
-            place = ArtifactRef(kind=stored.kind, uri=stored.key, digest="")
+        except (ArtifactError, ChangedOnTheWay) as error:
+            unneeded = name not in needed and not needs.unreadable and isinstance(error, ArtifactCorrupted)
             remedy = "no record needs it: `ppoflow fsck --repair` sets it aside, `ppoflow gc` removes it"
-            found.damages.append(Damage(f"{stored.kind}/{stored.key}", str(error), remedy, "set aside", ref=place))
+            found.damages.append(
+                Damage("/".join(name), str(error), remedy, "set aside", ref=place)
+                if unneeded
+                else Damage("/".join(name), str(error), "")
+            )
     journals = Journals(store.root)
     for model in journals.models():
         try:
             journals.of(model).moves()
-        except RecordError as error:
+        except (RecordError, ChangedOnTheWay) as error:
             found.damages.append(Damage(f"promotions of {model}", str(error), ""))
     return found

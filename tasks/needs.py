@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from infra.artifacts import ArtifactError, ArtifactRef, ArtifactStore
 from infra.contents import Contents
-from infra.runs import RecordError, RunRecords, Runs, open_runs
+from infra.runs import RecordError, RunRecords, Runs, open_runs, remedy_for
 from tasks.iteration_record import IterationRecord
 from tasks.promoted import Promoted
-from tasks.record_chain import Link, check_chain, link, unless_changed
+from tasks.record_chain import ChainedRecord, RecordsOfEarlierVersion, check_chain, link, unless_changed
 
 Name = tuple[str, str]
 
@@ -45,7 +46,7 @@ class Needs:
         self._store = store
         self._runs = open_runs(store.root) if runs is None else runs
         self._opened: dict[str, RunRecords] = {}
-        self._records: dict[tuple[str, str], Link | None] = {}
+        self._records: dict[tuple[str, str], ChainedRecord | None] = {}
         self._inputs: dict[Name, list[ArtifactRef]] = {}
         self._promoted = Promoted(store.root).needs if promoted is None else promoted
         self.unreadable: dict[str, str] = {}
@@ -90,12 +91,15 @@ class Needs:
 
     def of(self, records: list[IterationRecord]) -> set[Name]:
         """What a run's records need."""
-        return set(self.named(records))
+        return {(ref.kind, ref.key) for _, ref in self.named(records)}
 
-    def named(self, records: list[IterationRecord]) -> dict[Name, tuple[int, ArtifactRef]]:
-        """The same, each with the iteration that made it. What was sampled, scored and evaluated is always kept."""
+    def named(self, records: list[IterationRecord]) -> list[tuple[int, ArtifactRef]]:
+        """The same as references, each once, with the iteration that made it.
+
+        What was sampled, scored and evaluated is always kept.
+        """
         kept = kept_iterations(records)
-        found: dict[Name, tuple[int, ArtifactRef]] = {}
+        found: dict[tuple[str, str, str], tuple[int, ArtifactRef]] = {}
         for record in records:
             refs = [record.dataset, record.reference, record.rollouts, record.scores, record.evaluation]
             if record.evaluation is not None:
@@ -107,8 +111,8 @@ class Needs:
                 made += [(base, record.base), *((base + n, ref) for n, ref in enumerate(record.replay, 1))]
             for iteration, ref in made:
                 if ref is not None:
-                    found.setdefault((ref.kind, ref.key), (iteration, ref))
-        return found
+                    found.setdefault((ref.kind, ref.key, ref.digest), (iteration, ref))
+        return list(found.values())
 
     def records_of(self, records: RunRecords) -> list[IterationRecord]:
         """A run's records, in order. Raises RecordError where they are not whole."""
@@ -117,16 +121,19 @@ class Needs:
     def _chain(self, records: RunRecords, contents: Contents) -> list[IterationRecord]:
         found = self._read(records, contents.iterations.values())
         there = [n for n, mark in contents.iterations.items() if self._records[records.run, mark] is not None]
-        check_chain(records.run, there, found)
+        with suppress(RecordsOfEarlierVersion):  # what they need is known all the same
+            check_chain(records.run, there, found)
         return [one.record for one in found]
 
-    def _read(self, records: RunRecords, marks: Iterable[str]) -> list[Link]:
+    def _read(self, records: RunRecords, marks: Iterable[str]) -> list[ChainedRecord]:
         marks = list(marks)
         new = [mark for mark in marks if (records.run, mark) not in self._records]
         for mark, document in zip(new, records.marked(new), strict=True):
             # The note of a diverged iteration holds its record, if it came to one.
-            told = document["record"] if document is not None and "record" in document else document
-            self._records[records.run, mark] = None if told is None else link(records.run, told)
+            of_note = document is not None and "record" in document
+            told = document["record"] if document is not None and of_note else document
+            remedy = remedy_for(records.run, "divergences") if of_note else None
+            self._records[records.run, mark] = None if told is None else link(records.run, told, remedy=remedy)
         found = [self._records[records.run, mark] for mark in marks]
         return [one for one in found if one is not None]
 

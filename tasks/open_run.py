@@ -9,7 +9,7 @@ from infra.artifacts import open_store
 from infra.runs import RunRecords, list_runs, open_records
 from infra.settings import Settings
 from ppo_core.records import InputError
-from ppo_core.spec import RunSpec, differing_keys
+from ppo_core.spec import RunSpec, Section, differing_keys
 from tasks.iteration_record import IterationRecord, read_record
 from tasks.record_chain import Chain, read_chain, spec_document, with_values
 
@@ -75,8 +75,20 @@ def refuse_other_spec(run: str, recorded: Mapping[str, Any], requested: Mapping[
 
 def changed_values(recorded: RunSpec, now: RunSpec) -> dict[str, Any]:
     """The keys that have other values now than recorded, as far as they may change, by their dotted names."""
-    before, after = flat(recorded.document()), flat(now.document())
-    return {key: value for key, value in after.items() if before.get(key) != value}
+    before, after = fields_of(recorded), fields_of(now)
+    return {key: value for key, value in after.items() if key not in before or before[key] != value}
+
+
+def fields_of(section: Section, prefix: str = "") -> dict[str, Any]:
+    """The fields of a spec by their dotted names, as JSON. One that holds a mapping of the user's is one value."""
+    document = section.model_dump(mode="json", exclude={"folder"})
+    fields: dict[str, Any] = {}
+    for name, value in section:
+        if isinstance(value, Section):
+            fields |= fields_of(value, f"{prefix}{name}.")
+        elif name in document:
+            fields[f"{prefix}{name}"] = document[name]
+    return fields
 
 
 def with_changes(spec: RunSpec, changed: Mapping[str, Any]) -> RunSpec:
@@ -116,9 +128,11 @@ def committed(run: str) -> Chain:
     return chain
 
 
-def committed_at(run: str, iteration: int) -> IterationRecord:
-    """The record of one iteration, all of the run's having been checked. Raises InputError where there is none."""
+def committed_at(run: str, iteration: int | None) -> IterationRecord:
+    """The record of an iteration (None: the best), all of the run's checked. Raises InputError where there is none."""
     records = committed(run).records
+    if iteration is None:
+        return records[records[-1].best.iteration]
     if not 0 <= iteration < len(records):
         raise InputError(f"run {run} has no iteration {iteration}: it has 0..{len(records) - 1}")
     return records[iteration]

@@ -63,7 +63,7 @@ def find_policy(name: str, folder: str | None = None) -> Policy:
         raise InputError(
             f"{name!r} names no policy: write models:/NAME@ALIAS, models:/NAME/VERSION, RUN or RUN@ITERATION"
         )
-    record = committed_at(run, int(number) if at else committed(run).records[-1].best.iteration)
+    record = committed_at(run, int(number) if at else None)
     return policy_of(f"{run}@{record.iteration}", run, record, record.checkpoint, folder)
 
 

@@ -28,8 +28,12 @@ LOOKS = 3
 NO_PART_OF_A_RUN = "folder"
 
 
+class RecordsOfEarlierVersion(RecordCorrupted):
+    """The records of a run are those of a version that did not chain them."""
+
+
 @dataclass(frozen=True)
-class Link:
+class ChainedRecord:
     """A record and the digest of the document that it was read from."""
 
     record: IterationRecord
@@ -41,7 +45,7 @@ class Chain:
     """The records of a run, checked, and the spec that it began with; without records perhaps None."""
 
     run: str
-    links: tuple[Link, ...]
+    links: tuple[ChainedRecord, ...]
     spec: Mapping[str, Any] | None
     spec_is_lost: bool = False
 
@@ -77,60 +81,68 @@ def with_values(document: Mapping[str, Any], changed: Mapping[str, Any]) -> dict
     return result
 
 
-def link(run: str, document: Mapping[str, Any]) -> Link:
+def link(run: str, document: Mapping[str, Any], *, remedy: str | None = None) -> ChainedRecord:
     """The record that a document holds. Raises RecordCorrupted where it holds none."""
     try:
-        return Link(read_record(dict(document)), record_digest(document))
+        return ChainedRecord(read_record(dict(document)), record_digest(document))
     except ValidationError as error:
         problem, iteration = error.errors()[0], document.get("iteration", "?")
         where = ".".join(str(part) for part in problem["loc"])
         raise RecordCorrupted(
             f"the record of iteration {iteration} of run {run} is none that this version can read ({where}: "
-            f"{problem['msg']}): {remedy_for(run, iteration)}"
+            f"{problem['msg']}): {remedy or remedy_for(run, iteration)}"
         ) from error
 
 
-def check_chain(run: str, numbers: Sequence[int], links: Sequence[Link]) -> None:
+def check_chain(run: str, numbers: Sequence[int], links: Sequence[ChainedRecord]) -> None:
     """Raise RecordMissing for a gap, and RecordCorrupted for a record that is not this run's or not in its place."""
     broken = first_break(run, numbers, links)
     if broken is not None:
         raise broken[1]
 
 
-def first_break(run: str, numbers: Sequence[int], links: Sequence[Link]) -> tuple[int, RecordError] | None:
+def first_break(
+    run: str, numbers: Sequence[int], links: Sequence[ChainedRecord]
+) -> tuple[int, RecordMissing | RecordCorrupted] | None:
     """The iteration from which on the records cannot be believed, and why; None where all can."""
-    for expected, (number, found) in enumerate(zip(numbers, links, strict=True)):
+    for expected, number in enumerate(numbers):
         if number != expected:
             return expected, RecordMissing(
                 f"run {run} has a record of iteration {number} and none of iteration {expected}: "
                 f"{remedy_for(run, expected)}"
             )
-        complaint = _complaint(run, number, found, links[0].record.spec)
-        suspect = number
-        if complaint is None and number and found.record.previous != links[number - 1].digest:
-            # One of the two was written over, and nothing tells which.
-            suspect = number - 1
-            complaint = (
-                f"follows another record (digest {_shown(found.record.previous)}) than that of iteration {suspect} "
-                f"({_shown(links[suspect].digest)})"
-            )
-        if complaint is not None:
+    if links and not any(found.record.spec or found.record.previous for found in links):
+        return 0, RecordsOfEarlierVersion(
+            f"run {run} is of a form that this version does not read, for its records name neither spec nor "
+            "predecessor: go on with the version of ppoflow that wrote it, or train again under another name"
+        )
+    for number in range(len(links)):
+        broken = _broken(run, number, links)
+        if broken is not None:
+            suspect, complaint = broken
             told = f"the record of iteration {number} of run {run} {complaint}: {remedy_for(run, suspect)}"
             return suspect, RecordCorrupted(told)
     return None
 
 
-def _complaint(run: str, number: int, found: Link, spec: Mapping[str, Any] | None) -> str | None:
-    record = found.record
+def _broken(run: str, number: int, links: Sequence[ChainedRecord]) -> tuple[int, str] | None:
+    """Which record cannot be believed, and what is wrong with the one of iteration `number`."""
+    record, spec = links[number].record, links[0].record.spec
     if record.run != run:
-        return f"is one of run {record.run}"
+        return number, f"is one of run {record.run}"
     if record.iteration != number:
-        return f"is one of iteration {record.iteration}"
+        return number, f"is one of iteration {record.iteration}"
     if spec is None or (record.previous is None) != (number == 0):
-        return "is of a form that this version does not read, for it names neither spec nor predecessor"
+        return number, "names neither spec nor predecessor"
+    if number and record.previous != links[number - 1].digest:
+        # One of the two was written over, and nothing tells which.
+        return number - 1, (
+            f"follows another record (digest {_shown(record.previous)}) than that of iteration {number - 1} "
+            f"({_shown(links[number - 1].digest)})"
+        )
     expected = made_with(spec, record.changed)
     if record.spec_digest != expected:
-        return f"was made with another spec (digest {record.spec_digest[:12]}, the run's is {expected[:12]})"
+        return number, f"was made with another spec (digest {record.spec_digest[:12]}, the run's is {expected[:12]})"
     return None
 
 

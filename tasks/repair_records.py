@@ -6,26 +6,26 @@ from infra.artifacts import open_store
 from infra.lease import acquire_lease
 from infra.runs import open_records
 from infra.settings import Settings
-from tasks.fsck import Findings
+from tasks.fsck import Findings, check_lineage, check_records
 from tasks.record_chain import spec_in
 
 
-def repair_records(run: str, found: Findings) -> list[str]:
+def repair_records(run: str) -> list[str]:
     """Write a lost spec again, and take the records from the first damaged one on out of the run; what was done.
 
-    Raises LeaseHeld where a process has the run.
+    What is damaged is looked at again, for a run may have gone on since it was found. Raises LeaseHeld where a process
+    has the run.
     """
-    suspects = [damage.iteration for damage in found.to_repair("records")]
-    if not suspects and not found.to_repair("spec"):
-        return []
     done = []
-    root = open_store(Settings().store_root).root
-    lease = acquire_lease(root, run)
+    store = open_store(Settings().store_root)
+    lease = acquire_lease(store.root, run)
     try:
-        records = open_records(root, run, lease=lease)
+        records, found = open_records(store.root, run, lease=lease), Findings(run)
+        check_lineage(store, check_records(records, records.contents(), found), found)
         if found.to_repair("spec"):
             records.restore_spec(spec_in(records.read(0)))
             done.append(f"the spec of run {run} is written again")
+        suspects = [damage.iteration for damage in found.to_repair("records")]
         if suspects:
             taken = sorted(records.supersede(min(suspects) - 1))
             done.append(

@@ -8,9 +8,9 @@ from contextlib import contextmanager, nullcontext
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment, flow_run
 
-from infra.s3.outage import stop_waiting, told_to, under_way
+from infra.s3.outage import at_once, stop_waiting, told_to, under_way
 
-__all__ = ["outages_told", "stop_waiting"]
+__all__ = ["at_once", "outages_told", "stop_waiting"]
 
 
 @contextmanager

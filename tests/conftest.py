@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,12 @@ class Groups(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
     """Not its own groups by mark, which pytest 9.2 no longer lets it write into the names of tests."""
     return Groups(config, log)
+
+
+def pytest_configure() -> None:
+    """What is started in the background may ignore Ctrl-C, and would hand that on to what tests interrupt."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -41,6 +41,8 @@ from infra.settings import Settings
 # Conditional puts: somebody was faster, or is at it right now, or the object is gone.
 LOST = frozenset({404, 409, 412})
 REMOVED_AT_ONCE = 1000
+PLAIN = "AES256"
+"""The encryption by S3's own key, with which ETags stay md5s."""
 CONFLICTS = 10
 LONGEST_PAUSE_S = 2.0
 
@@ -139,7 +141,9 @@ class BotoObjects:
                         return None
                     raise
                 try:
-                    return Found(answer["Body"].read(), _bare(answer["ETag"]))
+                    own_key = "SSECustomerAlgorithm" in answer
+                    md5 = not own_key and answer.get("ServerSideEncryption", PLAIN) == PLAIN
+                    return Found(answer["Body"].read(), _bare(answer["ETag"]), md5)
                 except BROKEN_OFF:
                     # boto3 repeats a call, but not the reading of a body that breaks off.
                     if attempt == self._tuning.attempts:

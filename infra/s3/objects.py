@@ -30,10 +30,14 @@ class StoreRefused(StoreUnsupported):
 
 @dataclass(frozen=True)
 class Found:
-    """The content of a small object, and the ETag that tells this version of it from others."""
+    """The content of a small object, and the ETag that tells this version of it from others.
+
+    Where S3 encrypts with a key of the user's own, an ETag is no md5, although it may look like one.
+    """
 
     content: bytes
     etag: str
+    etag_is_md5: bool = True
 
 
 @dataclass(frozen=True)

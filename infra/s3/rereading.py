@@ -45,15 +45,18 @@ def read_again(
         return parsed, found
     assert complaint is not None
     sums = {hashlib.md5(found.content, usedforsecurity=False).hexdigest() for found in seen}
-    refuse_changed(objects.bucket, key, sums, seen[-1].etag)
+    refuse_changed(objects.bucket, key, sums, seen[-1].etag if seen[-1].etag_is_md5 else None)
     raise complaint
 
 
-def refuse_changed(bucket: str, key: str, md5s: Collection[str], etag: str) -> None:
-    """ChangedOnTheWay where an object that came wrong, each time with one of these md5s, lies right in S3."""
+def refuse_changed(bucket: str, key: str, md5s: Collection[str], etag: str | None) -> None:
+    """ChangedOnTheWay where an object that came wrong, each time with one of these md5s, lies right in S3.
+
+    Without an `etag` that is an md5, only other bytes at each read are a sign of that.
+    """
     if len(md5s) > 1:
         sign = "each time it is read, other bytes come"
-    elif _MD5.fullmatch(etag) and etag not in md5s:
+    elif etag is not None and _MD5.fullmatch(etag) and etag not in md5s:
         sign = f"S3 says that its md5 is {etag}, and bytes with {next(iter(md5s))} come"
     else:
         return

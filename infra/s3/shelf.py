@@ -70,9 +70,17 @@ class Shelf:
                 return
             if attempt == DOWNLOADS:
                 for name in (name for name in left if name in md5s):
-                    etag = next((found.etag for found in self.objects.entries(prefix + name)), "")
-                    refuse_changed(self.objects.bucket, prefix + name, md5s[name], etag)
+                    refuse_changed(
+                        self.objects.bucket, prefix + name, md5s[name], self._md5_of(manifest, prefix + name)
+                    )
                 raise complaints[left[0]]
+
+    def _md5_of(self, manifest: Manifest, key: str) -> str | None:
+        """What S3 says is a file's md5; None where its ETags are no md5s, as that of the envelope beside it tells."""
+        envelope = self.objects.read(envelope_key(self.address, manifest.kind, manifest.key))
+        if envelope is None or not envelope.etag_is_md5:
+            return None
+        return next((found.etag for found in self.objects.entries(key) if found.key == key), None)
 
     def check(self, manifest: Manifest, upload: str, folder: Path) -> int:
         """Read every byte by way of a folder that is removed again; how many. ArtifactCorrupted as the others."""

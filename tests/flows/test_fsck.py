@@ -117,7 +117,7 @@ def test_a_lost_spec_is_written_again(run: ToyRun) -> None:
     for damage in (spec.unlink, lambda: replace(spec, before[:-9]), lambda: run.rewrite("spec.json", other_seed)):
         damage()
         assert damaged() == ["spec: spec"]
-        assert repair_records("toy", check()) == ["the spec of run toy is written again"]
+        assert repair_records("toy") == ["the spec of run toy is written again"]
         assert spec.read_bytes() == before
         assert damaged() == []
 
@@ -145,7 +145,7 @@ def test_records_from_the_damaged_one_on_are_taken_out_and_made_again_from_store
         found = check()
         assert [(told.repair, told.iteration) for told in found.damages] == [("records", iteration)]
         taken = [str(n) for n in range(iteration, 5) if n != iteration or how != "lost"]
-        (line,) = repair_records("toy", found)
+        (line,) = repair_records("toy")
         assert line.startswith(f"iterations {', '.join(taken)} are taken out of run toy and kept aside")
         assert line.endswith("`ppoflow resume toy` makes them again")
     assert damaged() == []
@@ -174,7 +174,7 @@ def test_it_waits_for_nobody(run: ToyRun) -> None:
     found = check()
     assert [told.repair for told in found.damages] == ["records"]
     with pytest.raises(LeaseHeld):
-        repair_records("toy", found)
+        repair_records("toy")
     lease.release()
 
 

@@ -49,6 +49,5 @@ def test_secrets_and_what_no_engine_needs_are_not(name: str) -> None:
 def test_addresses_with_a_login_are_not_passed_on() -> None:
     assert is_secret("HF_ENDPOINT", "https://me:password@hub/x")
     assert not is_secret("HF_ENDPOINT", "https://hub/a@b")
-    assert way_out({"HTTPS_PROXY": "http://proxy:1", "https_proxy": "http://me@proxy:1"}) == {
-        "HTTPS_PROXY": "http://proxy:1"
-    }
+    proxies = {"HTTPS_PROXY": "http://proxy:1", "https_proxy": "http://me@proxy:1", "ALL_PROXY": "me:word@proxy:1"}
+    assert way_out(proxies) == {"HTTPS_PROXY": "http://proxy:1"}

@@ -8,8 +8,10 @@ import pytest
 
 from infra.lease import acquire_lease
 from infra.runs import RunRecords, open_records
-from ppo_core.records import InputError
-from tasks.open_run import effective_spec, last_record
+from ppo_core.records import InputError, content_digest
+from ppo_core.spec import RunSpec
+from tasks.open_run import changed_values, effective_spec, last_record, with_changes
+from tasks.record_chain import made_with
 from tests.tasks.benches import smoke_spec
 
 
@@ -52,3 +54,26 @@ def test_the_folder_of_the_spec_is_no_part_of_a_run(tmp_path: Path) -> None:
 
 def test_a_run_without_records_has_no_last_one(tmp_path: Path) -> None:
     assert last_record(open_records(tmp_path, "new")) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"GPU": 1, "pool": 1}, {"GPU": 1}),
+        ({"GPU": 1, "pool": 1}, {"node:10.0.0.5": 1}),
+        ({"node:10.0.0.5": 1}, {"node:10.0.0.6": 0.5}),
+    ],
+)
+def test_a_mapping_of_the_users_is_one_value(before: dict[str, float], after: dict[str, float]) -> None:
+    """Whose keys may hold dots, and may go."""
+
+    def with_resources(resources: dict[str, float]) -> RunSpec:
+        document = smoke_spec("engines.backend=ray").model_dump(mode="json")
+        document["engines"]["rollout_resources"] = resources
+        return RunSpec.model_validate(document)
+
+    recorded, now = with_resources(before), with_resources(after)
+    changed = changed_values(recorded, now)
+    assert changed == {"engines.rollout_resources": after}
+    assert with_changes(recorded, changed) == now
+    assert made_with(recorded.model_dump(mode="json"), changed) == content_digest(now.document())

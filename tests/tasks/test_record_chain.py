@@ -125,17 +125,18 @@ def test_a_record_that_is_not_of_this_run_in_this_place_is_refused(run: ToyRun, 
 
 
 def test_a_record_of_another_run_is_refused_with_every_byte_that_it_had(run: ToyRun) -> None:
+    ours = {"run": "toy", "spec_digest": run.records()[3].spec_digest}
+    last = {"run": "toy", "previous": run.records()[4].previous}
     replace(record_file(run, 4), (run.home / "store/runs/other/iterations/000004.json").read_bytes())
     with pytest.raises(RecordCorrupted, match="iteration 4 of run toy is one of run other"):
         read_run("toy")
     document = json.loads((run.home / "store/runs/other/iterations/000004.json").read_text())
     document.pop(SEAL)
-    run.rewrite("iterations/000004.json", lambda record: document | {"run": "toy"})
-    with pytest.raises(RecordCorrupted, match="iteration 4 of run toy was made with another spec"):
-        read_run("toy")
-    ours = {"run": "toy", "spec_digest": run.records()[3].spec_digest}
     run.rewrite("iterations/000004.json", lambda record: document | ours)
     with pytest.raises(RecordCorrupted, match="iteration 4 of run toy follows another record"):
+        read_run("toy")
+    run.rewrite("iterations/000004.json", lambda record: document | last)
+    with pytest.raises(RecordCorrupted, match="iteration 4 of run toy was made with another spec"):
         read_run("toy")
 
 

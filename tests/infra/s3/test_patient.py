@@ -24,10 +24,12 @@ from infra.s3.patient import PatientObjects
 from tests.infra.s3.fault_proxy import FaultProxy, Message
 from tests.infra.s3.memory_objects import MemoryObjects
 from tests.infra.s3.s3_server import S3Server
+from tests.waiting import LONG_S, until
 
 TUNING = Tuning(connect_s=2, read_s=5, attempts=1)
 AWAY_S = 3.0
-SOON_S = 10.0
+SOON_S = 120.0
+"""Far below the patience of 15 minutes, and enough for a machine that is ten times slower than alone."""
 ROOT = Path(__file__).parents[3]
 INTERRUPTED = """
 import sys
@@ -162,7 +164,7 @@ def test_a_server_that_has_never_answered_is_not_waited_for_for_long(
     began = time.monotonic()
     with pytest.raises(StoreUnavailable, match=r"no-such-host.*waited for 15 s\): is .* the right address"):
         open_store(f"s3://{bucket}/x", cache=tmp_path / "cache")
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < SOON_S
     assert said == ["S3 at http://no-such-host.invalid:9 does not answer: waiting for it for up to 15 s"]
 
 
@@ -207,12 +209,12 @@ def test_an_interrupt_ends_every_wait(proxy: FaultProxy, bucket: str, threads: s
         process.stdin.flush()
         assert "does not answer" in process.stdout.readline()
         began = time.monotonic()
-        while process.poll() is None:
+        while process.poll() is None and time.monotonic() - began < LONG_S:
             # Python drops an interrupt that comes while it calls a destructor.
             process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(SOON_S)
-        assert time.monotonic() - began < 2 * SOON_S
+                process.wait(10)
+        process.kill()  # where it does not end, the test does
         assert process.stdout.read() == "interrupted\nreleased\n"
 
 
@@ -226,12 +228,12 @@ def test_a_heartbeat_goes_on_after_an_outage_and_never_holds_up_the_end(
         return sum(line.startswith("PUT") and "heartbeat" in line for line in proxy.requests)
 
     with Heartbeat(lease, on_lost=lambda: lost.append(True), every_s=0.1):
-        wait_until(lambda: beats() > 1)
+        until(lambda: beats() > 1)
         proxy.go_away()
         time.sleep(1)
         before = beats()
         proxy.come_back()
-        wait_until(lambda: beats() > before + 1)
+        until(lambda: beats() > before + 1)
         proxy.go_away()
         time.sleep(0.5)
         began = time.monotonic()
@@ -243,13 +245,6 @@ def test_a_heartbeat_goes_on_after_an_outage_and_never_holds_up_the_end(
     proxy.come_back()
     lease.release()
     assert lease.lost
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 class Breaking(MemoryObjects):

@@ -13,7 +13,7 @@ from infra.artifacts import ArtifactCorrupted, ArtifactRef
 from infra.s3.lease import acquire_lease
 from infra.s3.objects import Found, S3Address
 from infra.s3.outage import told_to
-from infra.s3.rereading import ChangedOnTheWay
+from infra.s3.rereading import ChangedOnTheWay, read_again
 from infra.s3.runs import S3Runs
 from infra.s3.store import S3Store
 from infra.sealed import RecordCorrupted
@@ -143,3 +143,17 @@ def test_what_lies_wrong_is_damaged(
         objects.write(key, flipped(objects.content[key], len(objects.content[key]) // 2))
     with pytest.raises(complaint, match=remedy):
         everything(objects, ref, tmp_path / "there")
+
+
+def test_an_etag_that_is_no_md5_proves_nothing(tmp_path: Path) -> None:
+    """With a key of the user's own S3 gives ETags that only look like md5s: what is the same each time lies wrong."""
+
+    class OwnKey(MemoryObjects):
+        def read(self, key: str) -> Found | None:
+            found = super().read(key)
+            return None if found is None else Found(found.content, "0" * 32, etag_is_md5=False)
+
+    objects = OwnKey()
+    objects.write("a", b"wrong")
+    with pytest.raises(ValueError, match="invalid literal"):
+        read_again(objects, "a", lambda content: int(content), ValueError)

@@ -1,0 +1,131 @@
+"""What `ppoflow fsck --repair` leaves alone, and what fsck does not call damage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.fsck import repair, repair_run
+from infra.local.lease import acquire_lease
+from tasks.fork_run import fork_run
+from tasks.fsck import Findings, check_run, check_store
+from tasks.record_chain import made_with
+from tasks.repair_records import repair_records
+from tests.tasks.toy_runs import ToyRun, flip_a_bit, lose_it, replace
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
+    """A finished run."""
+    run = ToyRun(tmp_path_factory.mktemp("trained") / "home", ("iterations=4", "evaluation.every=2"))
+    run.train()
+    return run
+
+
+@pytest.fixture
+def run(trained: ToyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyRun:
+    """Its copy, where ppoflow keeps its state."""
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PPOFLOW_STORE", raising=False)
+    copied = trained.copy(tmp_path / "home")
+    copied.overrides = trained.overrides
+    return copied
+
+
+def check(name: str = "toy") -> Findings:
+    """What is found, without a word on the way."""
+    return check_run(name, lambda text: None)
+
+
+def damaged(name: str = "toy") -> list[str]:
+    """What is damaged, and how it is repaired."""
+    return [f"{damage.what}: {damage.repair}" for damage in check(name).damages]
+
+
+def test_a_first_record_that_is_not_believed_is_no_source_of_the_spec(run: ToyRun) -> None:
+    """Neither another run's, nor one that was written over: the spec that is there stays."""
+    spec = (run.folder / "spec.json").read_bytes()
+
+    def forged(record: dict[str, Any]) -> dict[str, Any]:
+        changed = record["spec"] | {"seed": 99}
+        return record | {"spec": changed, "spec_digest": made_with(changed, {})}
+
+    run.rewrite("iterations/000000.json", forged)
+    assert damaged() == ["record of iteration 0: records"]
+    repair_records("toy")
+    assert (run.folder / "spec.json").read_bytes() == spec
+    run.train()
+    assert damaged() == []
+    (run.folder / "spec.json").unlink()
+    run.rewrite("iterations/000000.json", lambda record: record | {"run": "other"})
+    assert damaged() == ["record of iteration 0: records", "spec: None"]
+
+
+def test_what_retention_has_removed_is_not_missed(run: ToyRun) -> None:
+    """Nor where the rule has changed since, or a fork begins before the last iteration."""
+    kept = ToyRun(run.home, ("iterations=6", "dataset.evaluation=null", "checkpoint.keep_last=2"), name="kept")
+    kept.train()
+    assert damaged("kept") == []
+    fork_run("kept", 5, "forked", [])
+    assert damaged("forked") == []
+    kept.train("iterations=7", "checkpoint.keep_last=4")
+    assert damaged("kept") == []
+    lose_it(kept.place(kept.records()[7].checkpoint))
+    assert damaged("kept") == ["checkpoint of iteration 7: artifact"]
+
+
+def test_a_run_of_an_earlier_version_is_left_alone_and_stops_nothing(run: ToyRun) -> None:
+    for number in range(5):
+        run.rewrite(
+            f"iterations/{number:06d}.json",
+            lambda record: {key: value for key, value in record.items() if key not in ("spec", "previous")},
+        )
+    (told,) = check().damages
+    assert "go on with the version of ppoflow that wrote it" in told.complaint
+    assert told.repair is None
+    assert repair_records("toy") == []
+    other = ToyRun(run.home, ("iterations=3", "dataset.evaluation=null", "checkpoint.keep_last=1"), name="other")
+    records = other.train()
+    assert not other.place(records[1].checkpoint).is_dir()  # its retention goes on
+    assert all(run.place(record.checkpoint).is_dir() for record in run.records())
+
+
+def test_a_repair_looks_again_once_it_has_the_run(run: ToyRun) -> None:
+    (run.folder / "iterations/000003.json").unlink()
+    found = check()
+    repair_run("toy", found)
+    run.train()
+    before = run.record_bytes()
+    assert repair_run("toy", found) == []
+    assert run.record_bytes() == before
+
+
+def test_a_run_that_somebody_has_does_not_keep_others_from_repair(run: ToyRun) -> None:
+    (run.folder / "iterations/000003.json").unlink()
+    lease = acquire_lease(run.home / "store", "toy")
+    (line,) = repair(check())
+    assert line.startswith("not repaired: run toy: process ")
+    lease.release()
+
+
+def test_an_artifact_of_another_digest_is_found_whoever_has_the_right_one(run: ToyRun) -> None:
+    fork_run("toy", 4, "zz", [])
+    scores = run.records()[4].scores
+    assert scores is not None
+    forged = scores.model_dump(mode="json") | {"digest": "0" * 64}
+    ToyRun(run.home, name="zz").rewrite("iterations/000004.json", lambda record: record | {"scores": forged})
+    everything = {found.run: [damage.what for damage in found.damages] for found in check_store(lambda text: None)}
+    assert everything["toy"] == []
+    assert "scores of iteration 4" in everything["zz"]
+
+
+def test_what_is_needed_is_never_called_unneeded(run: ToyRun) -> None:
+    """While records of any run cannot be read, they may need whatever no other record does."""
+    replace(run.folder / "iterations/000000.json", b"{}")
+    flip_a_bit(next((run.home / "store" / "scores").iterdir()))
+    *_, rest = check_store(lambda text: None)
+    assert [damage.repair for damage in rest.damages] == [None]
