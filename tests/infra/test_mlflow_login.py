@@ -16,6 +16,7 @@ from mlflow.exceptions import MlflowException
 
 from infra.mlflow_login import FileLogin, read_login
 from tests.infra.programs import ROOT
+from tests.waiting import LONG_S
 
 HIDDEN = "hidden-one"
 LOGIN = f"[mlflow]\nmlflow_tracking_username = admin\nmlflow_tracking_password = {HIDDEN}%\n"
@@ -67,7 +68,7 @@ def test_a_plain_mlflow_command_logs_in_by_the_file(url: str, login: Path) -> No
             env={**os.environ, **names, **changed},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=LONG_S,
             check=False,
         )
         assert done.returncode == expected, done.stderr

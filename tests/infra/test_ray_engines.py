@@ -184,7 +184,7 @@ def test_nothing_outlives_the_flow(cluster: RayCluster, nodes: RayNodes, tmp_pat
 def test_the_end_of_a_program_is_quiet(nodes: RayNodes, cluster: RayCluster, tmp_path: Path, used: str) -> None:
     """One after the other, as a run and the run that goes on with it; nothing connects again after the end."""
     program = [sys.executable, "-m", "tests.infra.ray_jobs", nodes.address, str(tmp_path), used]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=LONG_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == [False, []]
 
