@@ -34,6 +34,7 @@ STAGES: tuple[StageName, ...] = ("generate", "score", "advantages", "update", "e
 
 def begin(bench: Workbench, dataset: DatasetRef) -> IterationRecord:
     """Record 0: the policy that PPO starts from, and how good it is."""
+    bench.timings.iteration = 0
     checkpoint = start_policy(bench, dataset)
     evaluation = evaluate_policy(bench, checkpoint, dataset) if bench.spec.dataset.evaluation else None
     made = Made(checkpoint=checkpoint, evaluation=evaluation)
@@ -51,6 +52,7 @@ def run_stages(
 ) -> Made:
     """The iteration after `previous`; of the stages before `start`, what the record `given` has is taken."""
     number, restoration = previous.iteration + 1, previous.restoration()
+    bench.timings.iteration = number
 
     def taken(name: StageName, ref: ArtifactRef | None) -> bool:
         return ref is not None and STAGES.index(name) < STAGES.index(start)

@@ -129,7 +129,7 @@ def take_over(bench: Workbench, console: RunConsole) -> None:
 
 def go_on(bench: Workbench, console: RunConsole, dataset: DatasetRef, record: IterationRecord) -> IterationRecord:
     """Iterate up to the last iteration. What is found damaged on the way is made again."""
-    damages = 0
+    damages, bench.timings.iteration = 0, record.iteration
     while record.iteration < bench.spec.iterations:
         try:
             after = iterate(bench, console, dataset, record)

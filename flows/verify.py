@@ -66,6 +66,7 @@ def verify_iteration(bench: Workbench, record: IterationRecord) -> Iterator[Comp
     """The stages of one iteration, each from its recorded inputs; first, that these are what was recorded."""
     check_recorded(bench, record)
     number, dataset = record.iteration, record.dataset
+    bench.timings.iteration = number
     yield compared(number, "prepare_dataset", dataset, prepare_dataset(bench))
     if number == 0:
         yield compared(0, "start_policy", record.checkpoint, start_policy(bench, dataset))

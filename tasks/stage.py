@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -55,6 +56,7 @@ def stage(name: str, *, retries: int = RETRIES) -> Callable[[Callable[P, Any]], 
         return Stage(
             fn=function,
             name=name,
+            task_run_name=partial(run_name, name),
             retries=retries,
             retry_delay_seconds=RETRY_DELAYS_S[:retries],
             retry_condition_fn=may_help_again,
@@ -63,6 +65,12 @@ def stage(name: str, *, retries: int = RETRIES) -> Callable[[Callable[P, Any]], 
         )
 
     return wrap
+
+
+def run_name(stage: str, parameters: dict[str, Any]) -> str:
+    """What Prefect's pages call one run of a stage: with the iteration that it is of, where it works on a run."""
+    bench = parameters.get("bench")
+    return f"{stage}-{bench.timings.iteration}" if isinstance(bench, Workbench) else stage
 
 
 def may_help_again(task: Any, task_run: TaskRun, state: State[Any]) -> bool:

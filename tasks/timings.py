@@ -20,8 +20,9 @@ class StageTime:
 
 @dataclass
 class Timings:
-    """Collects the stages of one iteration; `restart` begins the next one."""
+    """Collects the stages of one iteration; `restart` begins the next one. `iteration` is the one under way."""
 
+    iteration: int = 0
     started: float = field(default_factory=time.perf_counter)
     stages: dict[str, StageTime] = field(default_factory=dict)
     parts: dict[str, float] = field(default_factory=dict)

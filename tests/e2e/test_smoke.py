@@ -74,6 +74,9 @@ def test_prefect_shows_every_stage_completed(smoke: FinishedRun) -> None:
     states = task_states(smoke.home)
     assert all(states[(stage, "Completed")] >= 4 for stage in STAGES)
     assert {state for _, state in states} <= {"Completed", "Cached"}
+    with sqlite3.connect(smoke.home / "prefect" / "prefect.db") as database:
+        names = [name for (name,) in database.execute("select name from task_run")]
+    assert {f"{stage}-{number}" for stage in STAGES for number in range(1, 5)} <= set(names)
 
 
 def test_another_run_takes_everything_from_the_store_but_what_is_damaged(smoke: FinishedRun, tmp_path: Path) -> None:

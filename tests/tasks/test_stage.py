@@ -14,8 +14,15 @@ from infra.manifest import ArtifactCorrupted, ArtifactMissing
 from infra.runs import RecordExists
 from ppo_core.records import InputError, ScoreJob
 from tasks.references import RolloutsRef, StageRef
-from tasks.stage import Work, key_of, may_help_again
+from tasks.stage import Work, key_of, may_help_again, run_name
 from tests.tasks.benches import smoke_spec, workbench
+
+
+def test_a_run_of_a_stage_is_called_by_its_iteration(tmp_path: Path) -> None:
+    bench = workbench(smoke_spec(), tmp_path)
+    bench.timings.iteration = 12
+    assert run_name("update_policy", {"bench": bench, "iteration": 12}) == "update_policy-12"
+    assert run_name("show_garbage", {"removed": False}) == "show_garbage"
 
 
 def rollouts(digest: str, uri: str = "file:///a/rollouts/k") -> StageRef:
