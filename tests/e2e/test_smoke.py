@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.exported import check_export
 from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import flip_a_bit, policy_bytes, processes_of, records, train
 from tests.processes import command_line
@@ -56,7 +57,10 @@ def test_the_best_policy_lies_there_and_is_registered_without_a_copy(smoke: Fini
     assert source.is_relative_to(smoke.home / "store" / "checkpoint")
     weights = source / "model.safetensors"
     exported = Path(smoke.report["policy_folder"]) / "model.safetensors"
-    assert exported.stat().st_ino == weights.stat().st_ino  # one copy on the disk
+    assert exported.read_bytes() == weights.read_bytes()
+    # Whoever writes into the copy leaves the store as it is.
+    assert (exported.stat().st_nlink, exported.stat().st_ino != weights.stat().st_ino) == (1, True)
+    assert check_export(exported.parent) is not None
     assert (source / "MLmodel").is_file()
 
 
