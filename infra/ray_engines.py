@@ -23,6 +23,8 @@ from infra.engine_protocol import EngineClosed, EngineDied, EngineError, EngineP
 from infra.ray_cluster import RayCluster, RayUnavailable
 from infra.ray_host import Blueprint, EngineHost, Greeting, OnProgress, Outcome, Work
 
+CREATION = "creation task"
+"""In what Ray says of an actor that could not be made, wherever it was placed."""
 POLL_S = 0.25
 SAY_EVERY_S = 5.0
 HOST_SILENCE_S = 60.0
@@ -100,10 +102,8 @@ class RayEngine:
                     ray.wait([placed.actor.progress.remote()], timeout=END_S)
 
     def _called(self, ray: Any, work: Work, on_progress: OnProgress) -> Any:
-        placed = self._place(ray)
+        placed = self._up(ray, on_progress)
         try:
-            if placed.greeting is None:
-                placed.greeting = self._greeted(ray, placed, on_progress)
             outcome = self._watched(ray, placed, placed.actor.do.remote(work), on_progress)
         except ray.exceptions.RayError as error:
             self._drop(ray, placed)
@@ -114,6 +114,24 @@ class RayEngine:
         if outcome.error is not None:
             raise outcome.error
         return outcome.value
+
+    def _up(self, ray: Any, on_progress: OnProgress) -> Placed:
+        """An actor that is up. One that is lost before is placed anew: Ray may send it to a node that has just died."""
+        began = time.monotonic()
+        while True:
+            placed = self._place(ray)
+            try:
+                if placed.greeting is None:
+                    placed.greeting = self._greeted(ray, placed, on_progress)
+                return placed
+            except ray.exceptions.RayError as error:
+                self._drop(ray, placed)
+                made = CREATION not in str(error)
+                if self._closed or not made or time.monotonic() - began > self._placement_timeout_s:
+                    raise self._buried(placed, error) from error
+            except BaseException:
+                self._drop(ray, placed)
+                raise
 
     def _begin(self) -> None:
         self._placing = threading.Thread(target=self._place_quietly, daemon=True, name=f"place-{self.name}")
@@ -188,7 +206,7 @@ class RayEngine:
     def _buried(self, placed: Placed, error: Exception) -> EngineError:
         if self._closed:
             return EngineClosed(f"engine {self.name!r} was closed before its job ended")
-        if placed.greeting is None and "creation task" in str(error):
+        if placed.greeting is None and CREATION in str(error):
             return RayUnavailable(
                 f"engine {self.name!r}: the actor could not be made: {reason(error)}. Is ppoflow installed on every "
                 "node, in the environment that `ray start` was called from?"
