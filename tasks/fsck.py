@@ -199,7 +199,7 @@ def _is_sound(store: ArtifactStore, found: Findings, iteration: int, ref: Artifa
         return True
     except (ArtifactCorrupted, ArtifactMissing) as error:
         if may_be_gone and isinstance(error, ArtifactMissing):
-            return True
+            return False  # of another run it may be missed
         remedy = f"`ppoflow fsck {found.run} --repair` makes it again from its inputs"
         found.damages.append(Damage(what, str(error), remedy, "artifact", iteration, ref))
     except (ArtifactError, ChangedOnTheWay) as error:
