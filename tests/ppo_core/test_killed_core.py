@@ -19,7 +19,8 @@ from tests.ppo_core.tiny_policies import make_policy
 from tests.processes import command_line
 from tests.waiting import LONG_S
 
-PROMPTS = [[number % 7 + 3, number % 5 + 3, number % 11 + 3] for number in range(400)]
+PROMPTS = [[number % 7 + 3, number % 5 + 3, number % 11 + 3] for number in range(4000)]
+"""More than the core can answer before it is killed, also where this process waits for its turn."""
 
 
 @pytest.fixture
