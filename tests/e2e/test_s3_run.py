@@ -41,15 +41,18 @@ def test_a_killed_run_goes_on_where_only_the_bucket_is_left(
 ) -> None:
     store = f"s3://{bucket}/team"
     environment = {**s3_server.environment(), **SECRETS, "PPOFLOW_STORE": store}
+    written = open_records(store, "first")
     run = start(tmp_path / "one", "first", **environment)
-    wait_for(lambda: len(open_records(store, "first").iterations()) >= 3, "iteration 2", run=run)
+    wait_for(lambda: len(written.iterations()) >= 2, "iteration 1", run=run)
     run.kill()
     said = run.communicate()[0]
-    wait_for(lambda: not list(processes_of(tmp_path / "one")), "the end of its engines", 10)
+    wait_for(lambda: not list(processes_of(tmp_path / "one")), "the end of its engines")
     done = train(tmp_path / "two", "first", **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     ours = open_records(store, "first").all()
-    assert [record["lease"] for record in ours] == [1, 1, 1, 2, 2]
+    leases = [record["lease"] for record in ours]  # on a busy machine some more are committed before the kill
+    assert leases == sorted(leases)
+    assert set(leases) == {1, 2}
     for here, there in zip(ours, records(smoke.home, "first"), strict=True):
         for part in ("dataset", "rollouts", "scores", "experience", "checkpoint", "evaluation"):
             assert (here[part] or {}).get("digest") == (there[part] or {}).get("digest"), (here["iteration"], part)
