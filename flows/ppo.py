@@ -218,7 +218,9 @@ def tell(console: RunConsole, complaint: str | None) -> None:
 
 
 def greet(console: RunConsole, bench: Workbench, record: IterationRecord | None) -> None:
-    """Say where the run starts, or goes on."""
+    """Say where the run starts, or goes on, and what it does otherwise than its spec says."""
+    for note in bench.spec.notes():
+        console.say(note)
     if record is None:
         console.say(f"a new run of {bench.spec.iterations} iterations; engines are starting")
     else:

@@ -85,29 +85,13 @@ class RunSpec(Section):
                 f"update.num_minibatches={minibatches} does not divide the {responses} responses of an iteration "
                 f"(rollout.prompts_per_iteration x samples_per_prompt): choose one of {divisors(responses)}"
             )
-        ranks, size = self.training.num_ranks, self.training.microbatch_size
+        ranks = self.training.num_ranks
         for what, batch in self._trained_batches().items():
             if batch % ranks:
                 raise ValueError(
                     f"training.num_ranks={ranks} does not divide the {batch} sequences of {what}: "
                     f"choose one of {divisors(batch)}"
                 )
-            share = batch // ranks
-            if share % min(size, share):
-                raise ValueError(
-                    f"training.microbatch_size={size} does not divide the {share} sequences of {what} per rank: "
-                    f"choose one of {divisors(share)}"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _warmup_ends(self) -> Self:
-        last = self.update.decay_iterations or self.iterations
-        if self.update.warmup_iterations > last:
-            raise ValueError(
-                f"update.warmup_iterations={self.update.warmup_iterations} is more than the {last} iterations of the "
-                f"schedule: lower it to at most {last}"
-            )
         return self
 
     @model_validator(mode="after")
@@ -133,6 +117,17 @@ class RunSpec(Section):
         if self.sft is not None:
             batches["an SFT batch"] = self.sft.batch_size
         return batches
+
+    def notes(self) -> list[str]:
+        """What a person should know before the run starts: a warm-up that is longer than its schedule is cut to it."""
+        update, said = self.update, []
+        last = update.decay_iterations or self.iterations
+        if update.warmup_iterations > last:
+            whose = "of the run" if last == self.iterations else "of the schedule (update.decay_iterations)"
+            said.append(f"update.warmup_iterations={update.warmup_iterations} is cut to the {last} iterations {whose}")
+        if self.sft is not None and self.sft.warmup_steps > self.sft.num_steps:
+            said.append(f"sft.warmup_steps={self.sft.warmup_steps} is cut to sft.num_steps={self.sft.num_steps}")
+        return said
 
     @property
     def model_name(self) -> str:

@@ -17,10 +17,18 @@ Estimator = Literal["k1", "k2", "k3", "abs"]
 LONGEST_ALIAS = 255
 
 
+def in_order(schema: dict[str, Any]) -> None:
+    """Number the fields as they are declared: forms sort by `position`, and databases forget the order of keys."""
+    for position, field in enumerate(schema.get("properties", {}).values()):
+        field["position"] = position
+
+
 class Section(BaseModel):
     """A frozen part of the spec that refuses keys it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False, json_schema_extra=in_order
+    )
 
 
 class DatasetSpec(Section):
@@ -62,17 +70,11 @@ class SupervisedSpec(Section):
     num_steps: PositiveInt = Field(750, description="Optimizer steps")
     batch_size: PositiveInt = Field(32, description="Examples per optimizer step")
     learning_rate: PositiveFloat = Field(1.5e-3, description="Highest rate, reached at the end of the warm-up")
-    warmup_steps: int = Field(30, ge=0, description="Optimizer steps of linear warm-up")
+    warmup_steps: int = Field(30, ge=0, description="Optimizer steps of linear warm-up, at most num_steps")
     final_lr_fraction: Fraction = Field(0.1, description="Cosine decay ends at this fraction of learning_rate")
     weight_decay: NonNegative = Field(0.01, description="Decoupled weight decay of AdamW")
     betas: tuple[Beta, Beta] = Field((0.9, 0.98), description="AdamW's decay rates of the two moments")
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm")
-
-    @model_validator(mode="after")
-    def _warmup_ends(self) -> Self:
-        if self.warmup_steps > self.num_steps:
-            raise ValueError(f"warmup_steps={self.warmup_steps} is more than num_steps={self.num_steps}: lower it")
-        return self
 
 
 class RolloutSpec(Section):
@@ -178,7 +180,7 @@ class UpdateSpec(Section):
     num_minibatches: PositiveInt = Field(4, description="Optimizer steps per PPO epoch")
     learning_rate: PositiveFloat = Field(1e-4, description="Of the policy, after the warm-up")
     critic_learning_rate: PositiveFloat = Field(3e-4, description="Of the critic, after the warm-up")
-    warmup_iterations: int = Field(5, ge=0, description="Iterations of linear warm-up of both rates")
+    warmup_iterations: int = Field(5, ge=0, description="Iterations of linear warm-up of both rates, at most all")
     decay_iterations: PositiveInt | None = Field(None, description="Linear decay ends here; default: `iterations`")
     final_lr_fraction: Fraction = Field(0.1, description="Linear decay ends at this fraction of both rates")
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's decay rates of the two moments")
@@ -204,7 +206,9 @@ class TrainingSpec(Section):
     zero_stage: int = Field(
         0, ge=0, le=3, description="What ranks share: nothing, 1 optimizer state, 2 also gradients, 3 also weights"
     )
-    microbatch_size: PositiveInt = Field(64, description="Sequences per backward pass and rank; changes memory only")
+    microbatch_size: PositiveInt = Field(
+        64, description="Sequences per backward pass and rank; changes memory only, and need not divide"
+    )
     activation_checkpointing: bool = Field(False, description="Recompute activations in the backward pass")
 
 

@@ -81,7 +81,7 @@ def _step(
     rate = cosine_learning_rate(
         spec.learning_rate,
         step=step,
-        warmup_steps=spec.warmup_steps,
+        warmup_steps=min(spec.warmup_steps, spec.num_steps),
         total_steps=spec.num_steps,
         final_fraction=spec.final_lr_fraction,
     )

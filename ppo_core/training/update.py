@@ -33,7 +33,7 @@ class Rates:
 
 
 def rates_at(job: UpdatePolicyJob) -> Rates:
-    """The schedule at the job's iteration, times the job's factor."""
+    """The schedule at the job's iteration, times the job's factor. A warm-up that is longer is cut to it."""
     spec = job.update
     decay_iterations = spec.decay_iterations
     assert decay_iterations is not None
@@ -42,7 +42,7 @@ def rates_at(job: UpdatePolicyJob) -> Rates:
         return job.rate_factor * learning_rate(
             base,
             iteration=job.iteration,
-            warmup_iterations=spec.warmup_iterations,
+            warmup_iterations=min(spec.warmup_iterations, decay_iterations),
             decay_iterations=decay_iterations,
             final_fraction=spec.final_lr_fraction,
         )

@@ -17,6 +17,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from infra.prefect_server import PrefectServer
+from ppo_core.spec import RunSpec, UpdateSpec
 from tests.e2e.browser import is_drawn, keep, opened_browser
 from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import ROOT, environment, wait_for
@@ -60,10 +61,25 @@ def pages(smoke: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Itera
         mlflow.signal(signal.SIGKILL)
 
 
+def as_jsonb(value: Any) -> Any:
+    """What PostgreSQL, unlike SQLite, gives back of a document: keys by their length, then by their bytes."""
+    if isinstance(value, dict):
+        return {key: as_jsonb(value[key]) for key in sorted(value, key=lambda key: (len(key.encode()), key.encode()))}
+    return [as_jsonb(item) for item in value] if isinstance(value, list) else value
+
+
 def test_a_deployments_form_shows_the_spec_and_refuses_what_it_refuses(pages: Pages) -> None:
-    page, deployment = pages.browser, pages.ask("deployments")[0]["id"]
+    page, deployed = pages.browser, pages.ask("deployments")[0]
+    deployment, schema = deployed["id"], {"parameter_openapi_schema": as_jsonb(deployed["parameter_openapi_schema"])}
+    httpx.patch(f"{pages.prefect}/api/deployments/{deployment}", json=schema, timeout=300).raise_for_status()
     before = len(pages.ask("flow_runs"))
     page.goto(f"{pages.prefect}/deployments/deployment/{deployment}/run")
+    expect(page.get_by_text("When the policy may take").first).to_be_visible()
+    for section, start in ((RunSpec, "What to train"), (UpdateSpec, "The PPO update of")):  # in the spec's own order
+        shown = page.inner_text("body").partition(start)[2]
+        sentences = [str(field.description).replace("`", "") for field in section.model_fields.values()]
+        places = [shown.index(sentence) for sentence in sentences]
+        assert places == sorted(places), section.__name__
     for text in ("Rollouts, scores and updates, so many times", "How the training engine runs", "Max Prompt Tokens"):
         expect(page.get_by_text(text).first).to_be_visible()
     iterations = page.locator("input[type=number]").nth(1)

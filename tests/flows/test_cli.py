@@ -27,7 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (["train", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
         (["train", SMOKE, "--set", "rollout.max_tokens=3"], "did you mean max_response_tokens?"),
-        (["train", SMOKE, "--set", "training.microbatch_size=5"], "choose one of [1, 2, 4, 8, 16]"),
+        (["train", SMOKE, "--set", "update.num_minibatches=5"], "choose one of [1, 2, 4, 8, 16, 32]"),
         (["train", SMOKE, "--set", "rollout.top_p=0.9"], "Set top_p: 1"),
         (["train", SMOKE, "--set", "iterations"], "is not section.key=value"),
         (["status", "unknown"], "run unknown has no committed iteration"),

@@ -85,11 +85,11 @@ def resume(root: Path, ranks: Ranks) -> Facts:
 
 
 def spread(root: Path, ranks: Ranks) -> Facts:
-    """One update in each stage, by however many ranks there are."""
+    """One update in each stage, by however many ranks there are; each one's last microbatch is smaller."""
     facts: Facts = {}
     for stage, dtype in FP32:
         folder = checkpoint_folder(root, stage, dtype, f"ranks{ranks.world_size}")
-        job, learner = update_job(zero_stage=stage, dtype=dtype, microbatch_size=2), Learner(ranks)
+        job, learner = update_job(zero_stage=stage, dtype=dtype, microbatch_size=3), Learner(ranks)
         facts[folder.name] = train(
             learner, make_start(root, "llama-tied", dtype, ranks), folder, job, make_experience()
         )
@@ -115,7 +115,7 @@ def updates(root: Path, ranks: Ranks) -> Facts:
     rest = [row for row in range(ROWS) if row not in (0, 3)]
     cases: dict[str, tuple[Experience, UpdatePolicyJob]] = {
         f"microbatch{size}": (experience, update_job(microbatch_size=size, num_minibatches=2, learning_rate=3e-4))
-        for size in (1, 2, 4, 8)
+        for size in (1, 2, 3, 4, 8)
     }
     cases |= {f"recipe{index}": (experience, update_job(**recipe)) for index, recipe in enumerate(RECIPES)}
     cases |= {
@@ -170,11 +170,12 @@ RECIPES: list[dict[str, Any]] = [
 
 
 def supervised(root: Path, ranks: Ranks) -> Facts:
-    """One SFT step on eight examples, also recomputed, forty on the same eight, and broken ones."""
+    """One SFT step on eight examples, also recomputed and in threes, forty on the same eight, and broken ones."""
     facts: Facts = {}
-    for name, steps in {"1": 1, "recomputed": 1, "40": 40}.items():
+    for name, steps in {"1": 1, "recomputed": 1, "threes": 1, "40": 40}.items():
         spec = SupervisedSpec(data="sft.jsonl", num_steps=steps, batch_size=ROWS, warmup_steps=0, learning_rate=3e-3)
-        training = TrainingSpec(microbatch_size=2, activation_checkpointing=name == "recomputed")
+        size = 3 if name == "threes" else 2
+        training = TrainingSpec(microbatch_size=size, activation_checkpointing=name == "recomputed")
         job = StartPolicyJob(seed=1, model=ModelSpec(path="policy"), sft=spec, training=training)
         model, passes = tiny_policy("llama-tied"), []
         model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, passes=passes: passes.append(1))

@@ -27,7 +27,7 @@ def test_one_step_is_one_of_adamw_on_the_cross_entropy_of_the_completions(traine
     torch.optim.AdamW(policy.parameters(), lr=3e-3, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.01).step()
     facts = json.loads((trained / "supervised-1.json").read_text())
     microbatches = ROWS // 2
-    for case, passes in {"1": microbatches, "recomputed": 2 * microbatches}.items():
+    for case, passes in {"1": microbatches, "recomputed": 2 * microbatches, "threes": 3}.items():
         expected = {"sft/first_loss": loss.item(), "sft/loss": loss.item(), "passes": passes}
         assert facts[case] == pytest.approx(expected, abs=1e-5)
         trained_policy = AutoModelForCausalLM.from_pretrained(trained / f"sft{case}")

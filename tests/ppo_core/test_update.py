@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from ppo_core.training.update import rates_at
 from tests.ppo_core.deepspeed_program import RECIPES
 from tests.ppo_core.plain_torch import (
     plain_entropy,
@@ -20,7 +21,7 @@ from tests.ppo_core.plain_torch import (
     plain_values,
 )
 from tests.ppo_core.tiny_models import tiny_policy
-from tests.ppo_core.update_cases import TEMPERATURE, make_experience, update_job
+from tests.ppo_core.update_cases import TEMPERATURE, checkpoint_folder, make_experience, update_job
 
 
 def weights_of(trained: Path, case: str, part: str) -> dict[str, Tensor]:
@@ -85,13 +86,48 @@ def test_the_update_is_that_of_the_papers(trained: Path, index: int) -> None:
     assert metrics["policy/gradient_norm"] == pytest.approx(sum(losses["norm"]) / len(losses["norm"]), rel=1e-4)
 
 
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_with_a_smaller_last_microbatch_the_gradient_is_that_of_the_whole_batch(
+    trained: Path, stage: int, ranks: int
+) -> None:
+    """After one step Adam's first moment is (1 - beta) times the gradient. Eight rows in threes, or four and four."""
+    update = update_job().update
+    policy, trunk, head, _ = plain_update(update)
+    gradients = {f"policy {name}": p.grad for name, p in policy.named_parameters()}
+    gradients |= {f"critic backbone.{name}": p.grad for name, p in trunk.named_parameters()}
+    folder = checkpoint_folder(trained, stage, "float32", f"ranks{ranks}") / "optimizer"
+    moments = {part: load_file(folder / f"{part}-00000.safetensors") for part in ("policy", "critic")}
+    assert gradients.keys() | {"critic value_head.weight"} == {
+        f"{part} {key.removeprefix('exp_avg/')}"
+        for part, tensors in moments.items()
+        for key in tensors
+        if key.startswith("exp_avg/")
+    }
+    for key, gradient in {**gradients, "critic value_head.weight": head.grad[None]}.items():
+        part, _, name = key.partition(" ")
+        observed = moments[part][f"exp_avg/{name}"] / (1 - update.betas[0])
+        torch.testing.assert_close(observed, gradient, rtol=0, atol=1e-6)
+    assert max(float(p.grad.abs().max()) for p in policy.parameters()) > 1e-3
+
+
+def test_a_warm_up_that_is_longer_than_the_schedule_is_cut_to_it() -> None:
+    """A run first meant for 3 iterations, and then for more: its decay ends where it was first meant to end."""
+
+    def rates(**update: int) -> list[float]:
+        job = update_job(decay_iterations=3, learning_rate=0.6, final_lr_fraction=0.5, **update)
+        return [rates_at(job.model_copy(update={"iteration": iteration})).policy for iteration in range(5)]
+
+    assert rates(warmup_iterations=10) == rates(warmup_iterations=3) == pytest.approx([0.2, 0.4, 0.6, 0.3, 0.3])
+
+
 def test_value_clipping_is_reported(trained: Path) -> None:
     facts = facts_of(trained)
     assert "critic/clip_fraction" not in facts["recipe0"]
     assert 0 < facts["recipe1"]["critic/clip_fraction"] < 1
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
 def test_the_microbatch_size_changes_memory_only(trained: Path, size: int) -> None:
     assert_same_weights(trained, f"microbatch{size}", "microbatch1")
     facts = facts_of(trained)
