@@ -31,7 +31,8 @@ help: ## show the targets
 install: $(STAMP) ## make .venv with the pinned versions of requirements.lock
 
 demo: $(STAMP) ## train the arithmetic example from nothing to a registered policy
-	@$(BIN)/ppoflow train examples/arithmetic/demo.yaml --run demo
+	@echo "The demo begins: ppoflow train examples/arithmetic/demo.yaml --run demo"
+	$(BIN)/ppoflow train examples/arithmetic/demo.yaml --run demo
 
 test: $(STAMP) ## run the tests, but for the longest
 	@# Whole runs after the rest, and in processes of their own: they have servers of their own.
@@ -84,8 +85,8 @@ $(STAMP): $(LOCK) pyproject.toml
 		exit 1
 	fi
 	pin() { sed -n "s/^$$1==\([^ ]*\).*/\1/p" $(LOCK); }
-	$(PYTHON) -m venv $(VENV)
 	echo "Installing into $(VENV): a few minutes, this once (GPU=$(GPU))"
+	$(PYTHON) -m venv $(VENV)
 	$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "torch==$$(pin torch)"
 	if [ "$(GPU)" = 1 ]; then
 		grep -v '# cpu-only' $(LOCK) > $(VENV)/gpu.lock

@@ -29,22 +29,25 @@ def train(
     wait: Wait = False,
 ) -> None:
     """Train a policy, or go on with the run of this name."""
-    with told_clearly():
+    with told_clearly(f"run {run} from {spec}" if run else f"a run from {spec}"):
         loaded = RunSpec.from_yaml(spec, overrides or [])
         run_training(loaded, run, again(spec, run, overrides), wait=wait)
 
 
 @app.command()
 def status(run: Annotated[str, typer.Argument(help="Name of the run")]) -> None:
-    """Show where a run stands, from its records."""
+    """Show where a run stands, from its records, and what its process does now."""
     with told_clearly():
         from flows.console import records_table
-        from tasks.inspect_run import read_run
+        from tasks.inspect_run import read_status
 
-        found = read_run(run)
-        console = Console()
-        console.print(records_table(run, found.records, found.iterations, console.width))
-        say(found.summary())
+        found, now = read_status(run)
+        if found is not None:
+            console = Console()
+            console.print(records_table(run, found.records, found.iterations, console.width))
+            say(found.summary())
+        for line in now:
+            say(line)
 
 
 @app.command()

@@ -21,7 +21,7 @@ def resume(
     wait: Wait = False,
 ) -> None:
     """Go on with a run by its name alone: its records have its spec."""
-    with told_clearly():
+    with told_clearly(f"run {run}"):
         from tasks.open_run import spec_of_run
 
         spec = spec_of_run(run, folder).with_overrides(overrides or [])
@@ -37,7 +37,7 @@ def fork(
     only_create: Annotated[bool, typer.Option("--only-create", help="Do not train yet")] = False,
 ) -> None:
     """Start a new run from an iteration of another one with other settings; all before it is shared, not copied."""
-    with told_clearly():
+    with told_clearly(None if only_create else f"run {new} from {place}"):
         from tasks.fork_run import fork_run, parse_place
 
         source, iteration = parse_place(place)
@@ -59,7 +59,7 @@ def rerun(
     wait: Wait = False,
 ) -> None:
     """Do a stage of an iteration again, and all that follows it; what came before (the samples, say) is kept."""
-    with told_clearly():
+    with told_clearly(f"run {place.partition('@')[0]}, again from stage {start}"):
         from pydantic import ValidationError
 
         from flows.iteration import STAGES

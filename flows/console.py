@@ -16,7 +16,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from flows.pace import LEAST_S, Pace, span
+from flows.starting import began, timed
 from tasks.iteration_record import IterationRecord
+from tasks.run_progress import ProgressFile
 
 COLUMNS: dict[str, tuple[str, str]] = {
     "score": ("score/mean", ".3f"),
@@ -47,16 +50,19 @@ RECENT = 5
 
 
 class RunConsole:
-    """Shows one run; use it as a context manager around the run."""
+    """Shows one run; use it as a context manager around the run. `file`: what the run does now, for other shells."""
 
-    def __init__(self, run: str, iterations: int, console: Console | None = None) -> None:
+    def __init__(
+        self, run: str, iterations: int, console: Console | None = None, file: ProgressFile | None = None
+    ) -> None:
         self.run, self.iterations = run, iterations
         self.console = console or Console()
         self.records: list[IterationRecord] = []
         self.stage = "starting"
         self.complaint: str | None = None
         self._said: set[str] = set()
-        self._last_line = time.monotonic()
+        self._began = self._last_line = began()
+        self._file, self._pace = file, Pace()
         self._live = Live(console=self.console, refresh_per_second=4, transient=True, get_renderable=self.render)
 
     def __enter__(self) -> Self:
@@ -67,6 +73,8 @@ class RunConsole:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._file is not None:
+            self._file.remove()
         if self.console.is_terminal:
             self._live.stop()
             if self.records:
@@ -75,6 +83,13 @@ class RunConsole:
     def say(self, text: str) -> None:
         """A line of its own."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def step(self, text: str) -> None:
+        """A line of the start, with the seconds since the command began."""
+        self.stage = text
+        self.say(timed(text, self._began))
+        if self._file is not None:
+            self._file.write(text, at_once=True)
 
     def say_once(self, text: str) -> None:
         """The same, unless it was said before."""
@@ -87,7 +102,16 @@ class RunConsole:
         note = f", {progress.note}" if progress.note else ""
         count = f" {progress.done}/{progress.total}" if progress.total else ""
         self.stage = f"{progress.job}{count}{note}"
-        if not self.console.is_terminal and time.monotonic() - self._last_line > QUIET_PROGRESS_S:
+        new_stage = self._pace.take(progress.job, progress.done, progress.total)
+        if self._file is not None:
+            ended = 0 < progress.total == progress.done
+            self._file.write(self.stage, self._remaining().strip(), at_once=new_stage or ended)
+        if self.console.is_terminal:
+            return
+        if new_stage and not self.records:
+            self._last_line = time.monotonic()
+            self.say(timed(self.stage, self._began))
+        elif time.monotonic() - self._last_line > QUIET_PROGRESS_S:
             self._last_line = time.monotonic()
             self.say(f"  … {self.stage}{self._remaining()}")
 
@@ -95,6 +119,7 @@ class RunConsole:
         """Add a committed iteration."""
         self.records.append(record)
         self.stage = "next iteration"
+        self._pace.restart()
         if not self.console.is_terminal:
             self._last_line = time.monotonic()
             columns = fitting((self.console.width - ITERATION - REMAINING) // (CELL + 1), lambda name: 1)
@@ -119,15 +144,18 @@ class RunConsole:
     def render(self) -> Group:
         """The table so far and the stage under way."""
         recent = self.records[-max(self.console.size.height - 8, 3) :]
-        progress = Text(f"{self.stage}{self._remaining()}", style="dim")
+        stage = self.stage if self.records else timed(self.stage, self._began)
+        progress = Text(f"{stage}{self._remaining()}", style="dim")
         return Group(records_table(self.run, recent, self.iterations, self.console.width), progress)
 
     def _remaining(self) -> str:
+        """Of the run, by its last iterations; as long as there are none, of the stage, by its own count."""
         recent = [r.metrics["seconds/iteration"] for r in self.records[-RECENT:] if r.iteration > 0]
         if not recent:
-            return ""
+            text = self._pace.to_go()
+            return f"   {text}" if text else ""
         seconds = (self.iterations - self.records[-1].iteration) * sum(recent) / len(recent)
-        return f"   about {seconds / 60:.1f} min to go" if seconds >= 1 else ""
+        return f"   about {span(seconds)} to go" if seconds >= LEAST_S else ""
 
 
 def fitting(width: int, size: Callable[[str], int]) -> dict[str, tuple[str, str]]:

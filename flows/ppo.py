@@ -34,6 +34,7 @@ from tasks.references import DatasetRef
 from tasks.register_policy import RegisteredPolicy, export_best, register_policy, usable_best
 from tasks.report import report, report_end
 from tasks.retention import release, remove_leftovers
+from tasks.run_progress import ProgressFile
 from tasks.store_outages import outages_told, stop_waiting
 from tasks.workbench import Workbench, open_workbench
 
@@ -84,12 +85,12 @@ def train(
     """
     spec, run = requested(spec, run, overrides)
     preflight(spec)
-    console = RunConsole(run, spec.iterations)
+    console = RunConsole(run, spec.iterations, file=ProgressFile(run))
     opened = open_workbench(
         spec, run, console.progress, effective_spec, note=holder_note(), wait=wait, keep=lambda: not page_is_open()
     )
     with console, outages_told(console.say), opened as bench:
-        console.say(f"run {bench.run}; Prefect page {page_url()} (flow ppo-training)")
+        console.step(f"run {bench.run}; Prefect page {page_url()} (flow ppo-training)")
         take_over(bench, console)
         greet(console, bench, last_record(bench.records))
         try:
@@ -222,9 +223,12 @@ def greet(console: RunConsole, bench: Workbench, record: IterationRecord | None)
     for note in bench.spec.notes():
         console.say(note)
     if record is None:
-        console.say(f"a new run of {bench.spec.iterations} iterations; engines are starting")
+        console.step(f"a new run of {bench.spec.iterations} iterations; engines are starting")
     else:
-        console.say(f"going on after iteration {record.iteration} of {bench.spec.iterations}, data at {record.cursor}")
+        console.step(
+            f"going on after iteration {record.iteration} of {bench.spec.iterations}, data at {record.cursor}; "
+            "engines are starting"
+        )
 
 
 ppo_training: EmbeddedFlow[[RunSpec, str | None, bool, Rerun | None, list[str] | None], RunReport] = EmbeddedFlow(

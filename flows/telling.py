@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 from rich.console import Console
 
+from flows.starting import begin, tell_step
 from ppo_core.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -28,15 +29,18 @@ def run_training(spec: RunSpec, run: str | None, again: str, *, wait: bool = Fal
 
     for note in preflight(spec):  # before a Prefect server starts for nothing
         say(note)
+    tell_step("loading Prefect")
     from flows.ppo import ppo_training
     from tasks.ending import ending, interrupted
     from tasks.errors import EngineError, InputError, StoreUnavailable
     from tasks.inspect_run import read_run
-    from tasks.prefect_api import PREFECT_AWAY, shown_url
+    from tasks.prefect_api import PREFECT_AWAY, configured_url, shown_url
+    from tasks.run_progress import announced
     from tasks.store_outages import at_once
 
+    tell_step(f"asking Prefect's server at {shown_url()}" if configured_url() else "starting Prefect's server")
     try:
-        with stopping_on_sigterm():
+        with stopping_on_sigterm(), announced(run or spec.name, "starting"):
             report = ppo_training(spec, run, wait, rerun)
     except KeyboardInterrupt:
         say(interrupted(run or spec.name, again))
@@ -62,8 +66,13 @@ def run_training(spec: RunSpec, run: str | None, again: str, *, wait: bool = Fal
 
 
 @contextmanager
-def told_clearly() -> Iterator[None]:
-    """Show what went wrong as a message, not as a traceback; the exit status is 2."""
+def told_clearly(starting: str | None = None) -> Iterator[None]:
+    """Show what went wrong as a message, not as a traceback; the exit status is 2.
+
+    `starting` is what a command that takes time says first.
+    """
+    if starting is not None:
+        begin(starting)
     quiet_prefect()  # before anything imports it
     from tasks.errors import FAILURES
 

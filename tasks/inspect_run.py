@@ -1,4 +1,4 @@
-"""Where a run stands, read from its records alone."""
+"""Where a run stands, read from its records, and what its process does now."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from infra.artifacts import ArtifactError, open_store
 from infra.settings import Settings
+from ppo_core.records import InputError
 from tasks.iteration_record import IterationRecord, best_in_words
 from tasks.open_run import committed
 from tasks.references import CheckpointRef
+from tasks.run_progress import doing_now
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,17 @@ def read_run(run: str) -> RunSoFar:
     assert chain.spec is not None
     last, planned = chain.records[-1], int(chain.spec["iterations"])
     return RunSoFar(run, chain.records, max(planned, last.iteration), location_of(last.checkpoint))
+
+
+def read_status(run: str) -> tuple[RunSoFar | None, list[str]]:
+    """The run of this name, and what its process does now, in lines. Raises InputError where there is neither."""
+    now = doing_now(run)
+    try:
+        return read_run(run), now
+    except InputError:
+        if not now:
+            raise
+        return None, [f"run {run}: no iteration is committed yet", *now]
 
 
 def location_of(checkpoint: CheckpointRef) -> str:

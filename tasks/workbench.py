@@ -14,7 +14,7 @@ from typing import Any
 
 from infra.artifacts import ArtifactStore, open_store
 from infra.collector import Collector, open_collector
-from infra.engine_protocol import EngineInput, EngineJob
+from infra.engine_protocol import EngineInput, EngineJob, EngineProgress
 from infra.fingerprint import code_fingerprint, file_digest, file_digests
 from infra.lease import Heartbeat, Lease, acquire_lease
 from infra.patience import Patience
@@ -126,8 +126,10 @@ class Workbench:
     def fulfil(self, engine: str, order: Order, watch: Watch | None = None) -> Fulfilled:
         """Have one of the run's engines do what a stage asks for; see `tasks.orders`."""
         silence = self.spec.engines.reward_timeout_s if engine == "scoring" else self.spec.engines.timeout_s
+        watch = watch or self.watch
+        watch(EngineProgress(engine, order.job, 0, 0, ""))  # the engine may have to start first
         seat, sent = self.engines.seats[engine], time.perf_counter()
-        done = seat.fulfil(order, self.store, silence_s=silence, watch=watch or self.watch)
+        done = seat.fulfil(order, self.store, silence_s=silence, watch=watch)
         return replace(done, hops_s=time.perf_counter() - sent - done.engine_s - done.store_s)
 
     def _describe_sources(self) -> dict[str, str]:

@@ -1,0 +1,120 @@
+"""What another shell is told of a run under way: before its first iteration, here or on another machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.lease import acquire_lease
+from infra.liveness import ProcessIdentity, this_process
+from infra.run_holder import holder_of
+from ppo_core.records import InputError
+from tasks.inspect_run import read_status
+from tasks.run_progress import EVERY_S, ProgressFile, announced, doing_now, progress_path, read_progress
+from tests.infra.leases import somebody
+
+RUN = "demo"
+OTHER = f"""
+import sys
+from tasks.run_progress import ProgressFile
+ProgressFile({RUN!r}).write("another's stage")
+print("written", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty place for state."""
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path))
+    monkeypatch.delenv("PPOFLOW_STORE", raising=False)
+    return tmp_path
+
+
+def stage_on_file() -> str | None:
+    doing = read_progress(progress_path(RUN))
+    return None if doing is None else doing.stage
+
+
+def test_a_run_without_an_iteration_is_told_as_what_its_process_does(home: Path) -> None:
+    with pytest.raises(InputError, match="has no committed iteration"):
+        read_status(RUN)
+    with announced(RUN, "starting"):
+        found, lines = read_status(RUN)  # before the run is this process's
+        assert found is None
+        assert lines[0] == f"run {RUN}: no iteration is committed yet"
+        assert lines[1].startswith("  doing now          starting (")
+        assert holder_of(home / "store", RUN) is None
+        lease = acquire_lease(home / "store", RUN)
+        ProgressFile(RUN).write("start_policy 3/50, loss 1.2", "0.1 s each, about 5 s of this stage to go")
+        stage, how_long, at_work = doing_now(RUN)
+        assert stage.startswith("  doing now          start_policy 3/50, loss 1.2 (")
+        assert how_long == "  how long           0.1 s each, about 5 s of this stage to go"
+        assert f"process {os.getpid()} on " in at_work
+        assert "since 20" in at_work
+        lease.release()
+    assert not progress_path(RUN).exists()
+    with pytest.raises(InputError, match="has no committed iteration"):
+        read_status(RUN)
+
+
+def test_of_a_process_on_another_machine_its_name_is_told(home: Path) -> None:
+    ProgressFile(RUN).write("what the file of this machine says")
+    acquire_lease(home / "store", RUN, identity=somebody("elsewhere"))
+    found, (_, line) = read_status(RUN)
+    assert found is None
+    assert "on elsewhere (since" in line
+    assert f"ppoflow status {RUN} says more there" in line
+
+
+def test_a_dead_process_does_nothing(home: Path) -> None:
+    here = this_process()
+    dead = ProcessIdentity(**{**here.model_dump(), "started": here.started + 1})  # its pid is another's now
+    acquire_lease(home / "store", RUN, identity=dead)
+    ProgressFile(RUN).write("starting")
+    document = json.loads(progress_path(RUN).read_text())
+    progress_path(RUN).write_text(json.dumps({**document, "process": dead.model_dump()}))
+    assert holder_of(home / "store", RUN) is None
+    assert doing_now(RUN) == []
+
+
+def test_the_file_is_written_every_few_seconds_and_at_once_where_asked(home: Path) -> None:
+    now = 100.0
+    file = ProgressFile(RUN, lambda: now)
+    for text, seconds, at_once, expected in (
+        ("a", 0.0, False, "a"),
+        ("b", EVERY_S - 0.1, False, "a"),
+        ("c", 0.2, False, "c"),
+        ("d", 0.1, True, "d"),
+    ):
+        now += seconds
+        file.write(text, at_once=at_once)
+        assert stage_on_file() == expected
+    assert [path.name for path in progress_path(RUN).parent.iterdir()] == ["progress.json"]
+    progress_path(RUN).write_text("{")
+    assert doing_now(RUN) == []
+
+
+def test_a_second_process_leaves_the_file_of_the_first_alone() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "written\n"
+        with announced(RUN, "mine"):
+            assert stage_on_file() == "another's stage"
+        assert stage_on_file() == "another's stage"
+        other.communicate("\n")
+    with announced(RUN, "mine"):
+        assert stage_on_file() == "mine"
+
+
+def test_what_cannot_be_written_ends_nothing(home: Path) -> None:
+    (home / "runs").write_text("a file where the folder should be")
+    with announced(RUN, "starting"):
+        assert doing_now(RUN) == []
