@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Protocol
 
 from infra.mlflow_client import without_password
+from infra.ports import free_port
+from infra.prefect_server import DEFAULT_PORT
 from infra.runs import RecordError, open_records
 from infra.s3.objects import StoreUnavailable
 from infra.settings import Settings
 from tasks.prefect_api import page_url
 from tasks.register_policy import RegisteredPolicy
 from tasks.store_outages import at_once
+
+MLFLOW_PORT = 5000
 
 
 class Report(Protocol):
@@ -33,14 +37,19 @@ class Report(Protocol):
 
 
 def ending(report: Report, longer: str) -> str:
-    """Where to look after a finished run; `longer` is the command that makes it a longer one."""
+    """Where to look after a finished run; `longer` is the command that makes it a longer one.
+
+    Which model to take, and how good it is, comes last, where people look first.
+    """
+    ask = shlex.join(["ppoflow", "sample", report.run])
     return "\n".join(
         [
             f"run {report.run}: {report.iterations} iterations done",
-            f"  {report.best}",
-            *([f"  registered model   models:/{report.policy.name}/{report.policy.version}"] if report.policy else []),
             *places(report.policy_folder),
+            f'  ask it             {ask} "PROMPT"',
             f"  go on              {longer}",
+            *([f"  registered model   models:/{report.policy.name}/{report.policy.version}"] if report.policy else []),
+            f"  {report.best}",
         ]
     )
 
@@ -70,14 +79,21 @@ def places(policy: Path) -> list[str]:
     settings = Settings()
     programs = Path(sys.executable).parent
     tracking = settings.tracking_uri
-    mlflow = [str(programs / "mlflow"), "ui", "--backend-store-uri", without_password(tracking)]
+    mlflow = [str(programs / "mlflow"), "ui", "--backend-store-uri", without_password(tracking), *at_port(MLFLOW_PORT)]
     prefect = ["env", f"PREFECT_HOME={settings.prefect_home}", str(programs / "prefect"), "server", "start"]
+    prefect += at_port(DEFAULT_PORT)
     return [
         f"  policy folder      {policy}",
         f"  serve it           {serving(policy, programs)}",
         f"  Prefect's page     {page_url() or shlex.join(prefect)}",
         f"  MLflow's page      {without_password(tracking) if tracking.startswith('http') else shlex.join(mlflow)}",
     ]
+
+
+def at_port(usual: int) -> list[str]:
+    """The option for a server whose usual port is taken now."""
+    port = free_port(usual)
+    return [] if port == usual else ["--port", str(port)]
 
 
 def serving(policy: Path, programs: Path) -> str:
