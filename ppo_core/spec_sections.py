@@ -70,7 +70,7 @@ class SupervisedSpec(Section):
     num_steps: PositiveInt = Field(750, description="Optimizer steps")
     batch_size: PositiveInt = Field(32, description="Examples per optimizer step")
     learning_rate: PositiveFloat = Field(1.5e-3, description="Highest rate, reached at the end of the warm-up")
-    warmup_steps: int = Field(30, ge=0, description="Optimizer steps of linear warm-up, at most num_steps")
+    warmup_steps: int = Field(30, ge=0, description="Optimizer steps of linear warm-up, cut to num_steps")
     final_lr_fraction: Fraction = Field(0.1, description="Cosine decay ends at this fraction of learning_rate")
     weight_decay: NonNegative = Field(0.01, description="Decoupled weight decay of AdamW")
     betas: tuple[Beta, Beta] = Field((0.9, 0.98), description="AdamW's decay rates of the two moments")
@@ -180,7 +180,9 @@ class UpdateSpec(Section):
     num_minibatches: PositiveInt = Field(4, description="Optimizer steps per PPO epoch")
     learning_rate: PositiveFloat = Field(1e-4, description="Of the policy, after the warm-up")
     critic_learning_rate: PositiveFloat = Field(3e-4, description="Of the critic, after the warm-up")
-    warmup_iterations: int = Field(5, ge=0, description="Iterations of linear warm-up of both rates, at most all")
+    warmup_iterations: int = Field(
+        5, ge=0, description="Iterations of linear warm-up of both rates, cut to those of the run"
+    )
     decay_iterations: PositiveInt | None = Field(None, description="Linear decay ends here; default: `iterations`")
     final_lr_fraction: Fraction = Field(0.1, description="Linear decay ends at this fraction of both rates")
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's decay rates of the two moments")

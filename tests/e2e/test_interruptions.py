@@ -7,17 +7,32 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.launch import DEADLINE_S, processes_of, record_files, start, train, wait_for
+from tests.e2e.launch import DEADLINE_S, ppoflow, processes_of, record_files, start, train, wait_for
 
 pytestmark = pytest.mark.slow
 
 
-def test_sigterm_ends_a_run_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_a_run_shows_what_it_does_and_ends_cleanly_on_sigterm_saying_how_to_go_on(tmp_path: Path) -> None:
     run = start(tmp_path, "stopped")
+    told = ""
+
+    def begins() -> bool:
+        nonlocal told
+        asked = ppoflow(tmp_path, "status", "stopped")
+        told = asked.stdout
+        return asked.returncode == 0 and "  doing now          start_policy" in told
+
+    wait_for(begins, "the supervised start, as status has it", run=run)
+    assert told.startswith("run stopped: no iteration is committed yet\n")
+    assert f"process {run.pid} on " in told
     wait_for(lambda: len(record_files(tmp_path, "stopped")) >= 1, "the start", run=run)
     run.send_signal(signal.SIGTERM)
     output, _ = run.communicate(timeout=DEADLINE_S)
     assert run.returncode == 130, output
+    first, second, *_ = output.splitlines()
+    assert first.startswith("starting: run stopped from ")
+    assert second.endswith(" s  loading Prefect")
+    assert not (tmp_path / "runs" / "stopped" / "progress.json").exists()
     assert "go on" in output
     assert "ppoflow train" in output
     assert "vllm serve" in output
