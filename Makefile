@@ -23,16 +23,18 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCK := requirements.lock
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-thorough lint bench-learning bench-chaos stack stack-stop stack-status stack-packages clean
+.PHONY: help install demo begin-demo test test-thorough lint bench-learning bench-chaos stack stack-stop stack-status stack-packages clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## make .venv with the pinned versions of requirements.lock
 
-demo: $(STAMP) ## train the arithmetic example from nothing to a registered policy
+demo: begin-demo $(STAMP) ## train the arithmetic example from nothing to a registered policy
+	@$(BIN)/ppoflow train examples/arithmetic/demo.yaml --run demo
+
+begin-demo:
 	@echo "The demo begins: ppoflow train examples/arithmetic/demo.yaml --run demo"
-	$(BIN)/ppoflow train examples/arithmetic/demo.yaml --run demo
 
 test: $(STAMP) ## run the tests, but for the longest
 	@# Whole runs after the rest, and in processes of their own: they have servers of their own.

@@ -62,7 +62,7 @@ class RunConsole:
         self.complaint: str | None = None
         self._said: set[str] = set()
         self._began = self._last_line = began()
-        self._file, self._pace = file, Pace()
+        self._file, self._pace, self._starting = file, Pace(), False
         self._live = Live(console=self.console, refresh_per_second=4, transient=True, get_renderable=self.render)
 
     def __enter__(self) -> Self:
@@ -86,7 +86,7 @@ class RunConsole:
 
     def step(self, text: str) -> None:
         """A line of the start, with the seconds since the command began."""
-        self.stage = text
+        self.stage, self._starting = text, True
         self.say(timed(text, self._began))
         if self._file is not None:
             self._file.write(text, at_once=True)
@@ -108,7 +108,7 @@ class RunConsole:
             self._file.write(self.stage, self._remaining().strip(), at_once=new_stage or ended)
         if self.console.is_terminal:
             return
-        if new_stage and not self.records:
+        if new_stage and self._starting:
             self._last_line = time.monotonic()
             self.say(timed(self.stage, self._began))
         elif time.monotonic() - self._last_line > QUIET_PROGRESS_S:
@@ -118,7 +118,7 @@ class RunConsole:
     def iteration(self, record: IterationRecord) -> None:
         """Add a committed iteration."""
         self.records.append(record)
-        self.stage = "next iteration"
+        self.stage, self._starting = "next iteration", False
         self._pace.restart()
         if not self.console.is_terminal:
             self._last_line = time.monotonic()
@@ -144,7 +144,7 @@ class RunConsole:
     def render(self) -> Group:
         """The table so far and the stage under way."""
         recent = self.records[-max(self.console.size.height - 8, 3) :]
-        stage = self.stage if self.records else timed(self.stage, self._began)
+        stage = timed(self.stage, self._began) if self._starting else self.stage
         progress = Text(f"{stage}{self._remaining()}", style="dim")
         return Group(records_table(self.run, recent, self.iterations, self.console.width), progress)
 

@@ -11,16 +11,17 @@ from infra.holders import Holder
 from infra.liveness import is_alive, this_process
 from infra.local.lease_folders import LeaseFolders
 from infra.run_names import validate_run_name
+from infra.s3.objects import Objects, S3Address
 
 
-def holder_of(root: str | Path, run: str) -> Holder | None:
+def holder_of(root: str | Path, run: str, *, objects: Objects | None = None) -> Holder | None:
     """Who has the run; None where nobody has, or only a process of this machine that is dead.
 
     Of a process on another machine this cannot tell whether it lives: it counts until another one takes the run over.
     """
     validate_run_name(run)
     if isinstance(root, str) and root.startswith(REMOTE):
-        holder = _on_s3(root, run)
+        holder = _on_s3(root, run, objects)
     else:
         holder = _in_folders(local_root(root), run)
     return None if holder is None or is_alive(holder.identity) is False else holder
@@ -34,11 +35,10 @@ def _in_folders(root: Path, run: str) -> Holder | None:
     return None
 
 
-def _on_s3(root: str, run: str) -> Holder | None:
+def _on_s3(root: str, run: str, objects: Objects | None) -> Holder | None:
     # boto3 is worth a quarter of a second, and most stores are folders.
     from infra.s3.client import open_objects
     from infra.s3.head import RunHead
-    from infra.s3.objects import S3Address
 
     address = S3Address.parse(root)
-    return RunHead(open_objects(address.bucket), address, run).look().head.lease.holder
+    return RunHead(objects or open_objects(address.bucket), address, run).look().head.lease.holder

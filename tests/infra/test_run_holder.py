@@ -1,0 +1,56 @@
+"""Who has a run, as somebody sees it who only looks: in a folder and on S3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from infra.holders import Holder
+from infra.lease import Lease
+from infra.liveness import ProcessIdentity, this_process
+from infra.local import lease as local
+from infra.run_holder import holder_of
+from infra.s3 import lease as remote
+from tests.infra.leases import somebody
+from tests.infra.s3.bucket_runs import ROOT
+from tests.infra.s3.memory_objects import MemoryObjects
+
+Take = Callable[[ProcessIdentity], Lease]
+Look = Callable[[], Holder | None]
+
+
+@pytest.fixture(params=["folder", "S3"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Take, Look]:
+    """How to take a run that finds every other process dead, and how to look at it."""
+    if request.param == "folder":
+        take = partial(local.acquire_lease, tmp_path, "r")
+        return lambda identity: take(identity=identity, alive=lambda _: False), partial(holder_of, tmp_path, "r")
+    objects = MemoryObjects()
+    take_remote = partial(remote.acquire_lease, ROOT, "r", objects=objects)
+    look = partial(holder_of, ROOT, "r", objects=objects)
+    return lambda identity: take_remote(identity=identity, alive=lambda _: False), look
+
+
+def test_who_has_a_run_is_told_as_long_as_it_has(run: tuple[Take, Look]) -> None:
+    take, look = run
+    assert look() is None
+    here, elsewhere = this_process(), somebody("elsewhere")
+    take(elsewhere)
+    found = look()
+    assert found is not None
+    assert found.identity == elsewhere  # nobody here can tell whether it lives
+    lease = take(here)
+    found = look()
+    assert found is not None
+    assert found.identity == here
+    lease.release()
+    assert look() is None
+
+
+def test_a_dead_process_of_this_machine_has_nothing(run: tuple[Take, Look]) -> None:
+    take, look = run
+    take(this_process().model_copy(update={"started": 1}))
+    assert look() is None
