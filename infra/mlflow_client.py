@@ -20,6 +20,11 @@ ENVIRONMENT = {
 }
 
 
+AWAY = "does not answer"
+NO_ANSWER = ("Max retries exceeded", "ConnectionError", "ConnectTimeout", "ReadTimeout", "no answer within")
+MAX_LINE = 240
+
+
 def open_client(uri: str) -> MlflowClient:
     """A client with short timeouts. The first call in a process imports MLflow (1 to 4 s)."""
     export(ENVIRONMENT)
@@ -31,3 +36,16 @@ def open_client(uri: str) -> MlflowClient:
 def without_password(uri: str) -> str:
     """The address of a server or database as it may be printed."""
     return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", uri)
+
+
+def is_server(uri: str) -> bool:
+    """Whether this is the address of a server; else it is that of a database."""
+    return uri.startswith(("http://", "https://"))
+
+
+def in_short(error: str) -> str:
+    """What went wrong, in a line that may be printed; of a server that is away MLflow tells at length."""
+    if any(sign in error for sign in NO_ANSWER):
+        return AWAY
+    line = error.strip().partition("\n")[0]
+    return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]} …"

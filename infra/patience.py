@@ -14,12 +14,14 @@ T = TypeVar("T")
 class Patience:
     """Runs one call at a time on a thread of its own, so that no call costs more than its deadline.
 
-    A call that fails gives None, its reason stays in `last_error`. After an outage calls give None at once for
-    `back_off_s` seconds, and for as long as a call that missed its deadline is under way (it may yet succeed, unseen).
+    A call that fails gives None, its reason stays in `last_error`; `outage` says whether waiting may help. After an
+    outage calls give None at once for `back_off_s` seconds, and for as long as a call that missed its deadline is under
+    way (it may yet succeed, unseen).
     """
 
     def __init__(self, back_off_s: float, is_outage: Callable[[Exception], bool]) -> None:
         self.last_error: str | None = None
+        self.outage = False
         self._back_off_s = back_off_s
         self._is_outage = is_outage
         self._retry_at = 0.0
@@ -34,7 +36,9 @@ class Patience:
         self._retry_at = 0.0
 
     def call(self, action: Callable[[], T], deadline_s: float) -> T | None:
-        with self._lock:
+        if not self._lock.acquire(timeout=deadline_s):  # another thread's call is under way
+            return None
+        try:
             if not self.available():
                 return None
             outcome: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
@@ -50,9 +54,11 @@ class Patience:
             if error is not None:
                 self._note(error, outage=self._is_outage(error))
             return result
+        finally:
+            self._lock.release()
 
     def _note(self, error: Exception, *, outage: bool) -> None:
-        self.last_error = f"{type(error).__name__}: {error}"
+        self.last_error, self.outage = f"{type(error).__name__}: {error}", outage
         if outage:
             self._retry_at = time.monotonic() + self._back_off_s
 

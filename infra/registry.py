@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from infra.mlflow_client import open_client, without_password
+from infra.mlflow_client import AWAY, in_short, open_client, without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -56,19 +56,20 @@ def register(
     aliases: Sequence[str] = (),
     description: str | None = None,
     run_id: str | None = None,
+    model_description: str | None = None,
 ) -> Registered:
     """Register the folder at `source` (its own uri) as a version of `name`; one with this source and digest is taken.
 
     `tags` hold the lineage and must name `ppoflow.digest`. An MLflow server takes no file:// source from outside the
     run's own artifacts: then, if `run_id` is given, the folder is uploaded to that run, and the version points to the
-    copy.
+    copy. `model_description` is that of the model, `description` that of the version; what a person wrote stays.
     """
     if not tags.get(DIGEST_TAG):
         raise ValueError(f"the tags {sorted(tags)} do not name {DIGEST_TAG!r}: by it a version is found again")
     _check_aliases(aliases)
     with _told_clearly(uri, f"register {source} as {name!r}"):
         client = open_client(uri)
-        _ensure_model(client, name)
+        _ensure_model(client, name, model_description)
         version = _existing(client, name, source, tags[DIGEST_TAG])
         if version is None:
             version = _create(client, name, source, {**tags, SOURCE_TAG: source}, description, run_id)
@@ -131,7 +132,8 @@ def _told_clearly(uri: str, intent: str) -> Iterator[None]:
         from sqlalchemy.exc import SQLAlchemyError
 
         if isinstance(error, MlflowException | RequestException | SQLAlchemyError | OSError):
-            raise RegistryError(f"MLflow at {without_password(uri)} could not {intent}: {error}") from error
+            why = in_short(str(error)).replace(AWAY, f"it {AWAY}")
+            raise RegistryError(f"MLflow at {without_password(uri)} could not {intent}: {why}") from error
         raise
 
 
@@ -144,14 +146,16 @@ def _check_aliases(aliases: Sequence[str]) -> None:
             )
 
 
-def _ensure_model(client: MlflowClient, name: str) -> None:
+def _ensure_model(client: MlflowClient, name: str, description: str | None) -> None:
     from mlflow.exceptions import MlflowException
 
     try:
-        client.create_registered_model(name)
+        client.create_registered_model(name, description=description)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
+        if description and not client.get_registered_model(name).description:
+            client.update_registered_model(name, description=description)
 
 
 def _existing(client: MlflowClient, name: str, source: str, digest: str) -> ModelVersion | None:

@@ -1,0 +1,67 @@
+"""Where MLflow shows a run, what it is told of the run's data, and an outage in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infra.mlflow_client import in_short, open_client
+from infra.mlflow_run import find_page, front_page, run_page
+from infra.tracking import InputData, RunTracker
+from tests.waiting import LONG_S
+
+
+@pytest.fixture(scope="module")
+def tracker(tmp_path_factory: pytest.TempPathFactory) -> RunTracker:
+    folder = tmp_path_factory.mktemp("mlflow")
+    tracker = RunTracker(f"sqlite:///{folder}/mlflow.db", "pages", "run-1", folder / "artifacts", patience_s=LONG_S)
+    assert tracker.page is None
+    assert tracker.open(), tracker.last_error
+    return tracker
+
+
+def test_a_page_opens_where_training_runs_are_shown() -> None:
+    view = "?workflowType=machine_learning"
+    assert (
+        run_page("http://me:secret@host:5000/", "3", "ab") == f"http://me:***@host:5000/#/experiments/3/runs/ab{view}"
+    )
+    assert run_page("sqlite:////a/mlflow.db", "3", "ab") == f"http://127.0.0.1:5000/#/experiments/3/runs/ab{view}"
+    assert front_page("https://host") == f"https://host/#/experiments{view}"
+
+
+def test_a_runs_page_is_found_by_its_name(tracker: RunTracker) -> None:
+    assert find_page(tracker.uri, "run-1") == tracker.page
+    assert str(tracker.run_id) in str(tracker.page)
+    assert find_page(tracker.uri, "another") is None
+
+
+def test_an_experiment_says_that_it_trains_models(tracker: RunTracker) -> None:
+    experiment = open_client(tracker.uri).get_experiment_by_name("pages")
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+def test_data_are_inputs_of_the_run_once(tracker: RunTracker) -> None:
+    data = [InputData(f"{use} data", use, "d" * 64, "file:///store/d", rows) for use, rows in USES.items()]
+    assert tracker.log_datasets(data), tracker.last_error
+    assert tracker.log_datasets(data), tracker.last_error
+    inputs = open_client(tracker.uri).get_run(str(tracker.run_id)).inputs.dataset_inputs
+    told = {one.tags[0].value: (one.dataset.name, one.dataset.digest, one.dataset.profile) for one in inputs}
+    assert len(inputs) == len(USES)
+    assert told == {use: (f"{use} data", "d" * 36, json.dumps({"num_rows": rows})) for use, rows in USES.items()}
+
+
+def test_an_outage_is_one_line_that_names_the_address(tmp_path: Path) -> None:
+    away = RunTracker("http://me:secret@127.0.0.1:9", "e", "r", tmp_path)
+    assert not away.open()
+    assert away.last_error == "http://me:***@127.0.0.1:9 does not answer"
+
+
+def test_what_mlflow_says_is_cut_to_a_line() -> None:
+    assert in_short("TimeoutError: no answer within 6 s") == "does not answer"
+    assert in_short("MlflowException: no\nsuch\nthing") == "MlflowException: no"
+    assert len(in_short("x" * 999)) < 300
+
+
+USES = {"training": 100, "evaluation": 10}
