@@ -21,6 +21,9 @@ class ComparisonRef(StageRef):
     worse: int
     setbacks: list[dict[str, Any]] = Field(default_factory=list)
 
+    def in_words(self) -> str:
+        return f"of {self.pairs:,} prompts {self.better:,} better, {self.worse:,} worse"
+
 
 @stage("compare_policies")
 def compare_policies(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from prefect.client.schemas.objects import State
 
 from ppo_core.records import EvaluateJob, GenerateJob
@@ -14,7 +16,7 @@ from tasks.workbench import Workbench
 @stage("evaluate_policy")
 def evaluate_policy(bench: Workbench, checkpoint: CheckpointRef, dataset: DatasetRef) -> EvaluationRef:
     """The same prompts and seeds for every checkpoint, so that evaluations compare."""
-    spec = bench.spec
+    spec, begun = bench.spec, time.perf_counter()
     inputs: dict[str, StageRef] = {
         "sampled": _answers(bench, checkpoint, dataset, spec.rollout.temperature),
         "greedy": _answers(bench, checkpoint, dataset, 0.0),
@@ -33,7 +35,7 @@ def evaluate_policy(bench: Workbench, checkpoint: CheckpointRef, dataset: Datase
         {"sources": bench.rewards()},
         EvaluationRef,
     )
-    return perform(bench, work)
+    return perform(bench, work, begun=begun)
 
 
 def _answers(bench: Workbench, checkpoint: CheckpointRef, dataset: DatasetRef, temperature: float) -> RolloutsRef:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ConfigDict, Field
 
 from infra.artifacts import ArtifactRef
+
+USES = {"train": "train on", "eval": "evaluate with", "sft": "start from"}
 
 
 class StageRef(ArtifactRef):
@@ -22,6 +25,21 @@ class StageRef(ArtifactRef):
         facts = {name: value for name, value in stats.items() if name in cls.model_fields}
         return cls(kind=ref.kind, uri=ref.uri, digest=ref.digest, **facts)
 
+    def in_words(self) -> str:
+        """What came out, in a few words."""
+        return self.measured({name.rpartition("/")[2]: f"{name}:.3f" for name in self.metrics}) or self.kind
+
+    def measured(self, wanted: Mapping[str, str]) -> str:
+        """Those of the metrics that are there, by what they are called in words, each as `NAME:FORMAT`.
+
+        >>> ref.measured({"mean": "score/mean:.2f", "unscored": "score/unscored:.0f"})
+        'mean 1.04, unscored 0'
+        """
+        parts = {words: metric.rpartition(":")[::2] for words, metric in wanted.items()}
+        return ", ".join(
+            f"{words} {self.metrics[name]:{form}}" for words, (name, form) in parts.items() if name in self.metrics
+        )
+
     def bare(self) -> ArtifactRef:
         """What the store needs: kind, uri and digest."""
         return ArtifactRef(kind=self.kind, uri=self.uri, digest=self.digest)
@@ -33,11 +51,22 @@ class DatasetRef(StageRef):
     counts: dict[str, int]
     context_length: int | None = None
 
+    def in_words(self) -> str:
+        return ", ".join(f"{rows:,} rows to {USES.get(split, split)}" for split, rows in self.counts.items() if rows)
+
 
 class CheckpointRef(StageRef):
     """The policy; where it is `full`, with critic and optimizers."""
 
     full: bool = True
+    losses: tuple[float, ...] = ()
+    """Of each step of the supervised start; a record keeps them apart."""
+
+    def in_words(self) -> str:
+        if self.losses:
+            return f"loss {self.losses[0]:.3f} to {self.losses[-1]:.3f} in {len(self.losses)} supervised steps"
+        steps = {"entropy": "policy/entropy:.3f", "clip fraction": "policy/clip_fraction:.4f"}
+        return self.measured({"optimizer steps": "update/optimizer_steps:.0f"} | steps) or "the policy to start from"
 
 
 class RolloutsRef(StageRef):
@@ -46,9 +75,15 @@ class RolloutsRef(StageRef):
     num_responses: int
     num_response_tokens: int
 
+    def in_words(self) -> str:
+        return f"{self.num_responses:,} responses, {self.num_response_tokens:,} tokens"
+
 
 class ScoresRef(StageRef):
     """Scores of rollouts."""
+
+    def in_words(self) -> str:
+        return self.measured({"mean": "score/mean:.3f", "unscored": "score/unscored:.0f"})
 
 
 class ExperienceRef(StageRef):
@@ -57,8 +92,20 @@ class ExperienceRef(StageRef):
     next_kl_coef: float
     num_tokens: int
 
+    def in_words(self) -> str:
+        return f"{self.num_tokens:,} tokens to learn from, " + self.measured({"KL": "kl/reference:.3f"})
+
 
 class EvaluationRef(StageRef):
     """Held-out responses and their scores; a few of them as `samples`."""
 
     samples: list[dict[str, Any]] = Field(default_factory=list)
+
+    def in_words(self) -> str:
+        return self.measured(
+            {
+                "accuracy": "evaluation/accuracy:.3f",
+                "greedy": "evaluation/greedy_accuracy:.3f",
+                "score": "evaluation/score:.3f",
+            }
+        )

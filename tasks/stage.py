@@ -18,6 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import TaskRunContext
 from prefect.states import Completed
 
 from infra.artifacts import ArtifactRef
@@ -73,6 +74,11 @@ def run_name(stage: str, parameters: dict[str, Any]) -> str:
     return f"{stage}-{bench.timings.iteration}" if isinstance(bench, Workbench) else stage
 
 
+def told(result: R, message: str, name: str = "Completed") -> State[R] | R:
+    """A stage's result in a state that says what came out, as logs and pages show it; outside of Prefect the result."""
+    return result if TaskRunContext.get() is None else Completed(name=name, message=message, data=result)
+
+
 def may_help_again(task: Any, task_run: TaskRun, state: State[Any]) -> bool:
     """Whether a failed stage is worth another try."""
     error = state.result(raise_on_failure=False)
@@ -106,8 +112,13 @@ def key_of(bench: Workbench, work: Work) -> str:
     return content_digest([work.stage, work.job, spec, digests, bench.fingerprint(work.engine)])
 
 
-def perform(bench: Workbench, work: Work, make: Callable[[str], Fulfilled] | None = None) -> State[Any] | StageRef:
-    """The stage's reference: from the store (as the state `Cached`), or made now, by one order or by `make(key)`."""
+def perform(
+    bench: Workbench, work: Work, make: Callable[[str], Fulfilled] | None = None, *, begun: float | None = None
+) -> State[Any] | StageRef:
+    """The stage's reference: from the store (as the state `Cached`), or made now, by one order or by `make(key)`.
+
+    `begun` is when the stage's work began, where this is only the end of it.
+    """
     started = time.perf_counter()
     key = key_of(bench, work)
     with bench.timings.outside("store"):
@@ -116,12 +127,13 @@ def perform(bench: Workbench, work: Work, make: Callable[[str], Fulfilled] | Non
     if found is not None:
         ref = work.made.of(found, json.loads((bench.store.fetch(found) / STATS).read_text()))
         bench.timings.add(work.stage, wall=time.perf_counter() - started, cached=True)
-        return Completed(name="Cached", message=f"{work.kind}/{key} was in the store", data=ref)
+        return told(ref, f"{ref.in_words()}; {work.kind}/{key} was in the store", "Cached")
     done = bench.fulfil(work.engine, order_of(bench, work, key)) if make is None else make(key)
     bench.timings.add_outside("store", done.store_s)
     bench.timings.add_outside("hops", done.hops_s)
     bench.timings.add(work.stage, wall=time.perf_counter() - started, engine=done.engine_s)
-    return work.made.of(done.ref, done.result)
+    ref = work.made.of(done.ref, done.result)
+    return told(ref, f"{ref.in_words()} in {time.perf_counter() - (begun or started):.1f} s")
 
 
 def order_of(bench: Workbench, work: Work, key: str) -> Order:

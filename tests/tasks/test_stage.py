@@ -13,9 +13,11 @@ from infra.lease import LeaseLost
 from infra.manifest import ArtifactCorrupted, ArtifactMissing
 from infra.runs import RecordExists
 from ppo_core.records import InputError, ScoreJob
-from tasks.references import RolloutsRef, StageRef
-from tasks.stage import Work, key_of, may_help_again, run_name
+from tasks.references import CheckpointRef, DatasetRef, EvaluationRef, RolloutsRef, ScoresRef, StageRef
+from tasks.stage import Work, key_of, may_help_again, run_name, stage, told
 from tests.tasks.benches import smoke_spec, workbench
+
+PLACE = {"kind": "anything", "uri": "file:///a/anything/k", "digest": "0"}
 
 
 def test_a_run_of_a_stage_is_called_by_its_iteration(tmp_path: Path) -> None:
@@ -23,6 +25,37 @@ def test_a_run_of_a_stage_is_called_by_its_iteration(tmp_path: Path) -> None:
     bench.timings.iteration = 12
     assert run_name("update_policy", {"bench": bench, "iteration": 12}) == "update_policy-12"
     assert run_name("show_garbage", {"removed": False}) == "show_garbage"
+
+
+def test_a_plain_call_gives_the_result_and_prefect_what_came_out(
+    prefect_server: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = rollouts("1")
+
+    @stage("say")
+    def say() -> StageRef:
+        return told(made, made.in_words())
+
+    assert say() == made
+    assert say.fn() == made
+    assert "Finished in state Completed('1 responses, 1 tokens')" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (ScoresRef(**PLACE, metrics={"score/mean": 1.04, "score/unscored": 0.0}), "mean 1.040, unscored 0"),
+        (RolloutsRef(**PLACE, num_responses=256, num_response_tokens=7312), "256 responses, 7,312 tokens"),
+        (CheckpointRef(**PLACE, losses=(5.0, 2.0, 0.5)), "loss 5.000 to 0.500 in 3 supervised steps"),
+        (CheckpointRef(**PLACE, metrics={"policy/entropy": 0.5}), "entropy 0.500"),
+        (CheckpointRef(**PLACE), "the policy to start from"),
+        (DatasetRef(**PLACE, counts={"train": 8192, "eval": 0}), "8,192 rows to train on"),
+        (EvaluationRef(**PLACE, metrics={"evaluation/accuracy": 0.5}), "accuracy 0.500"),
+        (StageRef(**PLACE), "anything"),
+    ],
+)
+def test_a_reference_says_what_came_out(made: StageRef, words: str) -> None:
+    assert made.in_words() == words
 
 
 def rollouts(digest: str, uri: str = "file:///a/rollouts/k") -> StageRef:
