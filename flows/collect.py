@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from tasks.collection_report import show_garbage
+from tasks.flow_tags import tag_run
 from tasks.prefect_api import EmbeddedFlow
 from tasks.retention import find_garbage, remove_garbage
 
@@ -38,4 +39,5 @@ collect_garbage: EmbeddedFlow[[bool, bool], CollectionReport] = EmbeddedFlow(
     description="Remove from the store what no record of any run needs.",
     validate_parameters=True,
     persist_result=False,
+    on_running=[tag_run],
 )

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from flows.console import RunConsole
 from tasks.evaluation_report import report_evaluation
+from tasks.flow_tags import also_tag, tag_run
 from tasks.held_out import evaluate_held_out, open_evaluation
 from tasks.policies import find_policy
 from tasks.prefect_api import EmbeddedFlow
@@ -40,6 +41,7 @@ def evaluate(model: str, overrides: list[str] | None = None, folder: str | None 
         folder: Where the spec's folder (data, reward functions) is now, if it has moved
     """
     policy = find_policy(model, folder)
+    also_tag(policy.run, policy.spec.name)
     spec = policy.spec.with_overrides(overrides or [])
     title = f"evaluation of {policy.run}@{policy.iteration}"
     console = RunConsole(title, 0)
@@ -64,4 +66,5 @@ evaluation: EmbeddedFlow[[str, list[str] | None, str | None], EvaluationReport] 
     description="Evaluate a registered policy, or a run's, on held-out prompts.",
     validate_parameters=True,
     persist_result=False,
+    on_running=[tag_run],
 )

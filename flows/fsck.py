@@ -11,6 +11,7 @@ from flows.ppo import take_over
 from flows.recovery import mend
 from infra.artifacts import ArtifactRef
 from tasks.errors import LeaseHeld
+from tasks.flow_tags import also_tag, tag_run
 from tasks.fsck import Findings
 from tasks.open_run import effective_spec, last_record, spec_of_run
 from tasks.predecessors import holder_note
@@ -51,6 +52,7 @@ def remake_damaged(run: str, damaged: Wanted, folder: str | None = None) -> list
         folder: Where the spec's folder (data, reward functions) is now, if it has moved
     """
     console, spec = RunConsole(run, 0), spec_of_run(run, folder)
+    also_tag(spec.name)
     with console, open_workbench(spec, run, console.progress, effective_spec, note=holder_note()) as bench:
         take_over(bench, console)
         return remake(bench, console, damaged)
@@ -83,4 +85,5 @@ repair_artifacts: EmbeddedFlow[[str, Wanted, str | None], list[str]] = EmbeddedF
     description="Make damaged artifacts of a run again from their inputs.",
     validate_parameters=True,
     persist_result=False,
+    on_running=[tag_run],
 )

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from flows.console import RunConsole
 from ppo_core.spec import PromotionSpec, RunSpec
 from tasks.compare_policies import compare_policies
+from tasks.flow_tags import also_tag, tag_run
 from tasks.gates import check_gates, passed
 from tasks.held_out import evaluate_held_out, open_evaluation
 from tasks.policies import Policy, find_policy, registered
@@ -49,6 +50,7 @@ def promote(
         folder: Where that spec's folder (data, reward functions) is now, if it has moved
     """
     policy = find_policy(candidate, folder)
+    also_tag(policy.run, policy.spec.name)
     version = registered(policy)
     spec = policy.spec.with_overrides(overrides or [])
     alias, standing = alias_at(version.name, spec.promotion.alias)
@@ -140,6 +142,7 @@ promotion: EmbeddedFlow[[str, list[str] | None, str | None], PromotionReport] = 
     description="Compare a candidate with the champion on held-out prompts; past all gates, it takes its place.",
     validate_parameters=True,
     persist_result=False,
+    on_running=[tag_run],
 )
 rollback: EmbeddedFlow[[str, str | None, str | None, str, str], str] = EmbeddedFlow(
     fn=take_back,
@@ -148,4 +151,5 @@ rollback: EmbeddedFlow[[str, str | None, str | None, str, str], str] = EmbeddedF
     description="Point a model's alias to the version before the present one.",
     validate_parameters=True,
     persist_result=False,
+    on_running=[tag_run],
 )

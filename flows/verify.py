@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from flows.console import RunConsole
 from tasks.compute_advantages import compute_advantages
 from tasks.evaluate_policy import evaluate_policy
+from tasks.flow_tags import also_tag, tag_run
 from tasks.generate_rollouts import generate_rollouts
 from tasks.iteration_record import IterationRecord
 from tasks.open_run import record_at, with_changes
@@ -48,6 +49,7 @@ def verify(run: str, iterations: str | None = None, folder: str | None = None) -
     """
     console = RunConsole(run, 0)
     with console, open_verification(run, folder, console.progress) as bench:
+        also_tag(bench.spec.name)
         chosen = chosen_iterations(bench.records, iterations)
         recorded, found = bench.spec, list[Comparison]()
         for iteration in chosen:
@@ -123,4 +125,5 @@ verify_run: EmbeddedFlow[[str, str | None, str | None], VerifyReport] = Embedded
     description="Make iterations of a run again from their recorded inputs and compare digests, stage by stage.",
     validate_parameters=True,
     persist_result=False,
+    on_running=[tag_run],
 )
