@@ -10,6 +10,7 @@ after its last record, and finds the finished stages of the broken iteration in 
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
@@ -23,6 +24,7 @@ from tasks.check_whole import needs_of
 from tasks.deployed import requested, shown_name
 from tasks.errors import InputError, RegistryError, StoreUnavailable
 from tasks.find_whole import hold
+from tasks.flow_tags import tag_run
 from tasks.guards import finish_rollback
 from tasks.iteration_record import IterationRecord, best_in_words
 from tasks.open_run import effective_spec, first_record, last_record, record_at, restore_spec
@@ -32,7 +34,7 @@ from tasks.preflight import preflight
 from tasks.prepare_dataset import prepare_dataset
 from tasks.references import DatasetRef
 from tasks.register_policy import RegisteredPolicy, export_best, register_policy, usable_best
-from tasks.report import report, report_end
+from tasks.report import begin_report, report, report_end
 from tasks.retention import release, remove_leftovers
 from tasks.run_progress import ProgressFile
 from tasks.store_outages import outages_told, stop_waiting
@@ -93,6 +95,7 @@ def train(
         console.step(f"run {bench.run}; Prefect page {page_url()} (flow ppo-training)")
         take_over(bench, console)
         greet(console, bench, last_record(bench.records))
+        begin_report(bench, partial(tell, console))
         try:
             dataset = prepare_dataset(bench)
             record = last_whole(bench, console)
@@ -214,7 +217,7 @@ def leave_best(bench: Workbench, console: RunConsole) -> None:
 def tell(console: RunConsole, complaint: str | None) -> None:
     """Say once that a report is not complete: nothing is lost, the records have it all."""
     if complaint and complaint != console.complaint:
-        console.say(f"{complaint}; what is missing comes later, from the records")
+        console.say(f"{complaint}; nothing is lost, what is missing comes later, from the records")
     console.complaint = complaint
 
 
@@ -238,4 +241,5 @@ ppo_training: EmbeddedFlow[[RunSpec, str | None, bool, Rerun | None, list[str] |
     description="Train a language-model policy with PPO, from prompts to a registered model; resumes by run name.",
     validate_parameters=True,
     persist_result=False,
+    on_running=[tag_run],
 )

@@ -12,7 +12,7 @@ from tasks.iteration_record import Attempt, Best, IterationRecord, read_record
 from tasks.open_run import changed_values
 from tasks.record_chain import made_with, record_digest, spec_document
 from tasks.references import CheckpointRef, DatasetRef, EvaluationRef, ExperienceRef, RolloutsRef, ScoresRef
-from tasks.stage import stage
+from tasks.stage import stage, told
 from tasks.workbench import Workbench
 
 
@@ -38,7 +38,7 @@ def draft_record(
     bench: Workbench, made: Made, dataset: DatasetRef, previous: IterationRecord | None, attempt: Attempt
 ) -> IterationRecord:
     """The record of the iteration after `previous`, not yet written."""
-    spec = bench.spec
+    spec, checkpoint = bench.spec, made.checkpoint.model_copy(update={"losses": ()})
     metrics = made.metrics() | bench.timings.measured()
     if made.rollouts is not None:
         metrics |= throughput(metrics, made.rollouts)
@@ -54,18 +54,19 @@ def draft_record(
         spec=started_with if previous is None else None,
         previous=record_digest(bench.records.read(previous.iteration)) if previous is not None else None,
         dataset=dataset,
-        reference=previous.reference if previous is not None else made.checkpoint,
-        checkpoint=made.checkpoint,
+        reference=previous.reference if previous is not None else checkpoint,
+        checkpoint=checkpoint,
         rollouts=made.rollouts,
         scores=made.scores,
         experience=made.experience,
         evaluation=made.evaluation,
         metrics=metrics,
+        sft_losses=made.checkpoint.losses,
         position=position,
         epoch=epoch,
         index=index,
         next_kl_coef=made.experience.next_kl_coef if made.experience is not None else spec.advantages.kl.coef,
-        best=best_of(spec.registry.metric, metrics, iteration, made.checkpoint, records_before(bench, previous)),
+        best=best_of(spec.registry.metric, metrics, iteration, checkpoint, records_before(bench, previous)),
         cached_stages=bench.timings.cached_stages(),
         attempt=attempt.number,
         rate_factor=attempt.rate_factor,
@@ -91,7 +92,10 @@ def commit_iteration(bench: Workbench, record: IterationRecord) -> IterationReco
     if bench.lease is not None:
         bench.lease.unpin_all()
     bench.timings.restart()
-    return committed
+    took = committed.metrics["seconds/iteration"]
+    return told(
+        committed, f"iteration {committed.iteration} of {bench.spec.iterations} is on record, after {took:.1f} s"
+    )
 
 
 def write_once(bench: Workbench, record: IterationRecord) -> IterationRecord:

@@ -8,8 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol
 
-from infra.mlflow_client import without_password
-from infra.ports import free_port
+from infra.mlflow_client import is_server, without_password
+from infra.mlflow_run import LOCAL_PAGE, find_page, front_page
+from infra.ports import LOOPBACK, free_port
 from infra.prefect_server import DEFAULT_PORT
 from infra.runs import RecordError, open_records
 from infra.s3.objects import StoreUnavailable
@@ -45,7 +46,7 @@ def ending(report: Report, longer: str) -> str:
     return "\n".join(
         [
             f"run {report.run}: {report.iterations} iterations done",
-            *places(report.policy_folder),
+            *places(report.run, report.policy_folder),
             f'  ask it             {ask} "PROMPT"',
             f"  go on              {longer}",
             *([f"  registered model   models:/{report.policy.name}/{report.policy.version}"] if report.policy else []),
@@ -57,7 +58,7 @@ def ending(report: Report, longer: str) -> str:
 def interrupted(run: str, again: str) -> str:
     """Where to look, and how to go on, after Ctrl-C."""
     folder = Settings().best_policy_folder(run)
-    lines = places(folder) if folder.is_dir() else [f"  {committed_so_far(run)}"]
+    lines = places(run, folder) if folder.is_dir() else [f"  {committed_so_far(run)}"]
     return "\n".join([f"run {run}: interrupted; what was finished is kept", *lines, f"  go on              {again}"])
 
 
@@ -74,20 +75,28 @@ def committed_so_far(run: str) -> str:
     return f"iteration {last} is the last that is committed, in {settings.store_root}; no policy lies on this machine"
 
 
-def places(policy: Path) -> list[str]:
-    """The lines that open pages and serve the policy, as they can be pasted."""
+def places(run: str, policy: Path) -> list[str]:
+    """The lines that open the run's pages and serve the policy, as they can be pasted."""
     settings = Settings()
     programs = Path(sys.executable).parent
-    tracking = settings.tracking_uri
-    mlflow = [str(programs / "mlflow"), "ui", "--backend-store-uri", without_password(tracking), *at_port(MLFLOW_PORT)]
     prefect = ["env", f"PREFECT_HOME={settings.prefect_home}", str(programs / "prefect"), "server", "start"]
     prefect += at_port(DEFAULT_PORT)
     return [
         f"  policy folder      {policy}",
         f"  serve it           {serving(policy, programs)}",
         f"  Prefect's page     {page_url() or shlex.join(prefect)}",
-        f"  MLflow's page      {without_password(tracking) if tracking.startswith('http') else shlex.join(mlflow)}",
+        *mlflow_page(run, settings.tracking_uri, programs),
     ]
+
+
+def mlflow_page(run: str, tracking: str, programs: Path) -> list[str]:
+    """The address of the run in MLflow; before it, for a database, the command that shows it there."""
+    page = find_page(tracking, run) or front_page(tracking)
+    if is_server(tracking):
+        return [f"  MLflow's page      {page}"]
+    command = [str(programs / "mlflow"), "ui", "--backend-store-uri", without_password(tracking), *at_port(MLFLOW_PORT)]
+    page = page.replace(LOCAL_PAGE, f"http://{LOOPBACK}:{free_port(MLFLOW_PORT)}")
+    return [f"  MLflow's page      {shlex.join(command)}", f"                     then open {page}"]
 
 
 def at_port(usual: int) -> list[str]:

@@ -9,7 +9,7 @@ from prefect.artifacts import create_markdown_artifact
 from infra.tracking import Point
 from tasks.policies import Policy
 from tasks.references import EvaluationRef
-from tasks.report import page_key, prompt_text, tell_prefect
+from tasks.report_prefect import page_key, prompt_text, tell_prefect
 from tasks.stage import stage
 from tasks.workbench import Workbench
 

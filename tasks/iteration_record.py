@@ -50,8 +50,9 @@ class IterationRecord(BaseModel):
     the checkpoint is not full, `base` is the last one that is, and `replay` the experiences since. `attempt` counts the
     rollbacks before this iteration, `rate_factor` is what they left of the learning rates, `lease` tells the writers of
     a run apart, `retention` says for how long the checkpoint stays, `changed` has the keys of the spec that had other
-    values than the run's `spec.json`, and `spec_digest` is that of both together. Record 0 has a copy of `spec.json`;
-    each later one has in `previous` the digest of the record before it (see `tasks.record_chain`).
+    values than the run's `spec.json`, and `spec_digest` is that of both together. Record 0 has a copy of `spec.json`,
+    and in `sft_losses` the loss of each step of a supervised start; each later one has in `previous` the digest of the
+    record before it (see `tasks.record_chain`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -71,6 +72,7 @@ class IterationRecord(BaseModel):
     experience: ExperienceRef | None = None
     evaluation: EvaluationRef | None = None
     metrics: dict[str, float]
+    sft_losses: tuple[float, ...] = ()
     position: int
     epoch: int
     index: int

@@ -21,7 +21,7 @@ from tasks.compare_policies import ComparisonRef
 from tasks.gates import Gate
 from tasks.policies import Policy, registered, registered_policy
 from tasks.references import EvaluationRef
-from tasks.report import page_key, prompt_text, tell_prefect
+from tasks.report_prefect import page_key, prompt_text, tell_prefect
 from tasks.stage import stage
 from tasks.workbench import Workbench
 

@@ -13,7 +13,7 @@ from infra.registry import DIGEST_TAG, register
 from tasks.commit_iteration import best_of
 from tasks.iteration_record import Best, IterationRecord, read_record
 from tasks.references import CheckpointRef
-from tasks.stage import stage
+from tasks.stage import stage, told
 from tasks.workbench import Workbench
 
 POLICY = "policy"
@@ -53,8 +53,22 @@ def register_policy(bench: Workbench, record: IterationRecord, best: Best) -> Re
         aliases=[spec.registry.alias] if spec.registry.alias else [],
         description=f"Best policy of run {bench.run}: iteration {best.iteration}, {spec.registry.metric} {best.value}",
         run_id=bench.tracker.run_id,
+        model_description=model_description(bench),
     )
-    return RegisteredPolicy(name=registered.name, version=registered.version, source=registered.source)
+    policy = RegisteredPolicy(name=registered.name, version=registered.version, source=registered.source)
+    return told(policy, f"models:/{policy.name}/{policy.version} is iteration {best.iteration} of run {bench.run}")
+
+
+def model_description(bench: Workbench) -> str:
+    """What the registered model is, for its page."""
+    name, metric = bench.spec.model_name, bench.spec.registry.metric
+    return (
+        f"Policies trained with PPO by runs of the spec `{bench.spec.name}`: each version is the best one of a run by "
+        f"`{metric}`, and its tags say of which run and iteration, and how good it is.\n\n"
+        f"- where a version comes from: `ppoflow lineage models:/{name}/1`\n"
+        f'- ask it: `ppoflow sample models:/{name}/1 "…"`\n'
+        f"- compare it with the champion: `ppoflow promote models:/{name}/1`"
+    )
 
 
 def evaluation_of(bench: Workbench, record: IterationRecord, best: Best) -> dict[str, str]:

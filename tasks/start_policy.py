@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from ppo_core.records import StartPolicyJob
+from tasks.loss_curve import LiveCurve
 from tasks.model_card import describe_policy
 from tasks.references import CheckpointRef, DatasetRef
-from tasks.stage import Work, perform, stage
+from tasks.stage import Work, order_of, perform, stage
 from tasks.workbench import Workbench
 
 
@@ -24,17 +25,16 @@ def start_policy(bench: Workbench, dataset: DatasetRef) -> CheckpointRef:
     )
     paths = {"tokenizer": bench.tokenizer(), **bench.model_inputs()}
     finish = partial(describe_policy, context_length=dataset.context_length)
-    return perform(
-        bench,
-        Work(
-            "start_policy",
-            "checkpoint",
-            "training",
-            "start_policy",
-            job,
-            {"dataset": dataset},
-            paths,
-            CheckpointRef,
-            finish,
-        ),
+    work = Work(
+        "start_policy",
+        "checkpoint",
+        "training",
+        "start_policy",
+        job,
+        {"dataset": dataset},
+        paths,
+        CheckpointRef,
+        finish,
     )
+    curve = LiveCurve(bench, dataset)
+    return perform(bench, work, make=lambda key: bench.fulfil(work.engine, order_of(bench, work, key), curve.watch))

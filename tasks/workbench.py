@@ -27,6 +27,7 @@ from ppo_core.spec import RunSpec
 from tasks.engines import PROGRAMS, Engines, require_shared_store
 from tasks.needs import Needs
 from tasks.orders import Fulfilled, Order, Watch, ask
+from tasks.reporting import Reporting
 from tasks.timings import Timings
 
 Resolve = Callable[[RunSpec, RunRecords], RunSpec]
@@ -55,6 +56,7 @@ class Workbench:
     folder_digests: dict[str, str] = field(default_factory=dict)
     pages: Patience = field(default_factory=lambda: Patience(BACK_OFF_S, is_outage=lambda error: True))
     reported: set[int] = field(default_factory=set)
+    reporting: Reporting = field(default_factory=Reporting)
     released: set[tuple[str, str]] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -86,6 +88,7 @@ class Workbench:
         """Take the records after iteration `after` out of the run; what is done instead is reported anew."""
         taken = self.records.supersede(after)
         self.reported -= set(taken)
+        self.reporting.forget(taken)
         return taken
 
     def path(self, name: str) -> Path:
@@ -203,6 +206,7 @@ def working(bench: Workbench) -> Iterator[None]:
             bench.tracker.finish("FAILED" if isinstance(error, Exception) else "KILLED")
         raise
     finally:
+        bench.reporting.close()
         bench.engines.close()
 
 

@@ -51,13 +51,14 @@ class TrainingEngine:
         self.learner.forget()
         tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=self.trust_remote_code)
         policy = self._start_model(job, spec, tokenizer)
-        metrics = {}
+        metrics: dict[str, float] = {}
+        losses: list[float] = []
         if spec.sft is not None:
             settings = supervised_settings(spec.sft)
             trainable = Trainable(policy, settings, spec.training, dtype=spec.model.dtype)
             examples = read_examples(job.inputs["dataset"].path / "sft.parquet")
             with deterministic(spec.deterministic):
-                metrics = train_supervised(trainable, examples, spec, self.ranks, job.progress)
+                metrics = train_supervised(trainable, examples, spec, self.ranks, job.progress, losses)
             weights = full_weights(trainable, self.ranks)
             trainable.close()
         else:
@@ -75,7 +76,8 @@ class TrainingEngine:
                     trust_remote_code=self.trust_remote_code,
                 )
         self.ranks.barrier()
-        return {"metrics": metrics, "num_parameters": sum(tensor.numel() for tensor in weights.values())}
+        num_parameters = sum(tensor.numel() for tensor in weights.values())
+        return {"metrics": metrics, "num_parameters": num_parameters, "losses": losses}
 
     def compute_advantages(self, job: Job) -> dict[str, Any]:
         """Experience from rollouts and scores, and the next KL coefficient."""

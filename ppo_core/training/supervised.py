@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from ppo_core.batches import lengths_of, microbatches, permutation
 from ppo_core.logprobs import response_logprobs
-from ppo_core.records import OptimizerSettings, StartPolicyJob, TokenSequence
+from ppo_core.records import LOSS_DIGITS, OptimizerSettings, StartPolicyJob, TokenSequence, loss_note
 from ppo_core.schedules import cosine_learning_rate
 from ppo_core.spec import SupervisedSpec
 from ppo_core.training.deepspeed_engine import Trainable
@@ -47,8 +47,10 @@ def train_supervised(
     job: StartPolicyJob,
     ranks: Ranks,
     tick: Callable[[int, int, str], None],
+    curve: list[float] | None = None,
 ) -> dict[str, float]:
-    """Cross-entropy on the completion tokens, mean over the batch's tokens. Returns metrics."""
+    """Cross-entropy on the completion tokens, mean over the batch's tokens. Returns metrics; `curve` gets the loss
+    of each optimizer step, rounded as in the notes of the progress."""
     spec = job.sft
     assert spec is not None
     order = example_order(len(examples), spec.num_steps * spec.batch_size, job.seed)
@@ -60,7 +62,9 @@ def train_supervised(
             if not math.isfinite(value):
                 raise FloatingPointError(f"SFT step {step}: the {name} is {value}: lower sft.learning_rate")
         losses.append(loss)
-        tick(step + 1, spec.num_steps, f"loss {losses[-1]:.3f}")
+        if curve is not None:
+            curve.append(round(loss, LOSS_DIGITS))
+        tick(step + 1, spec.num_steps, loss_note(loss))
     window = losses[-LOSS_WINDOW:]
     return {"sft/first_loss": losses[0], "sft/loss": sum(window) / len(window)}
 

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
+from infra.mlflow_run import find_page
 from infra.prefect_server import PrefectServer
 from ppo_core.spec import RunSpec, UpdateSpec
 from tests.e2e.browser import is_drawn, keep, opened_browser
@@ -117,9 +118,20 @@ def test_mlflow_shows_the_curves_and_the_registered_policy(pages: Pages, smoke: 
     for text in ("ppoflow.run", "ppoflow.dataset_digest", "candidate"):
         expect(page.get_by_text(text).first).to_be_visible()
     keep(page.screenshot(), pages.pictures, "mlflow-registry")
-    query = {"experiment_ids": ["1"]}
-    found = httpx.post(f"{pages.mlflow}/api/2.0/mlflow/runs/search", json=query, timeout=300).json()["runs"]
-    page.goto(f"{pages.mlflow}/#/experiments/1/runs/{found[0]['info']['run_id']}/model-metrics")
-    groups = {"score", "kl", "sampler", "policy", "critic"}
+
+
+def test_the_printed_link_opens_the_run_among_training_runs(pages: Pages) -> None:
+    page, link = pages.browser, find_page(pages.mlflow, "first")
+    assert link is not None
+    page.goto(link)
+    expect(page.get_by_text("PPO training run first of spec arithmetic-smoke")).to_be_visible()
+    for text in ("Model metrics", "System metrics", "generate.py:prompts (training)", "examples/arithmetic"):
+        expect(page.get_by_text(text).first).to_be_visible()
+    expect(page.get_by_text("Evaluation runs")).to_have_count(0)  # of the GenAI view
+    page.get_by_text("Model metrics").click()
+    groups = {"score", "kl", "sampler", "policy", "critic", "sft"}
     wait_for(lambda: groups <= set(page.inner_text("body").split()), "the groups of curves")
     keep(page.screenshot(), pages.pictures, "mlflow-run")
+    page.get_by_text("Runs", exact=True).first.click()
+    expect(page.get_by_text("matching run")).to_be_visible()
+    expect(page.get_by_text("first", exact=True).first).to_be_visible()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import sqlite3
 from collections import Counter
@@ -72,6 +73,43 @@ def test_mlflow_has_each_point_once(smoke: FinishedRun) -> None:
     assert {count for _, _, count in rows} == {1}
     assert {step for key, step, _ in rows if key == "seconds/iteration"} == {0, 1, 2, 3, 4}
     assert {step for key, step, _ in rows if key == "policy/entropy"} == {1, 2, 3, 4}
+
+
+def test_mlflow_knows_the_run_from_its_start_on(smoke: FinishedRun) -> None:
+    start = records(smoke.home, "first")[0]
+    with sqlite3.connect(smoke.home / "mlflow" / "mlflow.db") as database:
+        ((begun,),) = database.execute("select start_time from runs").fetchall()
+        tags = dict(database.execute("select key, value from tags").fetchall())
+        losses = database.execute("select value from metrics where key = 'sft/loss_curve' order by step").fetchall()
+        inputs = database.execute("select name from datasets order by name").fetchall()
+        (busy,) = database.execute("select count(*) from metrics where key like 'system/cpu%'").fetchone()
+    assert begun < start["committed_at_ms"] - 1000 * start["metrics"]["seconds/start_policy"]
+    assert [loss for (loss,) in losses] == start["sft_losses"]
+    assert len(losses) == 50
+    names = ("held_out (evaluation)", "prompts (training)", "sft_examples (supervised)")
+    assert [name for (name,) in inputs] == [f"generate.py:{name}" for name in names]
+    assert busy > 0
+    assert Path(tags["mlflow.source.name"]).name == "arithmetic"
+    assert "Iteration 4 of 4 is done; best by evaluation/score" in tags["mlflow.note.content"]
+
+
+def test_prefect_has_the_table_of_iterations_from_the_first_on_and_tags(smoke: FinishedRun) -> None:
+    with sqlite3.connect(smoke.home / "prefect" / "prefect.db") as database:
+        tables = database.execute("select data, created from artifact where key = 'first-iterations'").fetchall()
+        (second,) = database.execute("select start_time from task_run where name = 'update_policy-1'").fetchone()
+        (tags,) = database.execute("select tags from flow_run").fetchone()
+        told = database.execute(
+            "select message from task_run join task_run_state s on s.id = state_id where task_run.name in "
+            "('generate_rollouts-2', 'score_rollouts-2') order by task_run.name"
+        ).fetchall()
+    ((data, created),) = tables  # one that is renewed
+    rows = json.loads(json.loads(data))
+    assert created < second
+    assert [row["iteration"] for row in rows] == [0, 1, 2, 3, 4]
+    assert list(rows[0])[:3] == ["iteration", "score/mean", "evaluation/accuracy"]
+    assert json.loads(tags) == ["arithmetic-smoke", "first", "ppoflow"]
+    assert re.fullmatch(r"32 responses, [0-9,]+ tokens in [0-9.]+ s", told[0][0])
+    assert re.fullmatch(r"mean [0-9.]+, unscored 0 in [0-9.]+ s", told[1][0])
 
 
 def test_prefect_shows_every_stage_completed(smoke: FinishedRun) -> None:

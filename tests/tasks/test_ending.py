@@ -47,7 +47,7 @@ def test_the_command_for_mlflows_page_starts_it_where_another_one_has_its_port(
             listener.listen()
         except OSError:
             pass  # somebody else of this machine has it: just as well
-        (line,) = [line for line in places(tmp_path) if "MLflow's page" in line]
+        (line,) = [line for line in places("demo", tmp_path) if "MLflow's page" in line]
     words = shlex.split(line.partition("page")[2])
     assert words[-2] == "--port"
     assert int(words[-1]) > MLFLOW_PORT

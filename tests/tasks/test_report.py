@@ -14,9 +14,11 @@ import pytest
 from flows.ppo import Rerun
 from infra.tracking import RunTracker
 from tasks.iteration_record import IterationRecord
+from tasks.loss_curve import LOSS_CURVE
 from tasks.report import report_end
 from tests.infra.mlflow_points import rows
 from tests.infra.mlflow_server import Server, patient
+from tests.tasks.toy_engines import LOSSES
 from tests.tasks.toy_runs import ToyRun, unsealed
 from tests.waiting import FOR_EVER_S, LONG_S
 
@@ -48,6 +50,11 @@ class Outage:
 def points_of(records: list[IterationRecord]) -> list[tuple[str, int, float, int]]:
     """All that these records measured."""
     return sorted((key, r.iteration, value, r.committed_at_ms) for r in records for key, value in r.metrics.items())
+
+
+def of_iterations(points: list[tuple[str, int, float, int]]) -> list[tuple[str, int, float, int]]:
+    """Those whose steps are iterations."""
+    return [point for point in points if point[0] != LOSS_CURVE]
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +102,8 @@ def outage(tmp_path_factory: pytest.TempPathFactory, prefect_server: None) -> It
 def test_every_point_of_every_record_is_there_once(run: str, iterations: int, outage: Outage) -> None:
     records = outage.runs[run].records()
     assert [record.iteration for record in records] == list(range(iterations + 1))
-    assert outage.points(run) == points_of(records)
+    assert of_iterations(outage.points(run)) == points_of(records)
+    assert [point[1:3] for point in outage.points(run) if point[0] == LOSS_CURVE] == list(enumerate(LOSSES, start=1))
 
 
 @pytest.mark.parametrize("run", ["start", "middle", "end", "never"])
@@ -107,6 +115,10 @@ def test_settings_and_lineage_and_samples_arrive_too(run: str, outage: Outage) -
     assert tags["ppoflow.reference_digest"] == first.checkpoint.digest
     evaluated = [r.iteration for r in outage.runs[run].records() if r.evaluation is not None]
     tables = [table["path"] for table in json.loads(tags["mlflow.loggedArtifacts"])]
+    assert tags["mlflow.source.type"] == "LOCAL"
+    assert f"ppoflow resume {run}" in tags["mlflow.note.content"]
+    uses = outage.ask("select t.value from inputs i join input_tags t using (input_uuid) where destination_id = ?", run)
+    assert sorted(uses) == [("evaluation",), ("training",)]
     assert sorted(tables) == [f"samples/iteration_{iteration:06d}.json" for iteration in evaluated]
 
 
@@ -126,4 +138,4 @@ def test_after_a_rerun_the_new_values_are_there_beside_the_old_ones(outage: Outa
     files = sorted(run.folder.glob("leases/*/superseded/*.json"))
     old = [unsealed(file) for file in files]
     assert [record.iteration for record in old] == [2, 3]
-    assert outage.points("again") == points_of([*run.records(), *old])
+    assert of_iterations(outage.points("again")) == points_of([*run.records(), *old])

@@ -18,6 +18,8 @@ from ppo_core.training.state import CheckpointState, SkippedSteps, derivation, i
 from tasks.engines import LocalSeat
 
 Inputs = Mapping[str, EngineInput]
+LOSSES = [2.5, 1.25, 0.5]
+"""Of the three steps of a supervised start."""
 HELD_OUT = "answer_held_out"
 PARTS = {"policy": "policy/model.safetensors", "critic": "critic/weights", "optimizer": "optimizer/moments"}
 Measures = Callable[[int, float], Mapping[str, float]]
@@ -141,7 +143,7 @@ def start_policy(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     """Checkpoint 0."""
     seed = write(engines, job, "start.json", content(job.inputs["dataset"], "dataset.json"))
     write_checkpoint(job, Weights.of(seed), seed, ())
-    return {}
+    return {"losses": LOSSES}
 
 
 def generate_rollouts(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:

@@ -49,6 +49,10 @@ class ToyTracker:
         """Not kept."""
         return True
 
+    def log_datasets(self, datasets: Sequence[object]) -> bool:
+        """Not kept."""
+        return True
+
     def log_figure(self, name: str, figure: object) -> bool:
         """Not kept."""
         return True
