@@ -53,16 +53,16 @@ def find_or_create(uri: str, experiment: str, run_name: str, artifact_root: Path
     return OpenRun(client, experiment_id, run.info.run_id)
 
 
-def find_page(uri: str, run_name: str) -> str | None:
+def find_page(uri: str, run_name: str, *, patience_s: float = FIND_PATIENCE_S) -> str | None:
     """The page of a training run's MLflow run; None where there is none, or MLflow does not answer in seconds."""
+    client = open_client(uri)
 
     def find() -> str | None:
-        client = open_client(uri)
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
         run = _found(client, experiments, run_name, "DESC")
         return None if run is None else run_page(uri, run.info.experiment_id, run.info.run_id)
 
-    return Patience(0.0, is_outage).call(find, FIND_PATIENCE_S)
+    return Patience(0.0, is_outage).call(find, patience_s)
 
 
 def run_page(uri: str, experiment_id: str, run_id: str) -> str:

@@ -9,7 +9,7 @@ from prefect.artifacts import create_markdown_artifact
 from infra.tracking import Point
 from tasks.policies import Policy
 from tasks.references import EvaluationRef
-from tasks.report_prefect import page_key, prompt_text, tell_prefect
+from tasks.report_prefect import page_key, prompt_text, see_mlflow, tell_prefect
 from tasks.stage import stage
 from tasks.workbench import Workbench
 
@@ -24,6 +24,7 @@ def report_evaluation(bench: Workbench, policy: Policy, evaluation: EvaluationRe
         "ppoflow.policy": policy.checkpoint.digest,
         "ppoflow.of_run": policy.run,
         "ppoflow.iteration": str(policy.iteration),
+        "mlflow.note.content": f"{policy.name} (run {policy.run}, iteration {policy.iteration}) on held-out prompts.",
     }
     if policy.version is not None:
         tags["ppoflow.version"] = f"models:/{policy.version.name}/{policy.version.version}"
@@ -33,7 +34,8 @@ def report_evaluation(bench: Workbench, policy: Policy, evaluation: EvaluationRe
     complete = complete and bench.tracker.log_table("samples", ("prompt", "response", "score"), rows)
     complete = bench.tracker.finish() and complete
     text, key = page(policy, evaluation), page_key(policy.run, f"evaluation-{policy.iteration}")
-    tell_prefect(bench, "the evaluation", lambda: create_markdown_artifact(text, key=key))
+    about = f"How {policy.name} answers held-out prompts: {evaluation.in_words()}{see_mlflow(bench)}"
+    tell_prefect(bench, "the evaluation", lambda: create_markdown_artifact(text, key=key, description=about))
     return None if complete else bench.tracker.last_error or "it does not answer"
 
 

@@ -18,14 +18,16 @@ from tasks.workbench import Workbench
 
 T = TypeVar("T")
 PAGE_PATIENCE_S = 6.0
+MOST_ROWS = 1000
 HEADLINES = ("score/mean", "evaluation/accuracy", "kl/reference", "rollout/response_length", "seconds/iteration")
 
 
 def show_iterations(bench: Workbench) -> None:
-    """The table of all iterations, under one key. Renewed where it is: a new one each time would pile up."""
-    rows = iteration_rows(bench.reporting.metrics)
-    key = page_key(bench.run, "iterations")
-    description = f"All iterations of run {bench.run}{see_mlflow(bench)}"
+    """The table of iterations, under one key. Renewed where it is: a new one each time would pile up."""
+    metrics = bench.reporting.metrics
+    rows = iteration_rows({number: metrics[number] for number in sorted(metrics)[-MOST_ROWS:]})
+    key, which = page_key(bench.run, "iterations"), "All" if len(metrics) <= MOST_ROWS else f"The last {MOST_ROWS:,}"
+    description = f"{which} iterations of run {bench.run}{see_mlflow(bench)}"
 
     def create() -> UUID:
         return create_table_artifact(rows, key=key, description=description)
@@ -74,7 +76,7 @@ def show_samples(bench: Workbench, record: IterationRecord) -> None:
 
 def see_mlflow(bench: Workbench) -> str:
     """The way to the MLflow run, in markdown; nothing as long as that is not open."""
-    return f". Curves: [the run in MLflow]({bench.tracker.page})" if bench.tracker.run_id is not None else ""
+    return f". See also [the run in MLflow]({bench.tracker.page})" if bench.tracker.run_id is not None else ""
 
 
 def tell_prefect(bench: Workbench, what: str, create: Callable[[], T]) -> T | None:

@@ -32,9 +32,9 @@ def test_a_page_opens_where_training_runs_are_shown() -> None:
 
 
 def test_a_runs_page_is_found_by_its_name(tracker: RunTracker) -> None:
-    assert find_page(tracker.uri, "run-1") == tracker.page
+    assert find_page(tracker.uri, "run-1", patience_s=LONG_S) == tracker.page
     assert str(tracker.run_id) in str(tracker.page)
-    assert find_page(tracker.uri, "another") is None
+    assert find_page(tracker.uri, "another", patience_s=LONG_S) is None
 
 
 def test_an_experiment_says_that_it_trains_models(tracker: RunTracker) -> None:
