@@ -35,6 +35,24 @@ def train(
 
 
 @app.command()
+def check(
+    spec: SpecPath,
+    run: Annotated[str | None, typer.Option(help="Name of the run. Default: the spec's name")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Say in seconds whether a run can start: every row, the reward, the model, and room for both. Starts nothing."""
+    with told_clearly():
+        loaded = RunSpec.from_yaml(spec, overrides or [])
+        from tasks.checks.run import check_run
+
+        found = check_run(loaded, run, again=True)
+        for subject, text in found.good.items():
+            say(f"{subject:<9} {text}")
+        for note in found.notes:
+            say(f"! {note}")
+
+
+@app.command()
 def status(run: Annotated[str, typer.Argument(help="Name of the run")]) -> None:
     """Show where a run stands, from its records, and what its process does now."""
     with told_clearly():

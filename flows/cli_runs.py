@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from flows.cli_app import Folder, Overrides, Wait, app
-from flows.telling import command_line, run_training, say, set_options, told_clearly
+from flows.telling import check_first, command_line, run_training, say, set_options, told_clearly
 
 Place = Annotated[str, typer.Argument(help="RUN@ITERATION, for example demo@12", show_default=False)]
 DIFFERS = 1
@@ -38,15 +38,16 @@ def fork(
 ) -> None:
     """Start a new run from an iteration of another one with other settings; all before it is shared, not copied."""
     with told_clearly(None if only_create else f"run {new} from {place}"):
-        from tasks.fork_run import fork_run, parse_place
+        from tasks.fork_run import fork_run, fork_spec, parse_place
 
         source, iteration = parse_place(place)
+        check_first(fork_spec(source, iteration, overrides or [], folder), new)
         spec = fork_run(source, iteration, new, overrides or [], folder)
         say(f"run {new} has the iterations 0 to {iteration} of {source}")
         if only_create:
             say(f"  go on              ppoflow resume {new}")
         else:
-            run_training(spec, new, command_line("resume", new))
+            run_training(spec, new, command_line("resume", new), checked=True)
 
 
 @app.command(rich_help_panel="Runs that exist")

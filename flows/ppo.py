@@ -21,7 +21,8 @@ from flows.recovery import last_whole, mend
 from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing
 from ppo_core.spec import RunSpec
 from tasks.check_whole import needs_of
-from tasks.deployed import requested, shown_name
+from tasks.checks.run import check_run
+from tasks.deployed import check_deployed, requested, shown_name
 from tasks.errors import InputError, RegistryError, StoreUnavailable
 from tasks.find_whole import hold
 from tasks.flow_tags import tag_run
@@ -30,7 +31,6 @@ from tasks.iteration_record import IterationRecord, best_in_words
 from tasks.open_run import effective_spec, first_record, last_record, record_at, restore_spec
 from tasks.predecessors import holder_note, mark_crashed, page_is_open
 from tasks.prefect_api import EmbeddedFlow, page_url
-from tasks.preflight import preflight
 from tasks.prepare_dataset import prepare_dataset
 from tasks.references import DatasetRef
 from tasks.register_policy import RegisteredPolicy, export_best, register_policy, usable_best
@@ -86,8 +86,10 @@ def train(
         overrides: section.key=value over the spec, for example rollout.temperature=0.7
     """
     spec, run = requested(spec, run, overrides)
-    preflight(spec)
     console = RunConsole(run, spec.iterations, file=ProgressFile(run))
+    with outages_told(console.say):
+        for note in check_deployed(spec, run):
+            console.say(note)
     opened = open_workbench(
         spec, run, console.progress, effective_spec, note=holder_note(), wait=wait, keep=lambda: not page_is_open()
     )
@@ -234,8 +236,14 @@ def greet(console: RunConsole, bench: Workbench, record: IterationRecord | None)
         )
 
 
+def check_called(spec: RunSpec, run: str | None = None, overrides: list[str] | None = None, **_: object) -> None:
+    """What calling the flow does before a Prefect server starts; raises what `check_run` raises, and SpecError."""
+    check_run(*requested(spec, run, overrides))
+
+
 ppo_training: EmbeddedFlow[[RunSpec, str | None, bool, Rerun | None, list[str] | None], RunReport] = EmbeddedFlow(
     fn=train,
+    check=check_called,
     name="ppo-training",
     flow_run_name=shown_name,
     description="Train a language-model policy with PPO, from prompts to a registered model; resumes by run name.",

@@ -23,13 +23,25 @@ if TYPE_CHECKING:
 REFUSED, INTERRUPTED = 2, 130
 
 
-def run_training(spec: RunSpec, run: str | None, again: str, *, wait: bool = False, rerun: Rerun | None = None) -> None:
-    """Start the training flow, and tell how it ended. `again`: the command that goes on with it."""
-    from tasks.preflight import preflight
+def check_first(spec: RunSpec, run: str | None) -> None:
+    """Refuse what cannot run before anything starts, while the slow libraries of the flow are imported."""
+    from tasks.checks.run import checking
 
-    for note in preflight(spec):  # before a Prefect server starts for nothing
+    tell_step("checking the spec, its data, rewards and model")
+    with checking(spec, run) as answer:
+        import flows.ppo  # noqa: F401
+
+        findings = answer.result()
+    for note in findings.notes:
         say(note)
-    tell_step("loading Prefect")
+
+
+def run_training(
+    spec: RunSpec, run: str | None, again: str, *, wait: bool = False, rerun: Rerun | None = None, checked: bool = False
+) -> None:
+    """Start the training flow, and tell how it ended. `again`: the command that goes on with it."""
+    if not checked:
+        check_first(spec, run)
     from flows.ppo import ppo_training
     from tasks.ending import ending, interrupted
     from tasks.errors import EngineError, InputError, StoreUnavailable
@@ -41,7 +53,7 @@ def run_training(spec: RunSpec, run: str | None, again: str, *, wait: bool = Fal
     tell_step(f"asking Prefect's server at {shown_url()}" if configured_url() else "starting Prefect's server")
     try:
         with stopping_on_sigterm(), announced(run or spec.name, "starting"):
-            report = ppo_training(spec, run, wait, rerun)
+            report = ppo_training.checked(spec, run, wait, rerun)
     except KeyboardInterrupt:
         say(interrupted(run or spec.name, again))
         raise typer.Exit(INTERRUPTED) from None

@@ -11,7 +11,6 @@ from typing import Any
 
 from ppo_core.plugins import Sources, load_function
 from ppo_core.records import InputError, PromptRow, canonical_json
-from ppo_core.tokenization import encode_completion, encode_prompt
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,8 @@ def prompt_rows(
     rows: Iterable[Mapping[str, Any]], tokenizer: Any, *, source: str, answer_column: str, limits: Limits
 ) -> list[PromptRow]:
     """Tokenize and check prompts; prompt_id is a hash of prompt, answer and metadata, with a count for repeats."""
+    from ppo_core.tokenization import encode_prompt  # transformers: two thirds of a second
+
     seen: dict[str, int] = {}
     prompts = []
     for number, row in enumerate(rows, 1):
@@ -63,6 +64,8 @@ def supervised_rows(
     rows: Iterable[Mapping[str, Any]], tokenizer: Any, *, source: str, context_length: int | None
 ) -> list[dict[str, list[int]]]:
     """Tokenized SFT examples: `prompt_token_ids` and `completion_token_ids` (ending in EOS)."""
+    from ppo_core.tokenization import encode_completion, encode_prompt
+
     examples = []
     for number, row in enumerate(rows, 1):
         completion = completion_text(row)

@@ -54,17 +54,51 @@ def create_policy(config: dict[str, Any], *, vocab_size: int, seed: int, dtype: 
     return _prepared(model)
 
 
+def empty_policy(config: Any, name: str, *, trust_remote_code: bool = False) -> Any:
+    """A causal LM without memory for its weights. Raises InputError, naming it `name`, where none can be made."""
+    try:
+        with torch.device("meta"):
+            return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise InputError(
+            f"model {name}: transformers makes no causal LM of this configuration ({type(error).__name__}: {error})"
+        ) from error
+
+
 def load_policy(path: str | Path, *, dtype: str, trust_remote_code: bool = False) -> Any:
     """A causal LM from a Hugging Face folder. Raises InputError saying why it cannot be one."""
+    loaded: Any
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            str(path), dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code, use_safetensors=True
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(
+            str(path),
+            dtype=torch_dtype(dtype),
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # else its error names none of them
+            output_loading_info=True,
         )
     except BAD_FOLDER as error:
         if REMOTE_CODE in str(error):
             raise needs_own_code(path) from None
         raise InputError(f"{path} is no causal LM that transformers loads ({type(error).__name__}: {error})") from error
+    model, found = loaded
+    _refuse_other_weights(path, found["mismatched_keys"], found["missing_keys"])
     return _prepared(model)
+
+
+def _refuse_other_weights(path: str | Path, mismatched: Any, missing: Any) -> None:
+    """transformers would go on with random weights in their place."""
+    problems = [
+        f"{name} is {list(stored)} in the weights and {list(wanted)} by config.json"
+        for name, stored, wanted in sorted(mismatched)
+    ]
+    problems += [f"{name} is not in the weights" for name in sorted(missing)]
+    if problems:
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise InputError(
+            f"{path}: config.json and the weights do not fit together: {problems[0]}{more}. Take both from the same "
+            "model"
+        )
 
 
 def critic_from_policy(path: Path, *, dtype: str, trust_remote_code: bool = False) -> Critic:

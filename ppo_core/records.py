@@ -15,6 +15,7 @@ from pydantic import Field
 from ppo_core.spec import (
     AdvantageSpec,
     DatasetSpec,
+    EnginesSpec,
     ModelSpec,
     RewardSpec,
     Section,
@@ -179,6 +180,17 @@ class PrepareDatasetJob(Section):
     max_response_tokens: int
     num_eval_prompts: int
     reward: RewardSpec
+
+
+class CheckRunJob(Section):
+    """Check what `prepare_dataset` checks, and what the model asks of the engines; writes nothing. Inputs as there.
+
+    `gpu`: whether the rollout engines have one; None where that is another machine's.
+    """
+
+    dataset: PrepareDatasetJob
+    engines: EnginesSpec
+    gpu: bool | None
 
 
 class ScoreJob(Section):

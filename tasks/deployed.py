@@ -8,6 +8,7 @@ from prefect.runtime import deployment, flow_run
 
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
+from tasks.checks.run import check_run
 
 MOST_STARTS = 30
 STAMP = "%Y%m%d-%H%M%S"
@@ -25,6 +26,11 @@ def requested(spec: RunSpec, run: str | None, overrides: list[str] | None) -> tu
         )
     asked = spec.with_overrides(overrides or [])
     return asked.model_copy(update={"folder": str(Path(asked.folder).absolute())}), run or name_of_run(asked.name)
+
+
+def check_deployed(spec: RunSpec, run: str) -> list[str]:
+    """Under a deployment, refuse what cannot run, and return notes; elsewhere that was done before the flow run."""
+    return check_run(spec, run).notes if deployment.id else []
 
 
 def name_of_run(spec_name: str) -> str:

@@ -27,18 +27,24 @@ def parse_place(place: str) -> tuple[str, int]:
     return run, int(iteration)
 
 
-def fork_run(source: str, iteration: int, new: str, overrides: list[str], folder: str | None = None) -> RunSpec:
-    """Create run `new` with the records 0 to `iteration` of run `source`; returns its spec.
-
-    Raises InputError for an unknown run or iteration, a name that is taken, or settings that a fork cannot change.
-    """
-    root = open_store(Settings().store_root).root
+def fork_spec(source: str, iteration: int, overrides: list[str], folder: str | None = None) -> RunSpec:
+    """The spec of a run that goes on from there. Raises InputError as `fork_run` does, but for a name that is taken."""
     before = spec_of_run(source, folder)
     spec = before.with_overrides(overrides)
     fixed = [line for line in differing_keys(before.document(), spec.document()) if line.startswith(FIXED)]
     if fixed:
         raise InputError(f"a fork goes on with the policy of {source}, so these cannot change: {'; '.join(fixed)}")
     committed_at(source, iteration)
+    return spec
+
+
+def fork_run(source: str, iteration: int, new: str, overrides: list[str], folder: str | None = None) -> RunSpec:
+    """Create run `new` with the records 0 to `iteration` of run `source`; returns its spec.
+
+    Raises InputError for an unknown run or iteration, a name that is taken, or settings that a fork cannot change.
+    """
+    root = open_store(Settings().store_root).root
+    before, spec = spec_of_run(source, folder), fork_spec(source, iteration, overrides, folder)
     with collecting_paused(root):  # or what the new run shares could go before its records name it
         records = committed(source).records[: iteration + 1]
         require_kept(records[-1])

@@ -13,15 +13,18 @@ from httpx import HTTPError
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State
-from prefect.exceptions import PrefectException, PrefectHTTPStatusError
+from prefect.exceptions import ParameterTypeError, PrefectException, PrefectHTTPStatusError
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
-from prefect.states import Crashed
+from prefect.states import Crashed, Failed
+from prefect.utilities.callables import get_call_parameters
+from pydantic import ValidationError
 
 from infra.mlflow_client import without_password
 from infra.prefect_server import PrefectServer, PrefectServerError
 from infra.s3.objects import StoreUnavailable
 from infra.settings import Settings
+from tasks.errors import FAILURES
 
 PREFECT_AWAY = (HTTPError, PrefectException)
 """What Prefect's client raises when its server is gone: the run is whole all the same, its records have it."""
@@ -33,20 +36,48 @@ R = TypeVar("R")
 class EmbeddedFlow(Flow[P, R]):
     """A flow that, called where no Prefect server is configured, brings its own. Workers never come through there.
 
-    A store that has stopped to answer ends it as Crashed, not as Failed: an automation starts such a flow run again.
+    `check` gets the flow's parameters and refuses what cannot run, before that. A store that has stopped to answer ends
+    the flow as Crashed, not as Failed: an automation starts such a flow run again.
     """
 
-    def __init__(self, fn: Callable[P, R], **options: Any) -> None:
+    def __init__(self, fn: Callable[P, R], *, check: Callable[..., object] | None = None, **options: Any) -> None:
         super().__init__(fn=fn, **options)
-        self.fn = crashing(fn)
+        self.fn = ending_plainly(fn)
+        self._check = check
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._check is not None:
+            self._check(**self.validate_parameters(get_call_parameters(self.fn, args, kwargs)))
+        return self.checked(*args, **kwargs)
+
+    def checked(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the flow where its check was done already."""
         with prefect_api():
             return super().__call__(*args, **kwargs)
 
+    def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """With their types, defaults left out; ParameterTypeError says what is wrong in a line for each problem."""
+        try:
+            return super().validate_parameters(parameters)
+        except ParameterTypeError as error:
+            if isinstance(error.__context__, ValidationError):
+                raise ParameterTypeError("\n".join(problems(error.__context__))) from None
+            raise
 
-def crashing(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, which gives Prefect's state `Crashed` where the store does not answer any more.
+
+def problems(error: ValidationError) -> list[str]:
+    """A line for each value that is refused: where it is, and why."""
+    lines = []
+    for item in error.errors():
+        where, message = ".".join(str(part) for part in item["loc"][1:]), item["msg"].removeprefix("Value error, ")
+        given = "" if item["type"] in ("value_error", "missing") else f"={item['input']!r}"
+        lines.append(f"{where}{given}: {message}" if where else message)
+    return lines
+
+
+def ending_plainly(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which gives Prefect's state `Crashed` where the store does not answer any more, and `Failed` for
+    other errors that people are told without a traceback.
 
     Whoever calls the flow gets the error out of the state, as if it had been raised.
     """
@@ -58,6 +89,9 @@ def crashing(function: Callable[P, R]) -> Callable[P, R]:
         except StoreUnavailable as error:
             state: State[Any] = Crashed(message=f"StoreUnavailable: {error}", data=error)
             return state
+        except FAILURES as error:
+            failed: State[Any] = Failed(message=f"{type(error).__name__}: {error}", data=error)
+            return failed
 
     # Prefect looks for the types of parameters in the module of the function that it is given.
     called.__signature__ = signature(function, eval_str=True)  # type: ignore[attr-defined]

@@ -2,70 +2,28 @@
 
 from __future__ import annotations
 
-import json
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from infra.settings import Settings
-from ppo_core.records import InputError, needs_own_code
 from ppo_core.spec import RunSpec
+from tasks.checks.model_folder import check_model_folder, require_folder, require_model, transformers_may_know
+from tasks.checks.state_folder import require_writable_state
 from tasks.engine_programs import scoring_environment
 from tasks.engines import require_shared_store
 
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+__all__ = ["check_model_folder", "preflight", "transformers_may_know"]
 
 
 def preflight(spec: RunSpec) -> list[str]:
     """Raise InputError where the run could not come far; else what a person should know before it starts."""
     settings = Settings()
+    require_writable_state(settings)
     require_shared_store(spec, settings.store_root)
     scoring_environment(settings)
-    if spec.model.path is None:
-        return []
-    return check_model_folder(Path(spec.folder) / spec.model.path, trust_remote_code=settings.trust_remote_code)
-
-
-def check_model_folder(folder: Path, *, trust_remote_code: bool) -> list[str]:
-    """By its config.json and the names of its files; what is wrong with what these hold, the engines find out."""
-    if not folder.is_dir():
-        return []  # said where the folder is taken for an input
-    _require_safetensors(folder)
-    config = _config(folder)
-    model_type = config.get("model_type")
-    if "auto_map" not in config or trust_remote_code or not isinstance(model_type, str):
-        return []
-    if not transformers_may_know(model_type):
-        raise needs_own_code(folder)
-    return [
-        f"the model in {folder} names code of its own (auto_map), which does not run here: transformers' own class for "
-        f"{model_type} is used"
-    ]
-
-
-def transformers_may_know(model_type: str) -> bool:
-    """False only where the tables of the installed transformers do not have the type; to import them takes seconds."""
-    found = find_spec("transformers")
-    if found is None or found.origin is None:
-        return True
-    tables = list((Path(found.origin).parent / "models" / "auto").glob("*.py"))
-    return not tables or any(f'"{model_type}"' in table.read_text(encoding="utf-8") for table in tables)
-
-
-def _require_safetensors(folder: Path) -> None:
-    names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    pickles = [name for name in names if name.endswith(PICKLES)]
-    if pickles and not any(name.endswith(".safetensors") for name in names):
-        raise InputError(
-            f"{folder} has its weights as pickle alone ({', '.join(pickles[:3])}), which can run any code and is never "
-            "read: take the model's safetensors files, or convert it where you trust it, with transformers' "
-            "from_pretrained and save_pretrained"
-        )
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    folder = Path(spec.folder)
+    notes = []
+    if spec.model.path is not None:
+        notes = check_model_folder(folder / spec.model.path, trust_remote_code=settings.trust_remote_code)
+        require_model(folder / spec.model.path)
+    require_folder(folder / str(spec.model.tokenizer or spec.model.path))
+    return notes

@@ -9,6 +9,7 @@ from typing import Any
 from infra.engine_protocol import EngineInput, EngineJob
 from infra.settings import Settings
 from ppo_core.spec import RunSpec
+from tasks.dataset_job import reward_trial
 from tasks.engine_programs import EnginePlan, launch
 from tasks.orders import ask
 
@@ -33,13 +34,7 @@ def try_reward(spec: RunSpec, completions: list[str]) -> list[TrialRow]:
     """Score five rows. Raises InputError or EngineError with the complaint for what cannot be a reward."""
     settings = Settings()
     engine = launch(EnginePlan("scoring", "reward"), settings, settings.home / "logs")
-    document = {
-        "reward": spec.reward.model_dump(mode="json"),
-        "train": spec.dataset.train,
-        "sft_data": spec.sft.data if spec.sft else None,
-        "answer_column": spec.dataset.answer_column,
-        "completions": completions,
-    }
+    document = {**reward_trial(spec), "completions": completions}
     job = EngineJob("try_reward", {"sources": EngineInput(Path(spec.folder).absolute(), "")}, None, document)
     try:
         rows = ask(engine, job, silence_s=spec.engines.reward_timeout_s).result["rows"]

@@ -1,0 +1,47 @@
+"""What a check has found in order, as people read it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+from infra.settings import Settings
+from ppo_core.spec import RunSpec
+from tasks.checks.state_folder import nearest
+
+GIB = 2**30
+
+
+def findings_of(spec: RunSpec, facts: Mapping[str, Any], run: str, iteration: int | None, store: str) -> dict[str, str]:
+    """A short line for each subject; `facts` are those of the scoring engine's job `check_run`."""
+    settings, counts = Settings(), facts["counts"]
+    free = shutil.disk_usage(nearest(settings.home)).free / GIB
+    splits = [f"{counts['train']} prompts to train on"]
+    splits += [f"{counts['eval']} held out"] if "eval" in counts else []
+    splits += [f"{counts['sft']} SFT examples"] if "sft" in counts else []
+    scores = ", ".join("none" if score is None else f"{score:g}" for score in facts["scores"])
+    return {
+        "run": f"{run}, {_stands(iteration)} of {spec.iterations} iterations",
+        "data": ", ".join(splits),
+        "context": _context(facts["longest_prompt"], spec.rollout.max_response_tokens, facts["context_length"]),
+        "model": f"{facts['model_type']}, {facts['parameters'] / 1e6:.3g} million parameters, {spec.model.dtype}",
+        "rollouts": _cache(spec, facts["sequences"]),
+        "reward": f"{', '.join(spec.reward.weights)} on {len(facts['scores'])} rows: {scores}",
+        "state": f"{settings.home} ({free:.0f} GiB free)",
+        "store": store,
+    }
+
+
+def _stands(iteration: int | None) -> str:
+    return "a new run" if iteration is None else f"goes on after iteration {iteration}"
+
+
+def _context(longest: int, response: int, limit: int | None) -> str:
+    room = "no limit" if limit is None else f"{limit} tokens"
+    return f"longest prompt {longest} + response {response} = {longest + response} tokens; the model reads {room}"
+
+
+def _cache(spec: RunSpec, sequences: int | None) -> str:
+    size = f"engines.kv_cache_gib={spec.engines.kv_cache_gib:g}"
+    return size if sequences is None else f"{size} has room for {sequences} such sequences at once"

@@ -1,0 +1,115 @@
+"""All that can be known of a run before it starts, in seconds: what `ppoflow check` does, and training does first.
+
+    settings, folders, model's files ─► the run of this name ─┐
+                                                              ├─► findings, or a refusal
+    the scoring engine (rows, tokenizer, rewards, model)  ────┘
+
+Nothing is written. The user's code runs in a scoring engine of its own, as in training.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from infra.artifacts import open_store
+from infra.engine_protocol import EngineInput, EngineJob, EngineJobError
+from infra.engines import EngineProcess
+from infra.hardware import has_nvidia_gpu
+from infra.runs import open_records
+from infra.settings import Settings
+from ppo_core.records import CheckRunJob, InputError
+from ppo_core.spec import RunSpec
+from tasks.checks.findings import findings_of
+from tasks.dataset_job import dataset_job, reward_trial
+from tasks.engine_programs import EnginePlan, launch
+from tasks.open_run import changed_values, effective_spec, recorded_spec
+from tasks.orders import ask
+from tasks.preflight import preflight
+
+REWARD_FAILED = "RewardFailed"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where the run of a name stands: its last iteration (None: a new run), and whether it goes on as it was."""
+
+    run: str
+    iteration: int | None
+    unchanged: bool
+
+
+@dataclass(frozen=True)
+class Findings:
+    """`notes`: what a person should know before the run starts; `good`: what was found in order, by subject."""
+
+    notes: list[str] = field(default_factory=list)
+    good: dict[str, str] = field(default_factory=dict)
+
+
+def check_run(spec: RunSpec, run: str | None = None, *, again: bool = False) -> Findings:
+    """Raise InputError (or another error of `tasks.errors`) for what would end the run; see `checking`."""
+    with checking(spec, run, again=again) as answer:
+        return answer.result()
+
+
+@contextmanager
+def checking(spec: RunSpec, run: str | None = None, *, again: bool = False) -> Iterator[Future[Findings]]:
+    """Check while the caller does something else; all is ended on the way out.
+
+    The rows of a run that goes on as it was have been checked when it began: with `again` they are all the same.
+    """
+    started = time.monotonic()
+    notes = preflight(spec)
+    settings, name = Settings(), run or spec.name
+    with ThreadPoolExecutor(1) as pool, TemporaryDirectory(prefix="ppoflow-check-") as logs:
+        engine = launch(EnginePlan("scoring", "check"), settings, Path(logs))
+        engine.start()
+        try:
+            yield pool.submit(_check, engine, spec, name, notes, again, started)
+        finally:
+            engine.close()
+
+
+def _check(engine: EngineProcess, spec: RunSpec, name: str, notes: list[str], again: bool, started: float) -> Findings:
+    store = open_store(Settings().store_root)
+    standing = _standing(store.root, name, spec)
+    if standing.iteration is not None and standing.unchanged and not again:
+        _ask(engine, "try_reward", spec, {**reward_trial(spec), "completions": []})
+        return Findings(notes)
+    gpu = None if spec.engines.backend == "ray" else has_nvidia_gpu()
+    job = CheckRunJob(dataset=dataset_job(spec), engines=spec.engines, gpu=gpu)
+    facts = _ask(engine, "check_run", spec, job.model_dump(mode="json"))
+    good = findings_of(spec, facts, name, standing.iteration, store.root)
+    return Findings(notes, {**good, "checked": f"in {time.monotonic() - started:.1f} s; nothing was started"})
+
+
+def _standing(root: str, name: str, spec: RunSpec) -> Standing:
+    """Raises InputError where the run exists with another spec."""
+    records = open_records(root, name)
+    effective = effective_spec(spec, records)
+    recorded = recorded_spec(records)
+    changed = {} if recorded is None else changed_values(recorded, effective)
+    return Standing(name, records.last(), unchanged=set(changed) <= {"iterations"})
+
+
+def _ask(engine: EngineProcess, name: str, spec: RunSpec, document: dict[str, Any]) -> dict[str, Any]:
+    folder = Path(spec.folder).absolute()
+    inputs = {
+        "sources": EngineInput(folder, ""),
+        "tokenizer": EngineInput(folder / str(spec.model.tokenizer or spec.model.path), ""),
+    }
+    if spec.model.path is not None:
+        inputs["model"] = EngineInput(folder / spec.model.path, "")
+    try:
+        return ask(engine, EngineJob(name, inputs, None, document), silence_s=spec.engines.reward_timeout_s).result
+    except EngineJobError as error:
+        if error.error_type != REWARD_FAILED:
+            raise
+        raise InputError(error.reason) from None
