@@ -86,9 +86,11 @@ def told_clearly(starting: str | None = None) -> Iterator[None]:
     if starting is not None:
         begin(starting)
     quiet_prefect()  # before anything imports it
+    from tasks.checks.state_folder import require_readable_state
     from tasks.errors import FAILURES
 
     try:
+        require_readable_state()
         yield
     except FAILURES as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

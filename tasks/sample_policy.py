@@ -13,6 +13,7 @@ from infra.exported import check_export
 from infra.registry import describe
 from infra.settings import Settings
 from ppo_core.records import InputError
+from tasks.checks.state_folder import require_writable_state
 from tasks.engine_programs import EnginePlan, launch
 from tasks.inspect_run import read_run
 from tasks.orders import ask
@@ -24,6 +25,7 @@ def sample_policy(
 ) -> list[str]:
     """`count` answers. Raises InputError where `model` names no policy."""
     settings = Settings()
+    require_writable_state(settings)
     policy = find_policy(model, settings)
     engine = launch(EnginePlan("rollout", "sample"), settings, settings.home / "logs")
     document = {

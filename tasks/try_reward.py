@@ -9,6 +9,7 @@ from typing import Any
 from infra.engine_protocol import EngineInput, EngineJob
 from infra.settings import Settings
 from ppo_core.spec import RunSpec
+from tasks.checks.state_folder import require_writable_state
 from tasks.dataset_job import reward_trial
 from tasks.engine_programs import EnginePlan, launch
 from tasks.orders import ask
@@ -33,6 +34,7 @@ class TrialRow:
 def try_reward(spec: RunSpec, completions: list[str]) -> list[TrialRow]:
     """Score five rows. Raises InputError or EngineError with the complaint for what cannot be a reward."""
     settings = Settings()
+    require_writable_state(settings)
     engine = launch(EnginePlan("scoring", "reward"), settings, settings.home / "logs")
     document = {**reward_trial(spec), "completions": completions}
     job = EngineJob("try_reward", {"sources": EngineInput(Path(spec.folder).absolute(), "")}, None, document)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from infra.artifacts import REMOTE
@@ -10,48 +12,55 @@ from infra.settings import Settings
 from ppo_core.records import InputError
 
 
-def require_readable_state(settings: Settings) -> None:
+@dataclass(frozen=True)
+class Place:
+    """A folder of the user's choice, by the variable that names it."""
+
+    what: str
+    path: Path
+    variable: str
+
+
+def require_readable_state(settings: Settings | None = None) -> None:
     """Raise InputError where the state folder or a local store cannot be read; nothing there yet is no mistake."""
-    for path, variable in state_folders(settings):
-        folder = nearest(path, variable)
-        if folder == path and not os.access(folder, os.R_OK | os.X_OK):
-            raise InputError(f"{path} cannot be read by {_who()}: {_remedy(variable)}")
+    for place in places(settings or Settings()):
+        if _existing(place) == place.path and not os.access(place.path, os.R_OK | os.X_OK):
+            raise _refusal(place, f"user {os.geteuid()} may not read it. Change its permissions")
 
 
 def require_writable_state(settings: Settings) -> None:
     """Raise InputError where a run could not write its state; makes nothing."""
     require_readable_state(settings)
-    inner = [(settings.prefect_home, "PPOFLOW_HOME"), (settings.mlflow_folder, "PPOFLOW_HOME")]
-    for path, variable in [*state_folders(settings), *inner, (settings.home / "runs", "PPOFLOW_HOME")]:
-        folder = nearest(path, variable)
+    home, *others = places(settings)
+    inner = (settings.prefect_home, settings.mlflow_folder, settings.home / "runs", settings.home / "logs")
+    for place in (home, *others, *(Place(home.what, path, home.variable) for path in inner)):
+        folder = _existing(place)
         if not os.access(folder, os.W_OK | os.X_OK):
-            what = f"{path} cannot be written to" if folder == path else f"{path} cannot be made: {folder} is read-only"
-            raise InputError(f"{what} for {_who()}: {_remedy(variable)}")
+            where = "it" if folder == place.path else str(folder)
+            raise _refusal(place, f"user {os.geteuid()} may not write to {where}. Change its permissions")
 
 
-def state_folders(settings: Settings) -> list[tuple[Path, str]]:
-    """Folders of the user's choice, each with the variable that names it."""
+def places(settings: Settings) -> Iterator[Place]:
+    """The state folder first."""
+    yield Place("the state folder", settings.home, "PPOFLOW_HOME")
     if settings.store_root.startswith(REMOTE):
-        return [(settings.home, "PPOFLOW_HOME"), (settings.cache_folder, "PPOFLOW_CACHE")]
-    store = Path(settings.store_root.removeprefix("file://"))
-    return [(settings.home, "PPOFLOW_HOME"), (store, "PPOFLOW_STORE")]
+        yield Place("the cache", settings.cache_folder, "PPOFLOW_CACHE")
+    else:
+        yield Place("the store", Path(settings.store_root.removeprefix("file://")), "PPOFLOW_STORE")
 
 
-def nearest(path: Path, variable: str = "PPOFLOW_HOME") -> Path:
-    """The folder itself, or the nearest one above it that exists. Raises InputError where a file is in the way."""
-    for place in (path, *path.parents):
-        if place.is_dir():
-            return place
-        if os.path.lexists(place):
-            raise InputError(
-                f"{place} is a file where {path} needs a folder: move it, or set {variable} to another folder"
-            )
-    return Path("/")
+def nearest(path: Path) -> Path:
+    """The path itself, or the nearest one above it that exists."""
+    return next(place for place in (path, *path.parents) if os.path.lexists(place))
 
 
-def _remedy(variable: str) -> str:
-    return f"change its permissions, or set {variable} to a folder of your own"
+def _existing(place: Place) -> Path:
+    """The nearest folder that exists. Raises InputError where a file is in the way."""
+    found = nearest(place.path)
+    if not found.is_dir():
+        raise _refusal(place, f"{'it' if found == place.path else found} is a file. Move it")
+    return found
 
 
-def _who() -> str:
-    return f"user {os.geteuid()}"
+def _refusal(place: Place, reason: str) -> InputError:
+    return InputError(f"{place.what} {place.path} cannot be used: {reason}, or set {place.variable} to another folder")
