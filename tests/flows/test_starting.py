@@ -19,13 +19,14 @@ from tests.flows.samples import record
 
 ROOT = Path(__file__).parents[2]
 FIRST_LINE = """
+import os
 import sys
 
 class Screen:
     def write(self, text):
         heavy = {"prefect", "mlflow", "torch", "boto3", "botocore", "ray", "transformers", "pyarrow"}
         print(text.strip(), sorted(heavy & set(sys.modules)), file=sys.stderr, flush=True)
-        raise SystemExit(7)
+        os._exit(7)
 
     def flush(self):
         pass
