@@ -97,7 +97,7 @@ def train(
         console.step(f"run {bench.run}; Prefect page {page_url()} (flow ppo-training)")
         take_over(bench, console)
         greet(console, bench, last_record(bench.records))
-        begin_report(bench, partial(tell, console))
+        begin_report(bench, partial(tell, console), console.say)
         try:
             dataset = prepare_dataset(bench)
             record = last_whole(bench, console)

@@ -11,7 +11,8 @@ from infra.artifacts import ArtifactError
 from infra.exported import export_part
 from infra.registry import DIGEST_TAG, register
 from tasks.commit_iteration import best_of
-from tasks.iteration_record import Best, IterationRecord, read_record
+from tasks.iteration_record import Best, IterationRecord, best_in_words, read_record
+from tasks.open_run import record_at
 from tasks.references import CheckpointRef
 from tasks.stage import stage, told
 from tasks.workbench import Workbench
@@ -44,6 +45,7 @@ def register_policy(bench: Workbench, record: IterationRecord, best: Best) -> Re
         "ppoflow.checkpoint": json.dumps(best.checkpoint.bare().model_dump()),
         **evaluation_of(bench, record, best),
     }
+    in_words = best_in_words(best, record_at(bench.records, best.iteration).metrics)
     bench.tracker.open()  # a server that cannot read our store gets the files through this MLflow run
     registered = register(
         bench.settings.tracking_uri,
@@ -51,7 +53,7 @@ def register_policy(bench: Workbench, record: IterationRecord, best: Best) -> Re
         source=f"{bench.store.location(best.checkpoint.bare())}/policy",
         tags=lineage,
         aliases=[spec.registry.alias] if spec.registry.alias else [],
-        description=f"Best policy of run {bench.run}: iteration {best.iteration}, {spec.registry.metric} {best.value}",
+        description=f"Policy of run {bench.run}, iteration {best.iteration}; {in_words}.",
         run_id=bench.tracker.run_id,
         model_description=model_description(bench),
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from prefect.logging import get_run_logger
 
+from infra.mlflow_client import is_server
 from infra.system_metrics import SystemMetrics
 from tasks.iteration_record import IterationRecord, read_record
 from tasks.report_mlflow import input_data, introduce, link_lineage, log_missing, show_progress
@@ -17,8 +18,10 @@ from tasks.stage import stage, told
 from tasks.workbench import Workbench
 
 
-def begin_report(bench: Workbench, complain: Callable[[str | None], None]) -> None:
-    """Open the MLflow run and say what it is, while engines start; `complain` gets what was not taken.
+def begin_report(bench: Workbench, complain: Callable[[str | None], None], say: Callable[[str], None]) -> None:
+    """Open the MLflow run and tell it what it is, while engines start; `complain` gets what was not taken.
+
+    Of a server `say` gets the page; the pages of a database are opened by a command, which the end of a run names.
 
     From now on MLflow shows also how busy the machine is, and the losses of a supervised start as they come.
     """
@@ -29,6 +32,8 @@ def begin_report(bench: Workbench, complain: Callable[[str | None], None]) -> No
         reporting.introduced = introduce(bench)
         if not reporting.introduced:
             complain(complaint(bench))
+        elif is_server(bench.tracker.uri):
+            say(f"MLflow page {bench.tracker.page}")
 
     reporting.live, reporting.monitor = True, SystemMetrics(bench.tracker)
     reporting.aside(begin)
