@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Protocol
 
 import psutil
@@ -57,7 +58,9 @@ class SystemMetrics:
             if step is None:  # a step that is there already must not be used again
                 continue
             step, now = step + 1, int(time.time() * 1000)
-            waiting = [*waiting, *(Point(PREFIX + key, value, step, now) for key, value in machine_load())][-KEPT:]
+            with suppress(OSError, psutil.Error):  # a container may hide what there is to measure
+                load = list(machine_load())
+                waiting = [*waiting, *(Point(PREFIX + key, value, step, now) for key, value in load)][-KEPT:]
             if self._tracker.log_points(waiting):
                 waiting = []
 

@@ -22,7 +22,6 @@ def begin_report(bench: Workbench, complain: Callable[[str | None], None], say: 
     """Open the MLflow run and tell it what it is, while engines start; `complain` gets what was not taken.
 
     Of a server `say` gets the page; the pages of a database are opened by a command, which the end of a run names.
-
     From now on MLflow shows also how busy the machine is, and the losses of a supervised start as they come.
     """
     reporting = bench.reporting

@@ -8,6 +8,8 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from prefect.logging import get_logger
+
 from infra.system_metrics import SystemMetrics
 from tasks.iteration_record import IterationRecord
 
@@ -38,11 +40,11 @@ class Reporting:
             self.metrics.pop(iteration, None)
 
     def aside(self, work: Callable[[], object]) -> None:
-        """Do it on a thread of its own; not at all while something else is under way there."""
+        """Do it on a thread of its own; not at all while something else is under way there. It may fail, in the log."""
         if self.thread is not None and self.thread.is_alive():
             return
         context = copy_context()  # Prefect's loggers and settings
-        self.thread = threading.Thread(target=lambda: context.run(work), daemon=True, name="report")
+        self.thread = threading.Thread(target=context.run, args=(_forgiving, work), daemon=True, name="report")
         self.thread.start()
 
     def settle(self) -> None:
@@ -54,3 +56,10 @@ class Reporting:
         """End what goes on aside."""
         if self.monitor is not None:
             self.monitor.close()
+
+
+def _forgiving(work: Callable[[], object]) -> None:
+    try:
+        work()
+    except Exception:
+        get_logger("report").warning("a report made aside is not complete", exc_info=True)

@@ -1,0 +1,40 @@
+"""What is told beside the training: one thing at a time, and a failure there is no traceback on the console."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tasks.reporting import Reporting
+from tests.flows.samples import record
+from tests.waiting import LONG_S
+
+
+def fail() -> None:
+    """As a report might."""
+    raise ValueError("no curve to draw")
+
+
+def test_what_fails_aside_is_in_the_log_and_the_next_thing_is_done(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    reporting, done, hold = Reporting(), [], threading.Event()
+    reporting.aside(fail)
+    reporting.settle()
+    assert "no curve to draw" in caplog.text
+    assert "Exception in thread" not in capsys.readouterr().err
+    reporting.aside(lambda: hold.wait(LONG_S))
+    reporting.aside(lambda: done.append("while another is under way"))
+    hold.set()
+    reporting.settle()
+    reporting.aside(lambda: done.append("afterwards"))
+    reporting.settle()
+    assert done == ["afterwards"]
+
+
+def test_iterations_that_are_taken_out_of_the_run_are_forgotten() -> None:
+    reporting = Reporting()
+    reporting.add([record(number, {}) for number in range(3)])
+    reporting.forget([2, 3])
+    assert sorted(reporting.metrics) == [0, 1]
