@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DIGEST_TAG = "ppoflow.digest"
 SOURCE_TAG = "ppoflow.source"
+MOST_NAMED = 100
 MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[\w\-]+)|/(?P<version>\d+))")
 
 
@@ -90,10 +91,7 @@ def describe(uri: str, model: str) -> Version:
         raise InvalidModelName(f"{model!r} names no registered model: write models:/NAME@ALIAS or models:/NAME/VERSION")
     with _told_clearly(uri, f"find {model}"):
         client = open_client(uri)
-        if parts["alias"] is not None:
-            found = client.get_model_version_by_alias(parts["name"], parts["alias"])
-        else:
-            found = client.get_model_version(parts["name"], parts["version"])
+        found = _found(client, parts["name"], parts["alias"], parts["version"])
         return Version(
             name=str(found.name),
             version=str(found.version),
@@ -101,6 +99,29 @@ def describe(uri: str, model: str) -> Version:
             tags=dict(found.tags),
             created_ms=int(found.creation_timestamp),
         )
+
+
+def _found(client: MlflowClient, name: str, alias: str | None, version: str) -> ModelVersion:
+    """Raises LookupError saying what there is instead."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        if alias is not None:
+            return client.get_model_version_by_alias(name, alias)
+        return client.get_model_version(name, version)
+    except MlflowException as error:
+        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise
+        raise LookupError(_instead(client, name, alias, version)) from error
+
+
+def _instead(client: MlflowClient, name: str, alias: str | None, version: str) -> str:
+    known = [model.name for model in client.search_registered_models(max_results=MOST_NAMED)]
+    if name not in known and len(known) < MOST_NAMED:
+        return f"no model is registered as {name} (registered: {', '.join(known) or 'none'})"
+    aliases = [f"@{given} is version {at}" for given, at in client.get_registered_model(name).aliases.items()]
+    missing = f"version {version}" if alias is None else f"alias {alias}"
+    return f"{name} has no {missing} (its aliases: {', '.join(sorted(aliases)) or 'none'})"
 
 
 def aliases_of(uri: str, name: str) -> dict[str, str]:
@@ -131,7 +152,7 @@ def _told_clearly(uri: str, intent: str) -> Iterator[None]:
         from requests import RequestException
         from sqlalchemy.exc import SQLAlchemyError
 
-        if isinstance(error, MlflowException | RequestException | SQLAlchemyError | OSError):
+        if isinstance(error, MlflowException | RequestException | SQLAlchemyError | OSError | LookupError):
             why = in_short(str(error)).replace(AWAY, f"it {AWAY}")
             raise RegistryError(f"MLflow at {without_password(uri)} could not {intent}: {why}") from error
         raise

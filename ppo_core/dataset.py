@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppo_core.plugins import Sources, load_function
+from ppo_core.plugins import Sources, load_function, place_of
 from ppo_core.records import InputError, PromptRow, canonical_json
+
+TABLES = {".csv": "read_csv", ".tsv": "read_csv", ".parquet": "read_parquet"}
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,10 @@ def read_rows(source: str, sources: Sources) -> list[dict[str, Any]]:
         raise InputError(f"{source} holds no rows: give at least one prompt")
     for number, row in enumerate(rows, 1):
         if not isinstance(row, Mapping):
-            raise InputError(f"{source}: row {number} is {type(row).__name__}, not an object with a `prompt`")
-        _check_prompt(source, number, row.get("prompt"))
+            array = isinstance(row, list) and ":" not in source
+            remedy = f": {_json_array(sources.folder / source)}" if array else ""
+            raise InputError(f"{source}: row {number} is {type(row).__name__}, not an object with a `prompt`{remedy}")
+        _check_prompt(source, number, row)
     return rows
 
 
@@ -97,7 +101,8 @@ def _generated(source: str, sources: Sources) -> list[dict[str, Any]]:
     try:
         return list(function())
     except Exception as error:
-        raise InputError(f"{source} yields no rows, it raised {type(error).__name__}: {error}") from error
+        place = place_of(error, sources)
+        raise InputError(f"{source} yields no rows, it raised {type(error).__name__}: {error}{place}") from error
 
 
 def _read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -106,23 +111,51 @@ def _read_jsonl(path: Path) -> list[dict[str, Any]]:
             f"there is no file {path}: give a JSONL file or path/to/file.py:function, relative to the spec"
         )
     rows = []
+    _refuse_other_kinds(path)
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
                     rows.append(json.loads(line.decode()))
                 except ValueError as error:
-                    raise InputError(f"{path}:{number} is not JSON in UTF-8: {error}") from None
+                    raise InputError(
+                        f"{path}:{number} is not JSON in UTF-8: {error} (JSONL has one object per line)"
+                    ) from None
     return rows
 
 
-def _check_prompt(source: str, number: int, prompt: Any) -> None:
+def _refuse_other_kinds(path: Path) -> None:
+    """Raise InputError, with a way to convert it, for a file that plainly holds something else than JSON lines."""
+    name, suffix = path.stem, path.suffix.lower()
+    if suffix in TABLES:
+        options = ', sep="\\t"' if suffix == ".tsv" else ""
+        raise InputError(
+            f"{path} is {suffix[1:].upper()}, and prompts are JSONL, one object per line: convert it with  python -c "
+            f'\'import pandas; pandas.{TABLES[suffix]}("{path}"{options}).to_json("{name}.jsonl", '
+            'orient="records", lines=True)\''
+        )
+    with path.open("rb") as content:
+        first = content.readline().strip()
+    if first == b"[":
+        raise _json_array(path)
+
+
+def _json_array(path: Path) -> InputError:
+    return InputError(
+        f"{path} is one JSON array, and prompts are JSONL, one object per line: convert it with  python -c 'import "
+        f'pandas; pandas.read_json("{path}").to_json("{path.stem}.jsonl", orient="records", lines=True)\''
+    )
+
+
+def _check_prompt(source: str, number: int, row: Mapping[str, Any]) -> None:
+    prompt = row.get("prompt")
     if isinstance(prompt, str) and prompt:
         return
     messages = isinstance(prompt, list) and prompt and all(isinstance(m, Mapping) and "role" in m for m in prompt)
     if not messages:
+        found = "" if "prompt" in row else f"; its columns are {', '.join(sorted(map(str, row))) or 'none'}"
         raise InputError(
-            f"{source}: row {number} has prompt={prompt!r}: it must be a text or a list of messages with roles"
+            f"{source}: row {number} has prompt={prompt!r}: it must be a text or a list of messages with roles{found}"
         )
 
 

@@ -23,7 +23,7 @@ def check_model(
     """
     spec = job.dataset.model
     model = empty_policy(config, str(folder or spec.config), trust_remote_code=trust_remote_code)
-    if folder is not None and not _fits(model, tensor_shapes(folder)) and _size(folder) <= LARGEST_TRIAL:
+    if folder is not None and not fits(model, tensor_shapes(folder)) and _size(folder) <= LARGEST_TRIAL:
         load_policy(folder, dtype=spec.dtype, trust_remote_code=trust_remote_code)
     facts = {"model_type": config.model_type, "parameters": sum(value.numel() for value in model.parameters())}
     attention, ranks = attention_of(config), job.engines.tensor_parallel_size
@@ -45,7 +45,7 @@ def _size(folder: Path) -> int:
     return sum(file.stat().st_size for file in weight_files(folder))
 
 
-def _fits(model: Any, found: dict[str, tuple[int, ...]]) -> bool:
+def fits(model: Any, found: dict[str, tuple[int, ...]]) -> bool:
     """Whether every parameter is there under its own name, in its own shape; one that is tied only once.
 
     transformers can also read older names, which it alone knows.

@@ -6,7 +6,9 @@ import ast
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,8 @@ from typing import Any
 
 from ppo_core.permissions import OWN_FOLDER
 from ppo_core.records import InputError
+
+OURS = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,27 @@ def load_function(name: str, sources: Sources) -> Callable[..., Any]:
     module = _load(name, sources)
     function = vars(module).get(function_name)
     if not callable(function):
-        known = sorted(k for k, v in vars(module).items() if callable(v) and not k.startswith("_"))
+        known = sorted(
+            found.__name__
+            for found in vars(module).values()
+            if (inspect.isfunction(found) or inspect.isclass(found))
+            and found.__module__ == module.__name__
+            and not found.__name__.startswith("_")
+        )
         raise InputError(
             f"{name}: {module_name} has no function {function_name!r} (it has: {', '.join(known) or 'none'})"
         )
     return function
+
+
+def place_of(error: BaseException, sources: Sources) -> str:
+    """` (reward.py:12)`: where in the user's files it was raised; empty where none of them was running."""
+    folder = sources.folder.resolve()
+    frames = [(Path(frame.filename).resolve(), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [(path, line) for path, line in frames if not path.is_relative_to(OURS) and path.is_file()]
+    inside = [f"{path.relative_to(folder)}:{line}" for path, line in own if path.is_relative_to(folder)]
+    elsewhere = [f"{path}:{line}" for path, line in own]
+    return f" ({(inside or elsewhere)[-1]})" if own else ""
 
 
 def source_digest(name: str, sources: Sources) -> str:
@@ -86,10 +106,10 @@ def _load(name: str, sources: Sources) -> ModuleType:
     path = sources.folder / module_name
     if path.is_file():
         sources.require_allowed(name, path)
-    return _load_file(name, path)
+    return _load_file(name, path, sources)
 
 
-def _load_file(name: str, path: Path) -> ModuleType:
+def _load_file(name: str, path: Path, sources: Sources) -> ModuleType:
     if not path.is_file():
         raise InputError(f"{name}: there is no file {path}: paths are relative to the spec")
     path = path.resolve()
@@ -109,7 +129,8 @@ def _load_file(name: str, path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[module_name]
-        raise InputError(f"{name}: importing {path} failed with {type(error).__name__}: {error}") from error
+        place = place_of(error, sources)
+        raise InputError(f"{name}: importing {path} failed with {type(error).__name__}: {error}{place}") from error
     return module
 
 

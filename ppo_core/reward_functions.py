@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsFloat
 
-from ppo_core.plugins import Sources, load_function
+from ppo_core.plugins import Sources, load_function, place_of
 from ppo_core.records import InputError, PromptRow, ScoreRow
 
 
@@ -28,6 +28,7 @@ class RewardFunctions:
     def __init__(self, weights: Mapping[str, float], options: Mapping[str, Any], sources: Sources) -> None:
         self.weights = dict(weights)
         self.options = dict(options)
+        self.sources = sources
         self.functions = {name: load_function(name, sources) for name in weights}
 
     def check_columns(self, rows: Sequence[PromptRow], answer_column: str) -> None:
@@ -82,7 +83,8 @@ class RewardFunctions:
             scores = function(**{key: value for key, value in given.items() if open_ended or key in parameters})
             return asyncio.run(_awaited(scores)) if inspect.isawaitable(scores) else scores
         except Exception as error:
-            raise RewardFailed(f"the reward function {name} raised {type(error).__name__}: {error}") from error
+            place = place_of(error, self.sources)
+            raise RewardFailed(f"the reward function {name} raised {type(error).__name__}: {error}{place}") from error
 
 
 async def _awaited(value: Any) -> Any:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ppo_core.records import InputError
+from ppo_core.records import GenerateJob, InputError
 
 GIB = 1 << 30
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -68,6 +68,18 @@ def attention_of(config: Any) -> Attention | None:
         head_dim=head_dim,
         keeps_all=not others and kinds == {"full_attention"},
     )
+
+
+def check_limits(policy: Path, spec: GenerateJob, context: int, *, gpu: bool, trust_remote_code: bool) -> None:
+    """Raise InputError where vLLM can never sample `context` tokens from this policy here."""
+    from ppo_core.tokenization import model_config
+
+    attention = attention_of(model_config(str(policy), None, trust_remote_code=trust_remote_code))
+    ranks = spec.tensor_parallel_size
+    if attention is not None:
+        check_heads(attention, ranks=ranks, gpu=gpu)
+        size, dtype = spec.kv_cache_gib, spec.model.dtype
+        check_cache(attention, tokens=context, kv_cache_gib=size, dtype=dtype, ranks=ranks, gpu=gpu)
 
 
 def check_heads(attention: Attention, *, ranks: int, gpu: bool) -> None:

@@ -49,10 +49,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SpecError(f"{path}: cannot be read ({error.strerror}): give the path of a YAML spec") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
+        if lines := _lines_with_tabs(path):
+            raise SpecError(f"{path}: line {lines[0]} begins with a tab, and YAML is indented with spaces") from None
         raise SpecError(f"{path}: is not valid YAML: {error}") from None
     if not isinstance(document, dict):
         raise SpecError(f"{path}: holds {type(document).__name__}, not a mapping of sections such as `rollout:`")
     return document
+
+
+def _lines_with_tabs(path: Path) -> list[int]:
+    """The numbers of the lines that are indented with a tab."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return [number for number, line in enumerate(text.splitlines(), 1) if "\t" in line[: -len(line.lstrip()) or None]]
 
 
 def apply_override(document: dict[str, Any], override: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import re
 import sys
 import time
 from pathlib import Path
@@ -20,11 +21,11 @@ from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.engines.vllm_worker import WeightSwap
 from ppo_core.permissions import Permissions, permissions_of
 from ppo_core.records import GenerateJob, GenerateShardJob, InputError, PromptRow, RolloutRow
+from ppo_core.rollout_limits import GIB, cache_too_small, check_limits
 from ppo_core.sampling import Draw, draw_prompts, draws
 from ppo_core.spec import ModelSpec
 from ppo_core.tables import longest_prompt, read_prompts, read_rollouts, write_rollouts
 
-GIB = 1 << 30
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "generation_config.json")
 
 
@@ -181,34 +182,43 @@ class RolloutEngine:
 
 
 def start_vllm(policy: Path, spec: GenerateJob, context: int, *, trust_remote_code: bool) -> Any:
-    """A vLLM engine around the policy; `context` tokens are the longest prompt plus response."""
+    """A vLLM engine around the policy; `context` tokens are the longest prompt plus response.
+
+    Raises InputError for a model or a cache that vLLM can never work with here.
+    """
     import torch
     from vllm import LLM
 
     on_gpu = torch.cuda.is_available()
+    check_limits(policy, spec, context, gpu=on_gpu, trust_remote_code=trust_remote_code)
     options: dict[str, Any] = {}
     if on_gpu:
         # vLLM refuses to start where less is free than its share of the card, and the training engine has some already.
         free, total = torch.cuda.mem_get_info()
         options["gpu_memory_utilization"] = 0.95 * free / total
-    return LLM(
-        model=str(policy),
-        dtype=spec.model.dtype,
-        load_format="safetensors",
-        max_model_len=context,
-        skip_tokenizer_init=True,
-        trust_remote_code=trust_remote_code,
-        enforce_eager=not on_gpu,
-        distributed_executor_backend="mp" if spec.tensor_parallel_size > 1 else "uni",
-        tensor_parallel_size=spec.tensor_parallel_size,
-        kv_cache_memory_bytes=int(spec.kv_cache_gib * GIB),
-        logprobs_mode="processed_logprobs",
-        worker_extension_cls=f"{WeightSwap.__module__}.{WeightSwap.__qualname__}",
-        generation_config="vllm",
-        disable_log_stats=True,
-        seed=0,
-        **options,
-    )
+    try:
+        return LLM(
+            model=str(policy),
+            dtype=spec.model.dtype,
+            load_format="safetensors",
+            max_model_len=context,
+            skip_tokenizer_init=True,
+            trust_remote_code=trust_remote_code,
+            enforce_eager=not on_gpu,
+            distributed_executor_backend="mp" if spec.tensor_parallel_size > 1 else "uni",
+            tensor_parallel_size=spec.tensor_parallel_size,
+            kv_cache_memory_bytes=int(spec.kv_cache_gib * GIB),
+            logprobs_mode="processed_logprobs",
+            worker_extension_cls=f"{WeightSwap.__module__}.{WeightSwap.__qualname__}",
+            generation_config="vllm",
+            disable_log_stats=True,
+            seed=0,
+            **options,
+        )
+    except ValueError as error:
+        if needed := re.search(r"\(([0-9.]+) GiB KV cache is needed", str(error)):
+            raise cache_too_small(spec.kv_cache_gib, max(float(needed[1]), 0.01), context) from None
+        raise
 
 
 def sampled_logprobs(logprobs: Any, count: int) -> list[float]:

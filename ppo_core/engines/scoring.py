@@ -17,10 +17,17 @@ import pyarrow.parquet as pq
 from ppo_core.comparison import compare_evaluations
 from ppo_core.dataset import read_rows
 from ppo_core.engines.protocol import Job, serve, take_over_stdout
-from ppo_core.engines.start import TRIAL_ROWS, example_completions, read_start, reward_functions, sources_of
+from ppo_core.engines.start import (
+    TRIAL_ROWS,
+    example_completions,
+    read_start,
+    reward_functions,
+    sources_of,
+    untokenized,
+)
 from ppo_core.permissions import permissions_of
 from ppo_core.plugins import source_digest
-from ppo_core.records import CheckRunJob, EvaluateJob, PrepareDatasetJob, PromptRow, RolloutRow, ScoreJob, ScoreRow
+from ppo_core.records import CheckRunJob, EvaluateJob, PrepareDatasetJob, RolloutRow, ScoreJob, ScoreRow
 from ppo_core.reward_functions import RewardFailed, score_rows
 from ppo_core.spec import RewardSpec
 from ppo_core.tables import read_prompts, read_rollouts, write_prompts, write_rollouts, write_scores
@@ -45,11 +52,11 @@ def prepare_dataset(job: Job) -> dict[str, Any]:
 
 def check_run(job: Job) -> dict[str, Any]:
     """What a run would find wrong with its data, tokenizer, reward functions and model, found before it starts."""
+    spec = CheckRunJob.model_validate(job.spec)
+    found = read_start(job, spec.dataset)
     from ppo_core.model_checks import check_model
 
-    spec = CheckRunJob.model_validate(job.spec)
     model = job.inputs["model"].path if "model" in job.inputs else None
-    found = read_start(job, spec.dataset)
     facts = check_model(
         found.config,
         model,
@@ -107,7 +114,7 @@ def try_reward(job: Job) -> dict[str, Any]:
     sources, column = sources_of(job), job.spec["answer_column"]
     functions = reward_functions(RewardSpec.model_validate(job.spec["reward"]), sources)
     rows = read_rows(job.spec["train"], sources)[:TRIAL_ROWS]
-    prompts = [_untokenized(number, row, column) for number, row in enumerate(rows)]
+    prompts = [untokenized(row, column) for row in rows]
     functions.check_columns(prompts, column)
     sft_data = job.spec["sft_data"]
     examples = None if sft_data is None or job.spec["completions"] else read_rows(sft_data, sources)
@@ -148,11 +155,6 @@ def _samples(job: Job, rollouts: list[RolloutRow], scores: list[ScoreRow], count
         {"prompt": prompts[row.prompt_id].prompt, "response": row.response, "score": score.score}
         for row, score in list(zip(rollouts, scores, strict=True))[:count]
     ]
-
-
-def _untokenized(number: int, row: Any, column: str) -> PromptRow:
-    metadata = {key: value for key, value in row.items() if key not in ("prompt", column)}
-    return PromptRow(str(number), row["prompt"], [], row.get(column), metadata)
 
 
 def _join(prefix: str, name: str) -> str:

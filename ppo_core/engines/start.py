@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,13 +41,20 @@ class Start:
 
 
 def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
-    """Every row, tokenized, after every check that needs no model weights. Raises InputError, and RewardFailed."""
+    """Every row, tokenized, after every check that needs no model weights. Raises InputError, and RewardFailed.
+
+    What needs no tokenizer comes first: transformers takes seconds to import.
+    """
     sources, column = sources_of(job), spec.dataset.answer_column
     functions = reward_functions(spec.reward, sources)
     splits = {"train": spec.dataset.train, "eval": spec.dataset.evaluation, "sft": spec.sft_data}
     named = {split: source for split, source in splits.items() if source is not None}
     rows = {split: read_rows(source, sources) for split, source in named.items()}
     _check_enough(rows.get("eval"), spec)
+    for split in {"train", "eval"} & set(rows):
+        functions.check_columns([untokenized(row, column) for row in rows[split]], column)
+    tried = [untokenized(row, column) for row in rows["train"][:TRIAL_ROWS]]
+    parts = functions.score(tried, example_completions(rows.get("sft"), tried), column)
     tokenizer, config, context = _read_model(job, spec)
     limits = Limits(context, spec.dataset.max_prompt_tokens, spec.max_response_tokens)
     prompts: dict[str, list[PromptRow]] = {}
@@ -56,13 +63,10 @@ def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
             source, given = named[split], told(rows[split], named[split], job)
             prompts[split] = prompt_rows(given, tokenizer, source=source, answer_column=column, limits=limits)
             _check_vocabulary(source, prompts[split], tokenizer, config)
-            functions.check_columns(prompts[split], column)
     examples = None
     if "sft" in named:
         given = told(rows["sft"], named["sft"], job)
         examples = supervised_rows(given, tokenizer, source=named["sft"], context_length=context)
-    tried = prompts["train"][:TRIAL_ROWS]
-    parts = functions.score(tried, example_completions(rows.get("sft"), tried), column)
     return Start(prompts, examples, config, context, [functions.total(part) for part in parts])
 
 
@@ -84,6 +88,12 @@ def example_completions(examples: Sequence[dict[str, Any]] | None, prompts: Sequ
     else:
         texts = ["" if row.reference_answer is None else str(row.reference_answer) for row in prompts]
     return [text if index % 2 == 0 else "" for index, text in enumerate(texts)]
+
+
+def untokenized(row: Mapping[str, Any], column: str) -> PromptRow:
+    """A row as reward functions see it."""
+    metadata = {key: value for key, value in row.items() if key not in ("prompt", column)}
+    return PromptRow("", row["prompt"], [], row.get(column), metadata)
 
 
 def told(rows: list[dict[str, Any]], source: str, job: Job) -> Iterator[dict[str, Any]]:

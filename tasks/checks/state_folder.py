@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from infra.artifacts import REMOTE
 from infra.settings import Settings
 from ppo_core.records import InputError
@@ -23,9 +25,25 @@ class Place:
 
 def require_readable_state(settings: Settings | None = None) -> None:
     """Raise InputError where the state folder or a local store cannot be read; nothing there yet is no mistake."""
-    for place in places(settings or Settings()):
+    for place in places(settings or read_settings()):
         if _existing(place) == place.path and not os.access(place.path, os.R_OK | os.X_OK):
             raise _refusal(place, f"user {os.geteuid()} may not read it. Change its permissions")
+
+
+def read_settings() -> Settings:
+    """The settings. Raises InputError naming each variable of the environment that is refused."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        raise InputError("\n".join(_problems(error))) from None
+
+
+def _problems(error: ValidationError) -> Iterator[str]:
+    for item in error.errors():
+        if item["type"] != "default_factory_not_called":  # follows from another one
+            field = str(item["loc"][0])
+            name = field if field.isupper() else f"PPOFLOW_{field.upper()}"
+            yield f"{name}={item['input']!r} in the environment: {item['msg'].removeprefix('Value error, ')}"
 
 
 def require_writable_state(settings: Settings) -> None:

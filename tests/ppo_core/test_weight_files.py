@@ -1,0 +1,109 @@
+"""Folders of models whose files are missing, cut short or of another model: found by headers, and by the loader."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppo_core.model_checks import check_model, fits
+from ppo_core.models import load_policy
+from ppo_core.records import CheckRunJob, InputError
+from ppo_core.spec import RunSpec
+from ppo_core.tokenization import model_config
+from ppo_core.weight_files import tensor_shapes
+from tests.ppo_core.tiny_models import tiny_folder, tiny_policy
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("whole"), "llama")
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "model"))
+
+
+def configure(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def checked(folder: Path) -> dict[str, Any]:
+    """As the scoring engine's job does it; a GPU takes heads of any size."""
+    base = RunSpec.model_validate(
+        {"dataset": {"train": "rows.jsonl"}, "model": {"path": str(folder)}, "reward": {"function": "reward.py:f"}}
+    )
+    data = {"dataset": base.dataset, "model": base.model, "reward": base.reward}
+    job = CheckRunJob.model_validate(
+        {
+            "dataset": {**data, "sft_data": None, "max_response_tokens": 8, "num_eval_prompts": 0},
+            "engines": base.engines,
+            "gpu": True,
+        }
+    )
+    return check_model(model_config(str(folder), None), folder, job, tokens=32, trust_remote_code=False)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen2", "gpt2"])
+def test_a_folder_as_it_was_saved_fits_by_its_headers_alone(name: str, tmp_path: Path) -> None:
+    folder, policy = tiny_folder(tmp_path, name), tiny_policy(name)
+    assert fits(policy, tensor_shapes(folder))
+    assert checked(folder)["parameters"] == sum(parameter.numel() for parameter in policy.parameters())
+
+
+def test_shards_are_read_by_their_index_and_a_missing_one_is_named(folder: Path) -> None:
+    expected = tensor_shapes(folder)
+    policy = load_policy(folder, dtype="float32")
+    (folder / "model.safetensors").unlink()
+    policy.save_pretrained(folder, max_shard_size="20KB")
+    assert tensor_shapes(folder) == expected
+    first, *_ = sorted(folder.glob("model-*.safetensors"))
+    first.unlink()
+    with pytest.raises(InputError, match=rf"lacks 1 of the \d+ files that its {INDEX} names \({first.name}\)"):
+        checked(folder)
+
+
+def test_files_that_hold_no_weights_are_refused(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    for broken, words in ((content[:-5], "where its header tells of"), (content[:40], "cut short"), (b"", "cut short")):
+        weights.write_bytes(broken)
+        with pytest.raises(InputError, match=words):
+            checked(folder)
+    weights.unlink()
+    with pytest.raises(InputError, match=f"has neither model.safetensors nor {INDEX}"):
+        checked(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"num_key_value_heads": 1},
+            r"k_proj.weight is \[32, 32\] in the weights and \[16, 32\] by config.json, and 3",
+        ),
+        ({"vocab_size": 50}, r"lm_head.weight is \[40, 32\] in the weights and \[50, 32\] by config.json, and 1 more"),
+        ({"num_hidden_layers": 3}, r"model.layers.2.\S+ is not in the weights, and \d+ more. Take both from the same"),
+    ],
+)
+def test_weights_of_another_configuration_are_refused_by_the_check_and_by_the_loader(
+    folder: Path, change: dict[str, Any], words: str
+) -> None:
+    configure(folder, **change)
+    with pytest.raises(InputError, match=words):
+        checked(folder)
+    with pytest.raises(InputError, match=words):
+        load_policy(folder, dtype="float32")
+
+
+def test_a_configuration_that_makes_no_model_is_refused(folder: Path) -> None:
+    configure(folder, model_type="t5")
+    with pytest.raises(InputError, match="transformers makes no causal LM of this configuration"):
+        checked(folder)

@@ -1,0 +1,180 @@
+"""What a check refuses before anything starts: folders, settings, models, rows, and the run of that name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from infra.settings import Settings
+from ppo_core.records import InputError
+from ppo_core.spec import RunSpec
+from tasks.checks.model_folder import require_model
+from tasks.checks.run import check_run
+from tasks.checks.state_folder import require_readable_state, require_writable_state
+from tasks.errors import InvalidRunName
+from tests.flows.test_refusals import SMALL_HEADS
+from tests.tasks.benches import smoke_spec
+from tests.tasks.toy_runs import ToyRun
+
+ROOT = Path(__file__).parents[2]
+NOBODY = 65534
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize("below", ["", "deep/inside"])
+def test_a_file_in_the_way_of_the_state_folder_is_named(home: Path, below: str) -> None:
+    home.write_text("mine")
+    wanted = home / below
+    file = "it" if wanted == home else str(home)
+    message = f"^the state folder {wanted} cannot be used: {file} is a file. Move it, or set PPOFLOW_HOME to another"
+    for require in (require_readable_state, require_writable_state):
+        with pytest.raises(InputError, match=message):
+            require(Settings(home=wanted))
+
+
+def test_a_file_in_the_way_of_the_store_or_of_what_lies_below_is_named(home: Path, tmp_path: Path) -> None:
+    (file := tmp_path / "file").write_text("mine")
+    with pytest.raises(
+        InputError, match=f"^the store {file} cannot be used: it is a file. Move it, or set PPOFLOW_STORE"
+    ):
+        require_writable_state(Settings(store=str(file)))
+    home.mkdir()
+    (home / "prefect").write_text("mine")
+    with pytest.raises(InputError, match=f"state folder {home}/prefect cannot be used: it is a file"):
+        require_writable_state(Settings())
+
+
+def test_folders_that_are_not_there_yet_are_no_mistake(home: Path) -> None:
+    require_writable_state(Settings(store="s3://bucket/runs"))
+    require_writable_state(Settings())
+    assert not home.exists()
+
+
+def test_a_folder_without_the_right_to_write_is_refused() -> None:
+    """By a process of a user who has none: root may write everywhere."""
+    program = f"""
+import os, sys
+from infra.settings import Settings
+from ppo_core.records import InputError
+from tasks.checks.state_folder import require_readable_state, require_writable_state
+
+if os.geteuid() == 0:
+    os.setuid({NOBODY})
+require_readable_state(Settings(home=sys.argv[1]))
+for home in sys.argv[1:]:
+    try:
+        require_writable_state(Settings(home=home))
+    except InputError as error:
+        print(error)
+"""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o555)
+        command = [sys.executable, "-c", program, folder, f"{folder}/new"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first.startswith(f"the state folder {folder} cannot be used: user ")
+    assert first.endswith("may not write to it. Change its permissions, or set PPOFLOW_HOME to another folder")
+    assert f"{folder}/new cannot be used: user" in second
+    assert f"may not write to {folder}. Change" in second
+
+
+def test_a_setting_of_the_environment_that_is_refused_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PPOFLOW_CACHE_GIB", "-1")
+    monkeypatch.setenv("PPOFLOW_PREFECT_API_URL", "here")
+    with pytest.raises(InputError) as refusal:
+        require_readable_state()
+    lines = str(refusal.value).splitlines()
+    assert lines[0] == "PPOFLOW_CACHE_GIB='-1' in the environment: Input should be greater than 0"
+    assert lines[1].startswith("PPOFLOW_PREFECT_API_URL='here' in the environment: String should match pattern")
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (None, "has no config.json: give the folder of a Hugging Face causal LM"),
+        ("", "config.json is no JSON object"),
+        ("[]", "config.json is no JSON object"),
+    ],
+)
+def test_a_folder_that_is_no_models_is_refused(tmp_path: Path, config: str | None, message: str) -> None:
+    with pytest.raises(InputError, match="there is no folder"):
+        require_model(tmp_path / "nowhere")
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(InputError, match=message):
+        require_model(tmp_path)
+
+
+def test_a_run_that_exists_with_another_spec_is_refused_with_the_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = ToyRun(tmp_path, ("iterations=1",), "toy")
+    toy.train()
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path))
+    monkeypatch.setenv("PPOFLOW_STORE", str(tmp_path / "store"))
+    spec = toy.bench().spec
+    before = sorted(tmp_path.rglob("*"))
+    changed = spec.with_overrides(["rollout.temperature=0.5"])
+    with pytest.raises(InputError, match=r"run toy exists with another spec [\s\S]*rollout.temperature: 1.0 -> 0.5"):
+        check_run(changed, "toy")
+    found = check_run(spec, "toy", again=True)
+    assert found.good["run"] == "toy, goes on after iteration 1 of 1 iterations"
+    assert check_run(spec, "toy").good == {}  # its rows were checked when it began
+    with pytest.raises(InvalidRunName):
+        check_run(spec, "../toy")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+REWARDS = """
+from json import dumps as written
+
+def right(prompts, completions, answer): return [1.0] * len(prompts)
+def raises(prompts, completions, answer):
+    return [written({1, 2}) for _ in prompts]
+"""
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("reward.function=rewards.py:raises", r"rewards.py:raises raised TypeError: .* \(rewards.py:6\)$"),
+        ("reward.function=rewards.py:wrong", r"no function 'wrong' \(it has: raises, right\)$"),
+        ("dataset.train=rows.csv", r"rows.csv is CSV, and prompts are JSONL, .* python -c 'import pandas; .*read_csv"),
+        ("dataset.evaluation=array.jsonl", r"array.jsonl is one JSON array, .* python -c 'import pandas; .*read_json"),
+        ("dataset.train=columns.jsonl", r"row 1 has prompt=None: .*; its columns are answer, question$"),
+        ("evaluation.num_prompts=3", r"evaluation.num_prompts=3 is more than the 2 rows of rows.jsonl: lower it"),
+        ("dataset.max_prompt_tokens=2", r"row 1 has a prompt of 4 tokens, but dataset.max_prompt_tokens=2"),
+        ("rollout.max_response_tokens=126", r"max_response_tokens=126 does not fit the model's context 128"),
+        ("engines.kv_cache_gib=0.0001", r"kv_cache_gib=0.0001 is too small for one sequence of 52 tokens"),
+        ("engines.tensor_parallel_size=3", r"tensor_parallel_size=3 does not divide the model's 4 attention heads"),
+        (SMALL_HEADS, r"\(head_dim\) of 16, and vLLM on CPU takes only"),
+    ],
+)
+def test_what_cannot_run_is_refused_once_and_leaves_nothing(
+    override: str, message: str, home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    row = '{"prompt": "1+1=", "answer": "2"}\n'
+    (tmp_path / "rows.jsonl").write_text(row * 2)
+    (tmp_path / "rows.csv").write_text("prompt,answer\n1+1=,2\n")
+    (tmp_path / "array.jsonl").write_text(f"[\n{row}]\n")
+    (tmp_path / "columns.jsonl").write_text('{"question": "1+1=", "answer": "2"}\n')
+    base = smoke_spec()
+    data = ["dataset.train=rows.jsonl", "dataset.evaluation=rows.jsonl", "evaluation.num_prompts=2", "sft=null"]
+    tokenizer = f"model.tokenizer={Path(base.folder) / 'tokenizer'}"
+    spec = base.with_overrides([*data, tokenizer, "reward.function=rewards.py:right"])
+    own = RunSpec.model_validate({**spec.model_dump(mode="json"), "folder": str(tmp_path)})
+    with pytest.raises(InputError, match=message):
+        check_run(own.with_overrides([override]))
+    assert not home.exists()
