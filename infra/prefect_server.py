@@ -57,7 +57,12 @@ class PrefectServer:
         """Starts it and returns at once; requests sent from now on wait until the server takes them."""
         if self._process is not None and self._process.running():
             return
-        self.home.mkdir(parents=True, exist_ok=True)
+        try:
+            self.home.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PrefectServerError(
+                f"{self.home} cannot be made ({error.strerror}): set PPOFLOW_HOME to a folder that can be written"
+            ) from None
         # We listen and hand the socket on, so nobody can take the port in the seconds before the server listens.
         with _listen(self._wanted_port) as listener:
             self._port = listener.getsockname()[1]

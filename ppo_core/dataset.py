@@ -126,18 +126,22 @@ def _read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 def _refuse_other_kinds(path: Path) -> None:
     """Raise InputError, with a way to convert it, for a file that plainly holds something else than JSON lines."""
-    name, suffix = path.stem, path.suffix.lower()
+    suffix = path.suffix.lower()
     if suffix in TABLES:
-        options = ', sep="\\t"' if suffix == ".tsv" else ""
-        raise InputError(
-            f"{path} is {suffix[1:].upper()}, and prompts are JSONL, one object per line: convert it with  python -c "
-            f'\'import pandas; pandas.{TABLES[suffix]}("{path}"{options}).to_json("{name}.jsonl", '
-            'orient="records", lines=True)\''
-        )
+        raise _table(path, suffix[1:].upper(), TABLES[suffix], ', sep="\\t"' if suffix == ".tsv" else "")
     with path.open("rb") as content:
         first = content.readline().strip()
     if first == b"[":
         raise _json_array(path)
+    if b"," in first and first[:1] not in b"[{":
+        raise _table(path, "CSV", "read_csv", "")
+
+
+def _table(path: Path, kind: str, reader: str, options: str) -> InputError:
+    return InputError(
+        f"{path} is {kind}, and prompts are JSONL, one object per line: convert it with  python -c 'import pandas; "
+        f'pandas.{reader}("{path}"{options}).to_json("{path.stem}.jsonl", orient="records", lines=True)\''
+    )
 
 
 def _json_array(path: Path) -> InputError:

@@ -24,8 +24,9 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Any:
     except Exception as error:
         if REMOTE_CODE in str(error):
             raise needs_own_code(path) from None
+        reason = " ".join(str(error).split())
         raise InputError(
-            f"{path} holds no tokenizer that can be loaded ({type(error).__name__}: {error}): "
+            f"{path} holds no tokenizer that can be loaded ({type(error).__name__}: {reason}): "
             "put tokenizer.json and tokenizer_config.json there, or name their folder in model.tokenizer"
         ) from error
     if tokenizer.eos_token_id is None:

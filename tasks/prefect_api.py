@@ -24,6 +24,7 @@ from infra.mlflow_client import without_password
 from infra.prefect_server import PrefectServer, PrefectServerError
 from infra.s3.objects import StoreUnavailable
 from infra.settings import Settings
+from tasks.checks.servers import no_prefect
 from tasks.errors import FAILURES
 
 PREFECT_AWAY = (HTTPError, PrefectException)
@@ -127,10 +128,7 @@ def require_answer(url: str) -> None:
         if error is None:
             _require_welcome(client, url)
     if error is not None:
-        raise PrefectServerError(
-            f"no Prefect server answers at {without_password(url)} ({error}): start it, or unset PREFECT_API_URL to "
-            "have one embedded"
-        )
+        raise no_prefect(url, error)
 
 
 def _require_welcome(client: SyncPrefectClient, url: str) -> None:

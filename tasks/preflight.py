@@ -7,6 +7,7 @@ from pathlib import Path
 from infra.settings import Settings
 from ppo_core.spec import RunSpec
 from tasks.checks.model_folder import check_model_folder, require_folder, require_model, transformers_may_know
+from tasks.checks.servers import require_prefect
 from tasks.checks.state_folder import require_writable_state
 from tasks.engine_programs import scoring_environment
 from tasks.engines import require_shared_store
@@ -18,6 +19,7 @@ def preflight(spec: RunSpec) -> list[str]:
     """Raise InputError where the run could not come far; else what a person should know before it starts."""
     settings = Settings()
     require_writable_state(settings)
+    require_prefect(settings.prefect_api_url)
     require_shared_store(spec, settings.store_root)
     scoring_environment(settings)
     folder = Path(spec.folder)

@@ -14,7 +14,11 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 def require_model(folder: Path) -> None:
     """Raise InputError where this is no folder of a model."""
-    require_folder(folder)
+    if not folder.is_dir():
+        raise InputError(
+            f"there is no folder {folder}: give a path relative to the spec, or an absolute one, in model.path; for a "
+            f"model of the hub, first: hf download {'/'.join(folder.parts[-2:])} --local-dir {folder}"
+        )
     path = folder / "config.json"
     if not path.is_file():
         raise InputError(f"{folder} has no config.json: give the folder of a Hugging Face causal LM in model.path")
