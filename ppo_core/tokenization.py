@@ -16,6 +16,8 @@ REMOTE_CODE = "trust_remote_code"
 
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Any:
     """The fast or slow tokenizer at `path`. Raises InputError when there is none, or none with an EOS token."""
+    # transformers would import scikit-learn with it, for assisted generation, which nothing here uses: a whole second.
+    transformers.utils.is_sklearn_available = _not_wanted
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code)
         # Some tokenizer classes come up empty in a folder that has a config.json and no tokenizer.
@@ -34,6 +36,10 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Any:
             f"the tokenizer of {path} has no EOS token: a response could never end; set eos_token in its config"
         )
     return tokenizer
+
+
+def _not_wanted() -> bool:
+    return False
 
 
 def check_kept(tokenizer: Any, config: Any, *, trust_remote_code: bool = False) -> None:

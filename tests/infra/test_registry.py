@@ -58,6 +58,21 @@ def test_resolve_of_an_unknown_model_is_a_clear_error(uri: str, model: str) -> N
         resolve(uri, model)
 
 
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("models:/there@best", r"there has no alias best \(its aliases: @first is version 1, @last is version 2\)$"),
+        ("models:/there/7", r"there has no version 7 \(its aliases: @first is version 1, @last is version 2\)$"),
+        ("models:/their@best", r"no model is registered as their \(registered: .*there.*\)$"),
+    ],
+)
+def test_what_is_not_there_is_told_with_what_there_is(uri: str, model: str, message: str) -> None:
+    for source, alias in (("file:///a", "first"), ("file:///b", "last")):
+        register(uri, name="there", source=source, tags={"ppoflow.digest": source}, aliases=[alias])
+    with pytest.raises(RegistryError, match=message):
+        resolve(uri, model)
+
+
 def test_an_unreachable_server_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(RegistryError, match=r"MLflow at http://127\.0\.0\.1:9 could not register"):
         register("http://127.0.0.1:9", name="m", source=tmp_path.as_uri(), tags=LINEAGE)

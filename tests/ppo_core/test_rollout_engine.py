@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +123,22 @@ def test_shards_merge_into_the_bytes_that_one_engine_gives(
         merged = rollout.run("merge_rollouts", shards, {}, several := rollout.output())
         assert merged.result == expected.result
         assert (several / "rollouts.parquet").read_bytes() == (one / "rollouts.parquet").read_bytes()
+
+
+def test_what_vllm_can_never_do_is_said_in_the_specs_words_and_not_tried_again(
+    rollout: Bench, policies: dict[tuple[bool, str], Path], dataset: Path, tmp_path: Path
+) -> None:
+    small = tmp_path / "small"
+    shutil.copytree(policies[True, "A"], small)
+    config = small / "policy" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "head_dim": 16}))
+    for checkpoint, change, message in (
+        (small, {}, "vLLM on CPU takes only 32, 64"),
+        (policies[True, "A"], {"kv_cache_gib": 0.0001}, "engines.kv_cache_gib=0.0001 is too small for one sequence of"),
+    ):
+        with pytest.raises(EngineJobError, match=message) as failure:
+            rollout.generate(checkpoint, dataset, **{**ALL, **change})
+        assert (failure.value.error_type, failure.value.retryable) == ("InputError", False)
 
 
 def test_other_seeds_iterations_and_samples_give_other_tokens(

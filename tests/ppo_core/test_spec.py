@@ -107,6 +107,7 @@ def test_every_problem_has_its_line(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("a: [1", "is not valid YAML"),
+        ("name: x\nrollout:\n\ttemperature: 1", "line 3 begins with a tab, and YAML is indented with spaces"),
         ("- 1\n- 2", "holds list, not a mapping"),
         ("", "holds NoneType, not a mapping"),
         ("1: 2", "Keys should be strings"),
