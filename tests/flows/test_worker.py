@@ -142,3 +142,5 @@ def test_cancelling_a_run_ends_its_engines_and_it_stays_cancelled(workplace: Wor
     workplace.wait(id, lambda: workplace.run(id).state_name == "Cancelled", "it is cancelled")
     assert "Crashed" not in workplace.states(id)
     assert workplace.run(id).run_count == 1
+    run = workplace.run(id)
+    assert set(run.tags) == {RESUMABLE, "ppoflow", "arithmetic-smoke", run.name}
