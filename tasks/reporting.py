@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from prefect.logging import get_logger
+from prefect.exceptions import MissingContextError
+from prefect.logging import get_logger, get_run_logger
 
 from infra.system_metrics import SystemMetrics
 from tasks.iteration_record import IterationRecord
@@ -62,4 +64,12 @@ def _forgiving(work: Callable[[], object]) -> None:
     try:
         work()
     except Exception:
-        get_logger("report").warning("a report made aside is not complete", exc_info=True)
+        _logger().warning("a report made aside is not complete", exc_info=True)
+
+
+def _logger() -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
+    """That of the flow run, for its page; outside of one a plain one."""
+    try:
+        return get_run_logger()
+    except MissingContextError:
+        return get_logger("report")
