@@ -18,7 +18,7 @@ from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
 from prefect.states import Crashed, Failed
 from prefect.utilities.callables import get_call_parameters
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from infra.mlflow_client import without_password
 from infra.prefect_server import PrefectServer, PrefectServerError
@@ -58,19 +58,21 @@ class EmbeddedFlow(Flow[P, R]):
 
     def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
         """With their types, defaults left out; ParameterTypeError says what is wrong in a line for each problem."""
-        try:
-            return super().validate_parameters(parameters)
-        except ParameterTypeError as error:
-            if isinstance(error.__context__, ValidationError):
-                raise ParameterTypeError("\n".join(problems(error.__context__))) from None
-            raise
+        expected = signature(self.fn).parameters
+        for name in expected.keys() & parameters.keys():
+            try:
+                TypeAdapter(expected[name].annotation).validate_python(parameters[name])
+            except ValidationError as error:  # Prefect would log all parameters with it
+                raise ParameterTypeError("\n".join(problems(name, error))) from None
+        return super().validate_parameters(parameters)
 
 
-def problems(error: ValidationError) -> list[str]:
-    """A line for each value that is refused: where it is, and why."""
+def problems(parameter: str, error: ValidationError) -> list[str]:
+    """A line for each value that is refused: where it is (keys of a spec as in its file), and why."""
     lines = []
     for item in error.errors():
-        where, message = ".".join(str(part) for part in item["loc"][1:]), item["msg"].removeprefix("Value error, ")
+        place = item["loc"] if parameter == "spec" else (parameter, *item["loc"])
+        where, message = ".".join(str(part) for part in place), item["msg"].removeprefix("Value error, ")
         given = "" if item["type"] in ("value_error", "missing") else f"={item['input']!r}"
         lines.append(f"{where}{given}: {message}" if where else message)
     return lines
