@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ppo_core.records import InputError, needs_own_code
-from ppo_core.tokenization import REMOTE_CODE, model_config
+from ppo_core.tokenization import REMOTE_CODE, model_config, shortened
 
 VALUE_HEAD = "value_head.safetensors"
 # What transformers raises for a folder that holds no such model. Not RuntimeError: a GPU without memory raises that.
@@ -60,9 +60,8 @@ def empty_policy(config: Any, name: str, *, trust_remote_code: bool = False) -> 
         with torch.device("meta"):
             return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     except Exception as error:
-        raise InputError(
-            f"model {name}: transformers makes no causal LM of this configuration ({type(error).__name__}: {error})"
-        ) from error
+        said = f"{type(error).__name__}: {shortened(error)}"
+        raise InputError(f"model {name}: transformers makes no causal LM of this configuration ({said})") from error
 
 
 def load_policy(path: str | Path, *, dtype: str, trust_remote_code: bool = False) -> Any:

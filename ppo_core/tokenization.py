@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,8 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Any:
     except Exception as error:
         if REMOTE_CODE in str(error):
             raise needs_own_code(path) from None
-        reason = " ".join(str(error).split())
         raise InputError(
-            f"{path} holds no tokenizer that can be loaded ({type(error).__name__}: {reason}): "
+            f"{path} holds no tokenizer that can be loaded ({type(error).__name__}: {shortened(error)}): "
             "put tokenizer.json and tokenizer_config.json there, or name their folder in model.tokenizer"
         ) from error
     if tokenizer.eos_token_id is None:
@@ -110,9 +110,28 @@ def model_config(
     except Exception as error:
         if REMOTE_CODE in str(error):
             raise needs_own_code(path) from None
+        unknown = _unknown_type((config or {}).get("model_type"))
+        if path is None and unknown:
+            raise InputError(unknown) from None
         raise InputError(
-            f"model {path or config}: no usable configuration ({type(error).__name__}: {error})"
+            f"model {path or config}: no usable configuration ({type(error).__name__}: {shortened(error)})"
         ) from error
+
+
+def _unknown_type(model_type: Any) -> str | None:
+    """What is wrong with a type that transformers does not know; it would list all four hundred."""
+    known = sorted(transformers.CONFIG_MAPPING)
+    if model_type in known:
+        return None
+    close = difflib.get_close_matches(str(model_type), known, n=3)
+    hint = f"; did you mean {' or '.join(close)}?" if close else ": name one of the installed version, such as llama"
+    return f"model.config.model_type={model_type!r} is none that transformers knows{hint}"
+
+
+def shortened(error: Exception, limit: int = 300) -> str:
+    """What a library says, in one line."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def context_length(config: Any) -> int | None:

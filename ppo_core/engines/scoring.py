@@ -31,6 +31,7 @@ from ppo_core.records import CheckRunJob, EvaluateJob, PrepareDatasetJob, Rollou
 from ppo_core.reward_functions import RewardFailed, score_rows
 from ppo_core.spec import RewardSpec
 from ppo_core.tables import read_prompts, read_rollouts, write_prompts, write_rollouts, write_scores
+from ppo_core.weight_files import tensor_shapes
 
 
 def describe_sources(job: Job) -> dict[str, Any]:
@@ -53,10 +54,12 @@ def prepare_dataset(job: Job) -> dict[str, Any]:
 def check_run(job: Job) -> dict[str, Any]:
     """What a run would find wrong with its data, tokenizer, reward functions and model, found before it starts."""
     spec = CheckRunJob.model_validate(job.spec)
-    found = read_start(job, spec.dataset)
-    from ppo_core.model_checks import check_model
-
     model = job.inputs["model"].path if "model" in job.inputs else None
+    if model is not None:
+        tensor_shapes(model)
+    found = read_start(job, spec.dataset)
+    from ppo_core.model_checks import check_model  # torch: seconds
+
     facts = check_model(
         found.config,
         model,

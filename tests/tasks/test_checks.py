@@ -158,6 +158,7 @@ def raises(prompts, completions, answer):
         ("rollout.max_response_tokens=126", r"max_response_tokens=126 does not fit the model's context 128"),
         ("engines.kv_cache_gib=0.0001", r"kv_cache_gib=0.0001 is too small for one sequence of 52 tokens"),
         ("engines.tensor_parallel_size=3", r"tensor_parallel_size=3 does not divide the model's 4 attention heads"),
+        ("model.config.model_type=llamma", r"'llamma' is none that transformers knows; did you mean llama"),
         (SMALL_HEADS, r"\(head_dim\) of 16, and vLLM on CPU takes only"),
     ],
 )
