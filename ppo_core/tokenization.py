@@ -112,7 +112,7 @@ def model_config(
             raise needs_own_code(path) from None
         unknown = _unknown_type((config or {}).get("model_type"))
         if path is None and unknown:
-            raise InputError(unknown) from None
+            raise InputError(f"model.config: no usable configuration, {unknown}") from None
         raise InputError(
             f"model {path or config}: no usable configuration ({type(error).__name__}: {shortened(error)})"
         ) from error
@@ -125,7 +125,7 @@ def _unknown_type(model_type: Any) -> str | None:
         return None
     close = difflib.get_close_matches(str(model_type), known, n=3)
     hint = f"; did you mean {' or '.join(close)}?" if close else ": name one of the installed version, such as llama"
-    return f"model.config.model_type={model_type!r} is none that transformers knows{hint}"
+    return f"model_type={model_type!r} is none that transformers knows{hint}"
 
 
 def shortened(error: Exception, limit: int = 300) -> str:
