@@ -18,12 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import uuid4
 
-from infra.artifact_cache import ArtifactCache
 from infra.artifacts import ArtifactRef
-from infra.s3.client import open_objects
-from infra.s3.envelope import read_version
-from infra.s3.objects import Objects, S3Address
-from infra.s3.store import S3Store
+from infra.artifacts.download_cache import ArtifactCache
+from infra.artifacts.s3_envelope import read_version
+from infra.artifacts.s3_store import S3Store
+from infra.storage.client import open_objects
+from infra.storage.objects import Objects, S3Address
 
 KIND = "scores"
 

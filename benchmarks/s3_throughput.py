@@ -30,11 +30,11 @@ from uuid import uuid4
 
 import boto3
 
-from infra.artifact_cache import ArtifactCache
 from infra.artifacts import ArtifactRef
-from infra.s3.client import open_objects
-from infra.s3.objects import Objects, S3Address
-from infra.s3.store import S3Store
+from infra.artifacts.download_cache import ArtifactCache
+from infra.artifacts.s3_store import S3Store
+from infra.storage.client import open_objects
+from infra.storage.objects import Objects, S3Address
 
 RESULTS = Path(__file__).parent / "results" / "s3_throughput.json"
 MIB = 2**20

@@ -18,8 +18,8 @@ from rich.text import Text
 
 from flows.pace import LEAST_S, Pace, span
 from flows.starting import began, timed
-from tasks.iteration_record import IterationRecord
-from tasks.run_progress import ProgressFile
+from tasks.runs.iteration_record import IterationRecord
+from tasks.runs.progress import ProgressFile
 
 COLUMNS: dict[str, tuple[str, str]] = {
     "score": ("score/mean", ".3f"),

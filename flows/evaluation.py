@@ -10,12 +10,12 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from flows.console import RunConsole
-from tasks.evaluation_report import report_evaluation
-from tasks.flow_tags import also_tag, tag_run
-from tasks.held_out import evaluate_held_out, open_evaluation
-from tasks.policies import find_policy
-from tasks.prefect_api import EmbeddedFlow
-from tasks.references import DatasetRef, EvaluationRef
+from tasks.prefect.flow_tags import also_tag, tag_run
+from tasks.prefect.server import EmbeddedFlow
+from tasks.report_evaluation import report_evaluation
+from tasks.runs.held_out import evaluate_held_out, open_evaluation
+from tasks.runs.policies import find_policy
+from tasks.stages.references import DatasetRef, EvaluationRef
 
 
 class EvaluationReport(BaseModel):

@@ -1,4 +1,4 @@
-"""Repairing what `tasks.fsck` has found.
+"""Repairing what `tasks.runs.fsck` has found.
 
 spec ◄── the copy in record 0        records from the damaged one on ──► out of the run; `resume` makes them again
 artifacts ◄── made again from their inputs, to the recorded digest        copy of the best policy ◄── the store
@@ -10,15 +10,15 @@ from flows.console import RunConsole
 from flows.ppo import take_over
 from flows.recovery import mend
 from infra.artifacts import ArtifactRef
-from tasks.errors import LeaseHeld
-from tasks.flow_tags import also_tag, tag_run
-from tasks.fsck import Findings
-from tasks.open_run import effective_spec, last_record, spec_of_run
-from tasks.predecessors import holder_note
-from tasks.prefect_api import EmbeddedFlow
+from tasks.prefect.crashed_runs import holder_note
+from tasks.prefect.flow_tags import also_tag, tag_run
+from tasks.prefect.server import EmbeddedFlow
 from tasks.register_policy import export_best, usable_best
-from tasks.repair_records import repair_records, set_aside_unneeded
-from tasks.workbench import Workbench, open_workbench
+from tasks.runs.errors import LeaseHeld
+from tasks.runs.fsck import Findings
+from tasks.runs.repair import repair_records, set_aside_unneeded
+from tasks.runs.run_state import effective_spec, last_record, spec_of_run
+from tasks.stages.context import Workbench, open_workbench
 
 Wanted = list[tuple[int, ArtifactRef]]
 

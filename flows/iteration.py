@@ -16,17 +16,17 @@ from infra.artifacts import ArtifactRef
 from ppo_core.spec import RunSpec
 from tasks.commit_iteration import Made, commit_iteration, draft_record
 from tasks.compute_advantages import compute_advantages
-from tasks.errors import EngineError, not_finite
 from tasks.evaluate_policy import evaluate_policy
 from tasks.generate_rollouts import generate_rollouts
-from tasks.guards import check_disk, current_attempt, diverged, keep_evidence, passed_limits, roll_back
-from tasks.iteration_record import Attempt, IterationRecord
-from tasks.open_run import record_at
-from tasks.references import DatasetRef
+from tasks.runs.errors import EngineError, not_finite
+from tasks.runs.guards import check_disk, current_attempt, diverged, keep_evidence, passed_limits, roll_back
+from tasks.runs.iteration_record import Attempt, IterationRecord
+from tasks.runs.run_state import record_at
 from tasks.score_rollouts import score_rollouts
+from tasks.stages.context import Workbench
+from tasks.stages.references import DatasetRef
 from tasks.start_policy import start_policy
 from tasks.update_policy import update_policy
-from tasks.workbench import Workbench
 
 StageName = Literal["generate", "score", "advantages", "update", "evaluate"]
 STAGES: tuple[StageName, ...] = ("generate", "score", "advantages", "update", "evaluate")

@@ -20,25 +20,25 @@ from flows.iteration import STAGES, StageName, begin, iterate
 from flows.recovery import last_whole, mend
 from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing
 from ppo_core.spec import RunSpec
-from tasks.check_whole import needs_of
 from tasks.checks.run import check_run
-from tasks.deployed import check_deployed, requested, shown_name
-from tasks.errors import InputError, RegistryError, StoreUnavailable
-from tasks.find_whole import hold
-from tasks.flow_tags import tag_run
-from tasks.guards import finish_rollback
-from tasks.iteration_record import IterationRecord, best_in_words
-from tasks.open_run import effective_spec, first_record, last_record, record_at, restore_spec
-from tasks.predecessors import holder_note, mark_crashed, page_is_open
-from tasks.prefect_api import EmbeddedFlow, page_url
+from tasks.prefect.crashed_runs import holder_note, mark_crashed, page_is_open
+from tasks.prefect.deployment_params import check_deployed, requested, shown_name
+from tasks.prefect.flow_tags import tag_run
+from tasks.prefect.server import EmbeddedFlow, page_url
 from tasks.prepare_dataset import prepare_dataset
-from tasks.references import DatasetRef
 from tasks.register_policy import RegisteredPolicy, export_best, register_policy, usable_best
 from tasks.report import begin_report, report, report_end
-from tasks.retention import release, remove_leftovers
-from tasks.run_progress import ProgressFile
-from tasks.store_outages import outages_told, stop_waiting
-from tasks.workbench import Workbench, open_workbench
+from tasks.runs.errors import InputError, RegistryError, StoreUnavailable
+from tasks.runs.guards import finish_rollback
+from tasks.runs.iteration_record import IterationRecord, best_in_words
+from tasks.runs.progress import ProgressFile
+from tasks.runs.retention import release, remove_leftovers
+from tasks.runs.run_state import effective_spec, first_record, last_record, record_at, restore_spec
+from tasks.runs.store_outages import outages_told, stop_waiting
+from tasks.stages.context import Workbench, open_workbench
+from tasks.stages.find_verified import hold
+from tasks.stages.references import DatasetRef
+from tasks.verify_artifact import needs_of
 
 MIB = 2**20
 DAMAGES = 3

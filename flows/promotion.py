@@ -17,13 +17,13 @@ from pydantic import BaseModel, ConfigDict
 from flows.console import RunConsole
 from ppo_core.spec import PromotionSpec, RunSpec
 from tasks.compare_policies import compare_policies
-from tasks.flow_tags import also_tag, tag_run
-from tasks.gates import check_gates, passed
-from tasks.held_out import evaluate_held_out, open_evaluation
-from tasks.policies import Policy, find_policy, registered
-from tasks.prefect_api import EmbeddedFlow
-from tasks.promotion import Approval, Trial, alias_at, move_alias, roll_back, show_trial
-from tasks.workbench import Watch, Workbench
+from tasks.prefect.flow_tags import also_tag, tag_run
+from tasks.prefect.server import EmbeddedFlow
+from tasks.promote_policy import Approval, Trial, alias_at, move_alias, roll_back, show_trial
+from tasks.runs.held_out import evaluate_held_out, open_evaluation
+from tasks.runs.policies import Policy, find_policy, registered
+from tasks.runs.promotion_gates import check_gates, passed
+from tasks.stages.context import Watch, Workbench
 
 HOUR_S = 3600
 ASK_AGAIN_S = 2

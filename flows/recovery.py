@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from flows.console import RunConsole
 from flows.iteration import STAGES, run_stages
 from infra.artifacts import ArtifactError, ArtifactRef
-from tasks.check_whole import needs_of, set_aside_damaged
-from tasks.iteration_record import Attempt, IterationRecord
-from tasks.open_run import last_record, record_at, recorded_spec, with_changes
 from tasks.prepare_dataset import prepare_dataset
+from tasks.runs.iteration_record import Attempt, IterationRecord
+from tasks.runs.run_state import last_record, record_at, recorded_spec, with_changes
+from tasks.stages.context import Workbench
 from tasks.start_policy import start_policy
-from tasks.workbench import Workbench
+from tasks.verify_artifact import needs_of, set_aside_damaged
 
 
 def last_whole(bench: Workbench, console: RunConsole) -> IterationRecord | None:

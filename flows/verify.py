@@ -12,17 +12,17 @@ from pydantic import BaseModel, ConfigDict
 from flows.console import RunConsole
 from tasks.compute_advantages import compute_advantages
 from tasks.evaluate_policy import evaluate_policy
-from tasks.flow_tags import also_tag, tag_run
 from tasks.generate_rollouts import generate_rollouts
-from tasks.iteration_record import IterationRecord
-from tasks.open_run import record_at, with_changes
-from tasks.prefect_api import EmbeddedFlow
+from tasks.prefect.flow_tags import also_tag, tag_run
+from tasks.prefect.server import EmbeddedFlow
 from tasks.prepare_dataset import prepare_dataset
+from tasks.runs.iteration_record import IterationRecord
+from tasks.runs.run_state import record_at, with_changes
+from tasks.runs.verification import Comparison, check_recorded, chosen_iterations, compared, open_verification
 from tasks.score_rollouts import score_rollouts
+from tasks.stages.context import Workbench
 from tasks.start_policy import start_policy
 from tasks.update_policy import update_policy
-from tasks.verification import Comparison, check_recorded, chosen_iterations, compared, open_verification
-from tasks.workbench import Workbench
 
 
 class VerifyReport(BaseModel):

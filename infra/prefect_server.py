@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from infra.engines import GuardedProcess
+from infra.engines.process import GuardedProcess
 from infra.settings import child_environment
 
 LOOPBACK = "127.0.0.1"

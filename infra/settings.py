@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from infra.engine_environment import permitted, way_out
-from infra.run_names import validate_run_name
+from infra.engines.environment import permitted, way_out
+from infra.runs.names import validate_run_name
 
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _BUCKET = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"

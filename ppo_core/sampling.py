@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ppo_core.batches import permutation
+from ppo_core.data.batches import permutation
 from ppo_core.records import derive_seed
 
 

@@ -6,14 +6,14 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from infra.runs import RecordExists
+from infra.runs.records import RecordExists
 from ppo_core.spec import RunSpec
-from tasks.iteration_record import Attempt, Best, IterationRecord, read_record
-from tasks.open_run import changed_values
-from tasks.record_chain import made_with, record_digest, spec_document
-from tasks.references import CheckpointRef, DatasetRef, EvaluationRef, ExperienceRef, RolloutsRef, ScoresRef
-from tasks.stage import stage, told
-from tasks.workbench import Workbench
+from tasks.runs.iteration_record import Attempt, Best, IterationRecord, read_record
+from tasks.runs.record_chain import made_with, record_digest, spec_document
+from tasks.runs.run_state import changed_values
+from tasks.stages.context import Workbench
+from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef, ExperienceRef, RolloutsRef, ScoresRef
+from tasks.stages.stage import stage, told
 
 
 @dataclass(frozen=True)

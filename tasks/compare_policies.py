@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import Field
 
 from ppo_core.records import CompareJob
-from tasks.references import DatasetRef, EvaluationRef, StageRef
-from tasks.stage import Work, perform, stage
-from tasks.workbench import Workbench
+from tasks.stages.context import Workbench
+from tasks.stages.references import DatasetRef, EvaluationRef, StageRef
+from tasks.stages.stage import Work, perform, stage
 
 
 class ComparisonRef(StageRef):

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from infra.artifacts import ArtifactRef
 from ppo_core.records import ComputeAdvantagesJob, OptimizerSettings
-from tasks.references import CheckpointRef, ExperienceRef, RolloutsRef, ScoresRef
-from tasks.stage import Work, perform, stage
-from tasks.workbench import Workbench
+from tasks.stages.context import Workbench
+from tasks.stages.references import CheckpointRef, ExperienceRef, RolloutsRef, ScoresRef
+from tasks.stages.stage import Work, perform, stage
 
 
 @stage("compute_advantages")

@@ -7,10 +7,10 @@ import time
 from prefect.client.schemas.objects import State
 
 from ppo_core.records import EvaluateJob, GenerateJob
-from tasks.references import CheckpointRef, DatasetRef, EvaluationRef, RolloutsRef, StageRef
-from tasks.sample_responses import sample_responses
-from tasks.stage import Work, perform, stage
-from tasks.workbench import Workbench
+from tasks.stages.context import Workbench
+from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef, RolloutsRef, StageRef
+from tasks.stages.sharded_sampling import sample_responses
+from tasks.stages.stage import Work, perform, stage
 
 
 @stage("evaluate_policy")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ppo_core.records import GenerateJob
-from tasks.references import CheckpointRef, DatasetRef, RolloutsRef
-from tasks.sample_responses import sample_responses
-from tasks.stage import stage
-from tasks.workbench import Workbench
+from tasks.stages.context import Workbench
+from tasks.stages.references import CheckpointRef, DatasetRef, RolloutsRef
+from tasks.stages.sharded_sampling import sample_responses
+from tasks.stages.stage import stage
 
 
 @stage("generate_rollouts")

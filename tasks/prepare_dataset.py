@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tasks.dataset_job import dataset_job
-from tasks.references import DatasetRef
-from tasks.stage import Work, perform, stage
-from tasks.workbench import Workbench
+from tasks.stages.context import Workbench
+from tasks.stages.dataset_job import dataset_job
+from tasks.stages.references import DatasetRef
+from tasks.stages.stage import Work, perform, stage
 
 
 @stage("prepare_dataset")

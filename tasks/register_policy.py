@@ -8,14 +8,14 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from infra.artifacts import ArtifactError
-from infra.exported import export_part
-from infra.registry import DIGEST_TAG, register
+from infra.artifacts.export import export_part
+from infra.mlflow.registry import DIGEST_TAG, register
 from tasks.commit_iteration import best_of
-from tasks.iteration_record import Best, IterationRecord, best_in_words, read_record
-from tasks.open_run import record_at
-from tasks.references import CheckpointRef
-from tasks.stage import stage, told
-from tasks.workbench import Workbench
+from tasks.runs.iteration_record import Best, IterationRecord, best_in_words, read_record
+from tasks.runs.run_state import record_at
+from tasks.stages.context import Workbench
+from tasks.stages.references import CheckpointRef
+from tasks.stages.stage import stage, told
 
 POLICY = "policy"
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 from prefect.logging import get_run_logger
 
-from infra.mlflow_client import is_server
-from infra.system_metrics import SystemMetrics
-from tasks.iteration_record import IterationRecord, read_record
-from tasks.report_mlflow import input_data, introduce, link_lineage, log_missing, show_progress
-from tasks.report_prefect import HEADLINES, show_iterations, show_samples
-from tasks.stage import stage, told
-from tasks.workbench import Workbench
+from infra.mlflow.client import is_server
+from infra.mlflow.system_metrics import SystemMetrics
+from tasks.reports.mlflow import input_data, introduce, link_lineage, log_missing, show_progress
+from tasks.reports.prefect import HEADLINES, show_iterations, show_samples
+from tasks.runs.iteration_record import IterationRecord, read_record
+from tasks.stages.context import Workbench
+from tasks.stages.stage import stage, told
 
 
 def begin_report(bench: Workbench, complain: Callable[[str | None], None], say: Callable[[str], None]) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ppo_core.records import ScoreJob
-from tasks.references import DatasetRef, RolloutsRef, ScoresRef
-from tasks.stage import Work, perform, stage
-from tasks.workbench import Workbench
+from tasks.stages.context import Workbench
+from tasks.stages.references import DatasetRef, RolloutsRef, ScoresRef
+from tasks.stages.stage import Work, perform, stage
 
 
 @stage("score_rollouts")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from ppo_core.records import StartPolicyJob
-from tasks.loss_curve import LiveCurve
-from tasks.model_card import describe_policy
-from tasks.references import CheckpointRef, DatasetRef
-from tasks.stage import Work, order_of, perform, stage
-from tasks.workbench import Workbench
+from tasks.reports.loss_curve import LiveCurve
+from tasks.stages.context import Workbench
+from tasks.stages.model_card import describe_policy
+from tasks.stages.references import CheckpointRef, DatasetRef
+from tasks.stages.stage import Work, order_of, perform, stage
 
 
 @stage("start_policy")

@@ -7,10 +7,10 @@ from functools import partial
 
 from infra.artifacts import ArtifactRef
 from ppo_core.records import UpdatePolicyJob
-from tasks.model_card import describe_policy
-from tasks.references import CheckpointRef, DatasetRef, ExperienceRef
-from tasks.stage import Work, perform, stage
-from tasks.workbench import Workbench
+from tasks.stages.context import Workbench
+from tasks.stages.model_card import describe_policy
+from tasks.stages.references import CheckpointRef, DatasetRef, ExperienceRef
+from tasks.stages.stage import Work, perform, stage
 
 
 @stage("update_policy")

@@ -67,7 +67,7 @@ def group_of(file: str) -> str:
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A real Prefect server, so that tasks can be called as they are; it takes ten seconds to start, once."""
-    from tasks.prefect_environment import prepare
+    from tasks.prefect.environment import prepare
 
     prepare()
     from prefect.context import SyncClientContext

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from infra.liveness import ProcessIdentity, identity_of_token, is_alive, this_process
+from infra.process_identity import ProcessIdentity, identity_of_token, is_alive, this_process
 from infra.settings import child_environment
 from infra.stack.service import Service, StackError
 

@@ -79,7 +79,7 @@ class Site:
 
     @property
     def mlflow_credentials(self) -> Path:
-        """MLflow's login, for its clients; see infra/mlflow_login.py."""
+        """MLflow's login, for its clients; see infra/mlflow/login.py."""
         return self.secrets / "mlflow-credentials"
 
     @property

@@ -16,15 +16,15 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
+from ppo_core.data.tables import longest_prompt, read_prompts, read_rollouts, write_rollouts
 from ppo_core.engines.children import ChildWatch
 from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
+from ppo_core.engines.rollout_limits import GIB, cache_too_small, check_limits
 from ppo_core.engines.vllm_worker import WeightSwap
 from ppo_core.permissions import Permissions, permissions_of
 from ppo_core.records import GenerateJob, GenerateShardJob, InputError, PromptRow, RolloutRow
-from ppo_core.rollout_limits import GIB, cache_too_small, check_limits
 from ppo_core.sampling import Draw, draw_prompts, draws
 from ppo_core.spec import ModelSpec
-from ppo_core.tables import longest_prompt, read_prompts, read_rollouts, write_rollouts
 
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "generation_config.json")
 
@@ -70,7 +70,7 @@ class RolloutEngine:
 
     def sample(self, job: Job) -> dict[str, Any]:
         """Answers to one prompt given as text, or with `chat` as a user's message; writes nothing."""
-        from ppo_core.tokenization import encode_prompt, load_tokenizer
+        from ppo_core.data.tokenization import encode_prompt, load_tokenizer
 
         policy, wish = job.inputs["policy"], job.spec
         tokenizer, question = load_tokenizer(policy.path, trust_remote_code=self._trusted), wish["prompt"]
@@ -143,7 +143,7 @@ class RolloutEngine:
         return [done[number] for number in range(len(requests))]
 
     def _row(self, prompt: PromptRow, draw: Draw, output: Any) -> RolloutRow:
-        from ppo_core.tokenization import decode_response
+        from ppo_core.data.tokenization import decode_response
 
         completion = output.outputs[0]
         tokens = list(completion.token_ids)
@@ -159,7 +159,7 @@ class RolloutEngine:
 
     def _hold(self, policy: Path, digest: str, spec: GenerateJob, context: int) -> None:
         """Have the policy of `digest` in vLLM: by a swap where the engine can stay, else by a new engine."""
-        from ppo_core.tokenization import load_tokenizer, stop_token_ids
+        from ppo_core.data.tokenization import load_tokenizer, stop_token_ids
 
         shape = ((policy / "config.json").read_text(), spec.model.dtype, spec.kv_cache_gib, spec.tensor_parallel_size)
         if self._llm is None or self._shape is None or self._shape[1:] != shape or self._shape[0] < context:
@@ -229,7 +229,7 @@ def sampled_logprobs(logprobs: Any, count: int) -> list[float]:
 
 
 def _check_room(policy: Path, prompt_ids: list[int], max_tokens: int, *, trust_remote_code: bool) -> None:
-    from ppo_core.tokenization import context_length, model_config
+    from ppo_core.data.tokenization import context_length, model_config
 
     limit = context_length(model_config(str(policy), None, trust_remote_code=trust_remote_code))
     if not prompt_ids:

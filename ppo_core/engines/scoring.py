@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ppo_core.comparison import compare_evaluations
-from ppo_core.dataset import read_rows
+from ppo_core.data.dataset import read_rows
+from ppo_core.data.tables import read_prompts, read_rollouts, write_prompts, write_rollouts, write_scores
 from ppo_core.engines.protocol import Job, serve, take_over_stdout
 from ppo_core.engines.start import (
     TRIAL_ROWS,
@@ -25,13 +25,13 @@ from ppo_core.engines.start import (
     sources_of,
     untokenized,
 )
+from ppo_core.models.weight_files import tensor_shapes
 from ppo_core.permissions import permissions_of
-from ppo_core.plugins import source_digest
 from ppo_core.records import CheckRunJob, EvaluateJob, PrepareDatasetJob, RolloutRow, ScoreJob, ScoreRow
-from ppo_core.reward_functions import RewardFailed, score_rows
+from ppo_core.scoring.comparison import compare_evaluations
+from ppo_core.scoring.functions import RewardFailed, score_rows
+from ppo_core.scoring.plugins import source_digest
 from ppo_core.spec import RewardSpec
-from ppo_core.tables import read_prompts, read_rollouts, write_prompts, write_rollouts, write_scores
-from ppo_core.weight_files import tensor_shapes
 
 
 def describe_sources(job: Job) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def check_run(job: Job) -> dict[str, Any]:
     if model is not None:
         tensor_shapes(model)
     found = read_start(job, spec.dataset)
-    from ppo_core.model_checks import check_model  # torch: seconds
+    from ppo_core.models.checks import check_model  # torch: seconds
 
     facts = check_model(
         found.config,

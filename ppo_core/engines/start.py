@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ppo_core.dataset import Limits, completion_text, prompt_rows, read_rows, supervised_rows
+from ppo_core.data.dataset import Limits, completion_text, prompt_rows, read_rows, supervised_rows
 from ppo_core.engines.protocol import Job
-from ppo_core.plugins import Sources
 from ppo_core.records import InputError, PrepareDatasetJob, PromptRow
-from ppo_core.reward_functions import RewardFunctions
+from ppo_core.scoring.functions import RewardFunctions
+from ppo_core.scoring.plugins import Sources
 from ppo_core.spec import RewardSpec
 
 TRIAL_ROWS = 5
@@ -106,7 +106,7 @@ def told(rows: list[dict[str, Any]], source: str, job: Job) -> Iterator[dict[str
 
 def _read_model(job: Job, spec: PrepareDatasetJob) -> tuple[Any, Any, int | None]:
     """Tokenizer and configuration, which fit each other, and the length of the model's context."""
-    from ppo_core.tokenization import check_kept, context_length, load_tokenizer, model_config
+    from ppo_core.data.tokenization import check_kept, context_length, load_tokenizer, model_config
 
     trusted = job.permissions.trust_remote_code
     tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=trusted)

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, float32
 
-from ppo_core.models import critic_from_policy, save_critic, save_policy
+from ppo_core.models.loading import critic_from_policy, save_critic, save_policy
 from ppo_core.records import Replay
 from ppo_core.training.deepspeed_engine import MOMENTS, Trainable, full_shape
 from ppo_core.training.intact import optimizer_shards

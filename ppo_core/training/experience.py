@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ppo_core.advantages import gae
-from ppo_core.batches import lengths_of, microbatches
+from ppo_core.data.batches import lengths_of, microbatches
 from ppo_core.kl import kl_estimate, next_kl_coef
 from ppo_core.logprobs import response_logprobs, response_values
 from ppo_core.masking import masked_mean, whiten

@@ -9,7 +9,7 @@ from typing import Any
 import transformers
 from safetensors import SafetensorError, safe_open
 
-from ppo_core.models import BAD_FOLDER, VALUE_HEAD
+from ppo_core.models.loading import BAD_FOLDER, VALUE_HEAD
 from ppo_core.records import InputError
 
 Shape = tuple[int, ...]

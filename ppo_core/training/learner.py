@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ppo_core.models import load_critic, load_policy
+from ppo_core.data.tokenization import load_tokenizer
+from ppo_core.models.loading import load_critic, load_policy
 from ppo_core.records import InputError, OptimizerSettings
 from ppo_core.spec import ModelSpec, TrainingSpec
-from ppo_core.tokenization import load_tokenizer
 from ppo_core.training.checkpoint import load_optimizer
 from ppo_core.training.deepspeed_engine import Trainable
 from ppo_core.training.intact import check_critic, check_policy

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ppo_core.engines.protocol import JobInput
-from ppo_core.models import load_policy
+from ppo_core.models.loading import load_policy
 from ppo_core.records import InputError, OptimizerSettings, UpdatePolicyJob
 from ppo_core.spec import ModelSpec, TrainingSpec
 from ppo_core.training.checkpoint import full_weights, write_checkpoint

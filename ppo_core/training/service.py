@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ppo_core.data.tables import check_aligned, read_rollouts, read_scores
+from ppo_core.data.tokenization import load_tokenizer
 from ppo_core.engines.protocol import EngineDefect, Job, JobInput
-from ppo_core.models import create_policy, load_policy
+from ppo_core.models.loading import create_policy, load_policy
 from ppo_core.records import (
     ComputeAdvantagesJob,
     InputError,
@@ -19,8 +21,6 @@ from ppo_core.records import (
     content_digest,
     derive_seed,
 )
-from ppo_core.tables import check_aligned, read_rollouts, read_scores
-from ppo_core.tokenization import load_tokenizer
 from ppo_core.training.checkpoint import full_weights, write_checkpoint, write_start
 from ppo_core.training.deepspeed_engine import Trainable
 from ppo_core.training.determinism import deterministic

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import NonNegativeInt, ValidationError
 
 from ppo_core.records import InputError, Replay, Section, UpdatePolicyJob, content_digest
-from ppo_core.spec_loading import explain
+from ppo_core.spec.loading import explain
 
 FORMAT = 2
 FILE = "state.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from pyarrow import parquet
 
-from ppo_core.batches import lengths_of, microbatches, permutation
+from ppo_core.data.batches import lengths_of, microbatches, permutation
 from ppo_core.logprobs import response_logprobs
 from ppo_core.records import LOSS_DIGITS, OptimizerSettings, StartPolicyJob, TokenSequence, loss_note
 from ppo_core.schedules import cosine_learning_rate

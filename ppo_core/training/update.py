@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ppo_core.batches import lengths_of, microbatches, minibatches
+from ppo_core.data.batches import lengths_of, microbatches, minibatches
 from ppo_core.logprobs import device_of, response_logprobs, response_values
 from ppo_core.losses import policy_loss, value_loss
 from ppo_core.metrics import Maximum, Mean, approximate_kl, clip_fraction, ratio_maximum, value_clip_fraction

@@ -19,19 +19,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from infra.artifacts import open_store
-from infra.engine_protocol import EngineInput, EngineJob, EngineJobError
-from infra.engines import EngineProcess
-from infra.hardware import has_nvidia_gpu
-from infra.runs import open_records
+from infra.engines.hardware import has_nvidia_gpu
+from infra.engines.process import EngineProcess
+from infra.engines.protocol import EngineInput, EngineJob, EngineJobError
+from infra.runs.records import open_records
 from infra.settings import Settings
 from ppo_core.records import CheckRunJob, InputError
 from ppo_core.spec import RunSpec
 from tasks.checks.findings import findings_of
-from tasks.dataset_job import dataset_job, reward_trial
-from tasks.engine_programs import EnginePlan, launch
-from tasks.open_run import changed_values, effective_spec, recorded_spec
-from tasks.orders import ask
-from tasks.preflight import preflight
+from tasks.checks.preflight import preflight
+from tasks.runs.run_state import changed_values, effective_spec, recorded_spec
+from tasks.stages.dataset_job import dataset_job, reward_trial
+from tasks.stages.engine_programs import EnginePlan, launch
+from tasks.stages.jobs import ask
 
 REWARD_FAILED = "RewardFailed"
 
@@ -54,7 +54,7 @@ class Findings:
 
 
 def check_run(spec: RunSpec, run: str | None = None, *, again: bool = False) -> Findings:
-    """Raise InputError (or another error of `tasks.errors`) for what would end the run; see `checking`."""
+    """Raise InputError (or another error of `tasks.runs.errors`) for what would end the run; see `checking`."""
     with checking(spec, run, again=again) as answer:
         return answer.result()
 

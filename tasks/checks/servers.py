@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from urllib.parse import urlsplit
 
-from infra.mlflow_client import without_password
+from infra.mlflow.client import without_password
 from infra.prefect_server import PrefectServerError
 
 PORTS = {"http": 80, "https": 443}

@@ -49,10 +49,14 @@ def empty_names(module: Module) -> Iterator[str]:
 
 
 def busy_packages(module: Module) -> Iterator[str]:
-    body = module.tree.body
-    only_docstring = len(body) == 1 and ast.get_docstring(module.tree) is not None
-    if module.is_package and not only_docstring:
-        yield f"{module.path}: holds its folder's promise as a docstring, and nothing else"
+    documented = ast.get_docstring(module.tree) is not None
+    if module.is_package and not (documented and all(_names_again(node) for node in module.tree.body[1:])):
+        yield f"{module.path}: holds its folder's promise as a docstring, names of its modules again, and nothing else"
+
+
+def _names_again(node: ast.stmt) -> bool:
+    listed = isinstance(node, ast.Assign) and dotted(node.targets[0]) == "__all__"
+    return listed or (isinstance(node, ast.ImportFrom) and within(node.module or "", LAYERS))
 
 
 def attribute_games(module: Module) -> Iterator[str]:

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from infra.mlflow_run import find_page
+from infra.mlflow.run import find_page
 from infra.prefect_server import PrefectServer
 from ppo_core.spec import RunSpec, UpdateSpec
 from tests.e2e.browser import is_drawn, keep, opened_browser

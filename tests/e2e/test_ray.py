@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from infra.runs import open_records
+from infra.runs.records import open_records
 from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import DEADLINE_S, ROOT, SMOKE, command, environment, ppoflow, processes_of, records, wait_for
 from tests.infra.ray_nodes import RayNode, RayNodes

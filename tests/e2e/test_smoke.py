@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.exported import check_export
+from infra.artifacts.export import check_export
 from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import flip_a_bit, policy_bytes, processes_of, records, train
 from tests.processes import command_line

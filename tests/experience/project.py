@@ -6,8 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
-from ppo_core.models import create_policy
-from ppo_core.tokenization import load_tokenizer
+from ppo_core.data.tokenization import load_tokenizer
+from ppo_core.models.loading import create_policy
 from tests.e2e.launch import ROOT
 
 TOKENIZER = ROOT / "examples" / "arithmetic" / "tokenizer"

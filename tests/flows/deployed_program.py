@@ -9,7 +9,7 @@ from pathlib import Path
 from prefect import flow
 from prefect.runtime import flow_run
 
-from tasks.deployed import name_of_run, shown_name
+from tasks.prefect.deployment_params import name_of_run, shown_name
 from tests.tasks.toy_runs import ToyRun
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from infra.prefect_server import PrefectServer
-from tasks.prefect_environment import prepare
+from tasks.prefect.environment import prepare
 from tests.infra.s3.fault_proxy import FaultProxy
 from tests.ports import free_port
 from tests.waiting import LONG_S

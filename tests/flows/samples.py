@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tasks.iteration_record import Best, IterationRecord
-from tasks.references import CheckpointRef, DatasetRef, EvaluationRef
+from tasks.runs.iteration_record import Best, IterationRecord
+from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef
 
 
 def record(

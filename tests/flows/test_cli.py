@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import again, app
-from flows.telling import with_set
+from flows.cli.friendly_errors import with_set
 from tests.tasks.benches import ARITHMETIC
 
 SMOKE = str(ARITHMETIC / "smoke.yaml")

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from flows.console import COLUMNS, STAGE_SECONDS, RunConsole
-from infra.engine_protocol import EngineProgress
+from infra.engines.protocol import EngineProgress
 from tests.flows.samples import record
 
 

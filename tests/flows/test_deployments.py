@@ -16,8 +16,8 @@ from prefect.utilities.schema_tools import validate
 
 from flows.ppo import ppo_training
 from ppo_core.spec import RunSpec, SpecError
-from tasks.deployed import name_of_run
-from tasks.prefect_setup import POOL, RESUMABLE
+from tasks.prefect.automations import POOL, RESUMABLE
+from tasks.prefect.deployment_params import name_of_run
 from tests.tasks.benches import ARITHMETIC, smoke_spec
 
 ROOT = Path(__file__).parents[2]

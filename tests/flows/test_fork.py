@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from flows.recovery import last_whole
-from infra.runs import InvalidRunName
+from infra.runs.records import InvalidRunName
 from ppo_core.records import InputError
-from tasks.fork_run import fork_run, parse_place
-from tasks.open_run import spec_of_run
+from tasks.runs.fork import fork_run, parse_place
+from tasks.runs.run_state import spec_of_run
 from tests.tasks.toy_runs import ToyRun, digests, flip_a_bit, lose_it, snapshot
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from flows.cli import app
 from flows.fsck import remake
 from infra.artifacts import ArtifactRef
-from infra.lease import LeaseHeld
-from infra.local.lease import acquire_lease
-from infra.runs import list_runs
+from infra.runs.lease import LeaseHeld
+from infra.runs.local_lease import acquire_lease
+from infra.runs.records import list_runs
 from ppo_core.records import InputError
-from tasks.fsck import Findings, check_run, check_store
 from tasks.register_policy import export_best
-from tasks.repair_records import repair_records
+from tasks.runs.fsck import Findings, check_run, check_store
+from tasks.runs.repair import repair_records
 from tests.tasks.toy_runs import DAMAGES, ToyRun, digests, flip_a_bit, replace, snapshot
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

@@ -8,12 +8,12 @@ import pytest
 
 from flows.fsck import remake
 from infra.artifacts import ArtifactCorrupted
-from infra.runs import RecordCorrupted
-from infra.s3.lease import acquire_lease as acquire_s3_lease
-from infra.s3.records import S3Records
-from infra.s3.runs import S3Runs
-from tasks.fsck import Findings, check_records
-from tasks.record_chain import spec_in
+from infra.runs.records import RecordCorrupted
+from infra.runs.s3_lease import acquire_lease as acquire_s3_lease
+from infra.runs.s3_records import S3Records
+from infra.runs.s3_runs import S3Runs
+from tasks.runs.fsck import Findings, check_records
+from tasks.runs.record_chain import spec_in
 from tests.infra.leases import somebody
 from tests.tasks.bucket_runs import BucketRun
 from tests.tasks.toy_runs import digests

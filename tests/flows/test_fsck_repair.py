@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from flows.fsck import repair, repair_run
-from infra.local.lease import acquire_lease
-from tasks.fork_run import fork_run
-from tasks.fsck import Findings, check_run, check_store
-from tasks.record_chain import made_with
-from tasks.repair_records import repair_records
+from infra.runs.local_lease import acquire_lease
+from tasks.runs.fork import fork_run
+from tasks.runs.fsck import Findings, check_run, check_store
+from tasks.runs.record_chain import made_with
+from tasks.runs.repair import repair_records
 from tests.tasks.toy_runs import ToyRun, flip_a_bit, lose_it, replace
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

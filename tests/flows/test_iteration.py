@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.engine_protocol import EngineDied
+from infra.engines.protocol import EngineDied
 from ppo_core.training.state import read_state
 from tests.tasks.toy_engines import HELD_OUT
 from tests.tasks.toy_runs import ToyRun, digests, killed

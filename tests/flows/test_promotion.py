@@ -16,14 +16,14 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from flows.promotion import ask
-from infra.collector import open_collector
-from infra.promotions import Journals
+from infra.gc.collector import open_collector
+from infra.mlflow.alias_journal import Journals
 from ppo_core.spec import PromotionSpec
-from tasks.gates import Gate, check_gates, passed
-from tasks.lineage import trace
-from tasks.needs import Needs
-from tasks.policies import find_policy
-from tasks.promotion import Approval
+from tasks.promote_policy import Approval
+from tasks.runs.lineage import trace
+from tasks.runs.policies import find_policy
+from tasks.runs.promotion_gates import Gate, check_gates, passed
+from tasks.runs.reachability import Needs
 from tests.flows.hand_over import MODEL, HandOver
 from tests.tasks.toy_runs import lose_it
 from tests.waiting import LONG_S

@@ -9,9 +9,9 @@ import pytest
 
 from flows.recovery import last_whole
 from infra.artifacts import ArtifactCorrupted, ArtifactRef
-from infra.engine_protocol import EngineDied
-from tasks.iteration_record import IterationRecord
+from infra.engines.protocol import EngineDied
 from tasks.prepare_dataset import prepare_dataset
+from tasks.runs.iteration_record import IterationRecord
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_runs import DAMAGES, ToyRun, digests, flip_a_bit, killed, lose_it
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.ppo import Rerun
-from tasks.guards import DivergedError
+from tasks.runs.guards import DivergedError
 from tests.tasks.benches import QuickFiles
 from tests.tasks.toy_engines import ToyEngines, not_finite
 from tests.tasks.toy_runs import Killed, ToyRun, digests, killed

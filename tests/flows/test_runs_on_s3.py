@@ -10,21 +10,21 @@ import pytest
 from flows.ppo import Rerun
 from flows.verify import verify_iteration
 from infra.artifacts import open_store
-from infra.layered_store import LayeredStore
-from infra.runs import list_runs, open_records
-from infra.s3.objects import Objects
-from infra.s3.outage import Outage
-from infra.s3.patient import PatientObjects
+from infra.artifacts.overlay_store import LayeredStore
+from infra.runs.records import list_runs, open_records
 from infra.settings import Settings
-from tasks.engines import PROGRAMS
-from tasks.fork_run import fork_run
-from tasks.guards import DivergedError
-from tasks.inspect_run import read_run
-from tasks.iteration_record import IterationRecord, read_record
-from tasks.open_run import spec_of_run
-from tasks.retention import find_garbage, remove_garbage
-from tasks.verification import check_recorded, require_verifiable
-from tasks.workbench import Workbench, ignore
+from infra.storage.objects import Objects
+from infra.storage.outage import Outage
+from infra.storage.waiting_client import PatientObjects
+from tasks.runs.fork import fork_run
+from tasks.runs.guards import DivergedError
+from tasks.runs.inspect import read_run
+from tasks.runs.iteration_record import IterationRecord, read_record
+from tasks.runs.retention import find_garbage, remove_garbage
+from tasks.runs.run_state import spec_of_run
+from tasks.runs.verification import check_recorded, require_verifiable
+from tasks.stages.context import Workbench, ignore
+from tasks.stages.engines import PROGRAMS
 from tests.infra.faulty_files import Died
 from tests.infra.s3.faulty_objects import FaultyObjects
 from tests.infra.s3.memory_objects import MemoryObjects

@@ -14,7 +14,7 @@ from rich.console import Console
 from flows import pace
 from flows.console import RunConsole
 from flows.pace import Pace
-from infra.engine_protocol import EngineProgress
+from infra.engines.protocol import EngineProgress
 from tests.flows.samples import record
 
 ROOT = Path(__file__).parents[2]

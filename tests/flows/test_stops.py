@@ -8,7 +8,7 @@ import pytest
 from prefect import flow, task
 from prefect.exceptions import TerminationSignal
 
-from flows.telling import stopping_on_sigterm
+from flows.cli.friendly_errors import stopping_on_sigterm
 
 
 @pytest.mark.usefixtures("prefect_server")

@@ -12,10 +12,10 @@ from prefect import get_client
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.client.schemas.objects import FlowRun
 
-from infra.s3.client import Tuning, open_objects
-from infra.s3.objects import Objects, StoreUnavailable
-from infra.s3.outage import told_to
-from tasks.prefect_api import EmbeddedFlow
+from infra.storage.client import Tuning, open_objects
+from infra.storage.objects import Objects, StoreUnavailable
+from infra.storage.outage import told_to
+from tasks.prefect.server import EmbeddedFlow
 from tests.infra.s3.fault_proxy import FaultProxy
 from tests.infra.s3.s3_server import S3Server
 from tests.tasks.bucket_runs import BucketRun

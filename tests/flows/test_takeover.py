@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from flows.ppo import take_over
-from infra.engine_protocol import EngineClosed
-from infra.lease import LeaseLost
-from tasks.workbench import Workbench, working
+from infra.engines.protocol import EngineClosed
+from infra.runs.lease import LeaseLost
+from tasks.stages.context import Workbench, working
 from tests.tasks.toy_runs import ToyRun, digests
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

@@ -10,19 +10,19 @@ import pytest
 
 from flows.verify import verify_iteration
 from infra.artifacts import ArtifactCorrupted
-from infra.layered_store import LayeredStore
-from infra.local_store import LocalStore
-from infra.runs import open_records
+from infra.artifacts.local_store import LocalStore
+from infra.artifacts.overlay_store import LayeredStore
+from infra.runs.records import open_records
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
-from tasks.engines import PROGRAMS
-from tasks.fork_run import fork_run
-from tasks.iteration_record import read_record
-from tasks.open_run import recorded_spec, spec_of_run, with_changes
-from tasks.references import StageRef
-from tasks.verification import Comparison, chosen_iterations
-from tasks.workbench import Workbench, ignore
+from tasks.runs.fork import fork_run
+from tasks.runs.iteration_record import read_record
+from tasks.runs.run_state import recorded_spec, spec_of_run, with_changes
+from tasks.runs.verification import Comparison, chosen_iterations
+from tasks.stages.context import Workbench, ignore
+from tasks.stages.engines import PROGRAMS
+from tasks.stages.references import StageRef
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_runs import ToyRun, flip_a_bit, lose_it, snapshot
 from tests.tasks.toy_tracker import ToyTracker

@@ -23,7 +23,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
 from infra.prefect_server import PrefectServer
-from tasks.prefect_setup import POOL, RESUMABLE, prepare_server
+from tasks.prefect.automations import POOL, RESUMABLE, prepare_server
 from tests.e2e.launch import DEADLINE_S, SMOKE, processes_of
 from tests.processes import command_line
 from tests.tasks.benches import smoke_spec

@@ -1,4 +1,4 @@
-"""A small real engine for tests: speaks the protocol of infra/engine_protocol.py and misbehaves on demand.
+"""A small real engine for tests: speaks the protocol of infra/engines/protocol.py and misbehaves on demand.
 
 With the argument `die` it ends before the first job, as a failed import would.
 """

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from infra.filesystem import LocalFiles, Status
+from infra.storage.filesystem import LocalFiles, Status
 
 FAULTS = (
     "EIO once",

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from infra.filesystem import FileSystem
-from infra.lease import Clock, Lease, LeaseLost
-from infra.liveness import ProcessIdentity
-from infra.local.lease import LocalLease, acquire_lease
-from infra.local.records import LocalRecords
-from infra.runs import NOTES
+from infra.process_identity import ProcessIdentity
+from infra.runs.lease import Clock, Lease, LeaseLost
+from infra.runs.local_lease import LocalLease, acquire_lease
+from infra.runs.local_records import LocalRecords
+from infra.runs.records import NOTES
+from infra.storage.filesystem import FileSystem
 from tests.infra.faulty_files import FaultyFiles
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from infra.tracking import Point
+from infra.mlflow.tracking import Point
 
 NOW = 1_700_000_000_000
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from infra.artifacts import ArtifactStore, open_store
-from infra.engine_protocol import Engine, EngineJob, EngineProgress
-from infra.engines import EngineProcess
-from infra.ray_cluster import RayCluster
-from infra.ray_engines import RayEngine
-from infra.ray_host import Blueprint
+from infra.engines.process import EngineProcess
+from infra.engines.protocol import Engine, EngineJob, EngineProgress
+from infra.engines.ray import RayEngine
+from infra.engines.ray_cluster import RayCluster
+from infra.engines.ray_host import Blueprint
 from infra.settings import Settings
 
 ECHO = Path(__file__).with_name("echo_engine.py")

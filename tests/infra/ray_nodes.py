@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-import infra.guardian
+import infra.engines.guardian
 from tests.ports import free_port
 from tests.waiting import LONG_S
 
@@ -108,7 +108,7 @@ class RayNodes:
         ]
         environment = {**os.environ, **self.variables, **QUICK, "PPOFLOW_HOME": str(home)}
         lifeline, theirs = socket.socketpair()
-        guardian = [sys.executable, "-I", "-S", infra.guardian.__file__, str(theirs.fileno()), "--"]
+        guardian = [sys.executable, "-I", "-S", infra.engines.guardian.__file__, str(theirs.fileno()), "--"]
         with theirs, (self.root / f"{number}.log").open("wb") as log:
             process = subprocess.Popen(
                 [*guardian, *command],

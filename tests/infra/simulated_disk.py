@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from infra.filesystem import Status
+from infra.storage.filesystem import Status
 
 ROOT = 1
 

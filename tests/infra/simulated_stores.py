@@ -6,12 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from infra.artifacts import ArtifactCorrupted, ArtifactRef
-from infra.filesystem import FileSystem, read_whole, tree
-from infra.integrity import PARTIAL_NAME
-from infra.liveness import ProcessIdentity
-from infra.local.collector import LocalCollector
-from infra.local_store import LocalStore
-from infra.manifest import MANIFEST_NAME
+from infra.artifacts.integrity import PARTIAL_NAME
+from infra.artifacts.local_store import LocalStore
+from infra.artifacts.manifest import MANIFEST_NAME
+from infra.gc.local_collector import LocalCollector
+from infra.process_identity import ProcessIdentity
+from infra.storage.filesystem import FileSystem, read_whole, tree
 from tests.infra.leases import somebody
 from tests.infra.simulated_disk import SimulatedDisk
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from infra.artifacts import ArtifactError
-from infra.lease import EXPIRY_S, LeaseHeld, LeaseLost
-from infra.liveness import ProcessIdentity
-from infra.local.collector import LocalCollector
-from infra.local.lease import LocalLease, acquire_lease
-from infra.local.records import LocalRecords
+from infra.gc.local_collector import LocalCollector
+from infra.process_identity import ProcessIdentity
+from infra.runs.lease import EXPIRY_S, LeaseHeld, LeaseLost
+from infra.runs.local_lease import LocalLease, acquire_lease
+from infra.runs.local_records import LocalRecords
 from tests.infra.leases import StillClock, somebody
 from tests.infra.simulated_process import Process
 from tests.infra.simulated_stores import ROOT, fresh_disk, look, open_on, put

@@ -9,13 +9,13 @@ from threading import Barrier
 
 import pytest
 
-from infra.alias_moves import Alias, AliasMoved, NothingBefore, Reason, Standing, told
-from infra.local.pages import LocalPages
-from infra.manifest import ArtifactRef
-from infra.mlflow_client import open_client
-from infra.promotions import Journal, Journals, folder_name, model_name
-from infra.registry import RegistryError, aliases_of, point_alias
-from infra.sealed import RecordCorrupted
+from infra.artifacts.manifest import ArtifactRef
+from infra.mlflow.alias import Alias, AliasMoved, NothingBefore, Reason, Standing, told
+from infra.mlflow.alias_journal import Journal, Journals, folder_name, model_name
+from infra.mlflow.client import open_client
+from infra.mlflow.registry import RegistryError, aliases_of, point_alias
+from infra.runs.checksummed_json import RecordCorrupted
+from infra.storage.write_once_files import LocalPages
 
 ANNA, BEN = Reason("anna", "it is better", {"gain": 0.1}), Reason("ben")
 

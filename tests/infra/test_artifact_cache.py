@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.artifact_cache import ArtifactCache
-from infra.filesystem import LocalFiles, StoreReadOnly
-from infra.integrity import describe
-from infra.liveness import this_process
-from infra.manifest import Manifest
+from infra.artifacts.download_cache import ArtifactCache
+from infra.artifacts.integrity import describe
+from infra.artifacts.manifest import Manifest
+from infra.process_identity import this_process
+from infra.storage.filesystem import LocalFiles, StoreReadOnly
 from tests.infra.artifact_folders import CONTENT, fill, read
 from tests.infra.faulty_files import FAULTS, Died, FaultyFiles
 from tests.infra.programs import Program
@@ -155,7 +155,7 @@ def test_one_of_many_fills_and_the_others_wait(tmp_path: Path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from infra.artifact_cache import ArtifactCache
+from infra.artifacts.download_cache import ArtifactCache
 
 def fill(folder):
     (folder / "state.json").write_bytes(b"half of it")

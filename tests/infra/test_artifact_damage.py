@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from infra.artifacts import ArtifactCorrupted, ArtifactFormatTooNew, ArtifactRef, ArtifactStore, open_store
-from infra.filesystem import LocalFiles, Status
-from infra.local_store import LocalStore
+from infra.artifacts.local_store import LocalStore
+from infra.storage.filesystem import LocalFiles, Status
 from tests.infra.artifact_folders import CONTENT, put, read
 
 

@@ -20,8 +20,8 @@ from infra.artifacts import (
     StoreUnsupported,
     open_store,
 )
-from infra.filesystem import LocalFiles
-from infra.local_store import LocalStore
+from infra.artifacts.local_store import LocalStore
+from infra.storage.filesystem import LocalFiles
 from tests.infra.artifact_folders import CONTENT, fill, put, read
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from infra.artifacts import ArtifactMissing, open_store
-from infra.filesystem import FileSystem
-from infra.liveness import ProcessIdentity
-from infra.local.collector import UNTOUCHED_NS, LocalCollector
-from infra.local.records import LocalRecords
+from infra.gc.local_collector import UNTOUCHED_NS, LocalCollector
+from infra.process_identity import ProcessIdentity
+from infra.runs.local_records import LocalRecords
+from infra.storage.filesystem import FileSystem
 from tests.infra.artifact_folders import CONTENT
 from tests.infra.leases import somebody, successor
 from tests.infra.simulated_disk import SimulatedDisk

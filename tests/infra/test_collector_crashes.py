@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import pytest
 
-from infra.collector import StoredArtifact
-from infra.local.collector import LocalCollector
+from infra.gc.collector import StoredArtifact
+from infra.gc.local_collector import LocalCollector
 from tests.infra.artifact_folders import CONTENT
 from tests.infra.faulty_files import FAULTS, Died
 from tests.infra.leases import somebody, successor

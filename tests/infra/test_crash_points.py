@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from infra.artifacts import ArtifactCorrupted, ArtifactRef
-from infra.local.records import LocalRecords
-from infra.local_store import LocalStore
-from infra.runs import RecordExists
+from infra.artifacts.local_store import LocalStore
+from infra.runs.local_records import LocalRecords
+from infra.runs.records import RecordExists
 from tests.infra.artifact_folders import CONTENT, fill, read
 from tests.infra.faulty_files import FAULTS, Died, FaultyFiles
 from tests.infra.leases import armed, writer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra.engine_environment import is_secret, permitted, way_out
+from infra.engines.environment import is_secret, permitted, way_out
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from infra.engine_protocol import ProtocolViolation, decode_reply
-from infra.engines import (
+from infra.engines.process import (
     KILL_PATIENCE_S,
     Engine,
     EngineClosed,
@@ -28,6 +27,7 @@ from infra.engines import (
     EngineReply,
     EngineTimeout,
 )
+from infra.engines.protocol import ProtocolViolation, decode_reply
 from tests.processes import outlived
 from tests.waiting import FOR_EVER_S, LONG_S
 
@@ -210,7 +210,7 @@ def test_ctrl_c_while_waiting_leaves_no_orphans_and_a_usable_engine(engine):
 
 def test_an_idle_engine_closes_at_once_with_all_below(engine, monkeypatch):
     pids = run(engine, "spawn").result["pids"]
-    monkeypatch.setattr("infra.engines.CLOSE_GRACE_S", LONG_S)
+    monkeypatch.setattr("infra.engines.process.CLOSE_GRACE_S", LONG_S)
     began = time.monotonic()
     engine.close()
     assert time.monotonic() - began < LONG_S
@@ -269,7 +269,7 @@ def test_a_killed_guardian_takes_engine_and_descendants_along(engine):
 def test_nothing_outlives_a_killed_owner(tmp_path, number):
     owner = f"""
 from pathlib import Path
-from infra.engines import EngineJob, EngineProcess
+from infra.engines.process import EngineJob, EngineProcess
 engine = EngineProcess("echo", {PROGRAM!r}, log=Path({str(tmp_path / "log")!r}))
 print(engine.run(EngineJob("spawn", {{}}, None, {{}}), timeout_s=300).result["pids"], flush=True)
 engine.run(EngineJob("sleep", {{}}, None, {{"seconds": 3600}}), timeout_s=3600)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from infra.artifacts import ArtifactCorrupted, ArtifactRef
-from infra.exported import check_export, copy_file, export_part
-from infra.local_store import LocalStore
+from infra.artifacts.export import check_export, copy_file, export_part
+from infra.artifacts.local_store import LocalStore
 
 WEIGHTS = b"w" * 5000
 FILES = {"policy/config.json": b"{}", "policy/weights/model.safetensors": WEIGHTS, "critic/model.safetensors": b"c"}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.filesystem import LocalFiles
-from infra.local_store import LocalStore
+from infra.artifacts.local_store import LocalStore
+from infra.storage.filesystem import LocalFiles
 from tests.infra.faulty_files import FaultyFiles, Operation
 from tests.infra.leases import successor, writer
 
@@ -120,21 +120,21 @@ def test_creating_never_replaces(tmp_path: Path):
 @pytest.mark.parametrize(
     "name",
     [
-        "artifacts",
-        "collector",
-        "integrity",
-        "lease",
-        "lease_watch",
-        "local/collector",
-        "local/lease",
-        "local/lease_folders",
-        "local/pages",
-        "local/records",
-        "local/runs",
-        "local_store",
-        "manifest",
-        "runs",
-        "sealed",
+        "artifacts/store",
+        "gc/collector",
+        "artifacts/integrity",
+        "runs/lease",
+        "runs/lease_expiry",
+        "gc/local_collector",
+        "runs/local_lease",
+        "runs/local_lease_folders",
+        "storage/write_once_files",
+        "runs/local_records",
+        "runs/local_runs",
+        "artifacts/local_store",
+        "artifacts/manifest",
+        "runs/records",
+        "runs/checksummed_json",
     ],
 )
 def test_no_file_operation_goes_past_the_seam(name: str):

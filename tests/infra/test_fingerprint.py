@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.fingerprint import code_fingerprint, file_digest
+from infra.artifacts.fingerprint import code_fingerprint, file_digest
 
 SOURCES = {
     "__init__.py": '"""The package."""\n',

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from infra.git_commit import git_commit
+from infra.mlflow.git_commit import git_commit
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-import infra.guardian
+import infra.engines.guardian
 from tests.infra.echo_engine import STUBBORN
 from tests.processes import outlived
 from tests.waiting import LONG_S
 
-GUARDIAN = Path(infra.guardian.__file__)
+GUARDIAN = Path(infra.engines.guardian.__file__)
 TREE = f"""
 import json, os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}], start_new_session=True)

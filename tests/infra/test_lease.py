@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.lease import EXPIRY_S, Clock, LeaseHeld, LeaseLost
-from infra.liveness import ProcessIdentity
-from infra.local.lease import LocalLease, acquire_lease
-from infra.local.records import LocalRecords
+from infra.process_identity import ProcessIdentity
+from infra.runs.lease import EXPIRY_S, Clock, LeaseHeld, LeaseLost
+from infra.runs.local_lease import LocalLease, acquire_lease
+from infra.runs.local_records import LocalRecords
 from tests.infra.faulty_files import FaultyFiles
 from tests.infra.leases import StillClock, somebody
 from tests.infra.programs import Program
@@ -22,7 +22,7 @@ from tests.waiting import LONG_S
 
 HOLDER = """
 import sys
-from infra.local.lease import acquire_lease
+from infra.runs.local_lease import acquire_lease
 acquire_lease(sys.argv[1], "r", note={"flow": "abc"})
 print("holding", flush=True)
 input()
@@ -230,9 +230,9 @@ def test_one_of_many_gets_the_lease(tmp_path: Path, leave: str):
 
 APPENDER = """
 import sys, time
-from infra.lease import Clock
-from infra.local.lease import acquire_lease
-from infra.local.records import LocalRecords
+from infra.runs.lease import Clock
+from infra.runs.local_lease import acquire_lease
+from infra.runs.local_records import LocalRecords
 
 print("ready", flush=True)
 input()

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from infra.local.lease import LocalLease, acquire_lease
-from infra.local.records import LocalRecords, create_run, list_runs
-from infra.runs import RecordExists
+from infra.runs.local_lease import LocalLease, acquire_lease
+from infra.runs.local_records import LocalRecords, create_run, list_runs
+from infra.runs.records import RecordExists
 from tests.infra.faulty_files import FAULTS, Died, FaultyFiles
 from tests.infra.leases import Armed, armed, somebody, state, successor, writer
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from infra.lease import LeaseHeld, LeaseLost
-from infra.local.lease import LocalLease, acquire_lease
-from infra.local.records import LocalRecords
-from infra.runs import RecordExists
+from infra.runs.lease import LeaseHeld, LeaseLost
+from infra.runs.local_lease import LocalLease, acquire_lease
+from infra.runs.local_records import LocalRecords
+from infra.runs.records import RecordExists
 from tests.infra.faulty_files import FaultyFiles
 from tests.infra.leases import InterruptedFiles, holds, somebody, state, successor, writer
 from tests.infra.programs import Program
@@ -201,9 +201,9 @@ def test_an_operation_that_had_begun_cannot_end_after_the_takeover(tmp_path: Pat
 
 WRITER = """
 import sys, time
-from infra.lease import Clock, Heartbeat, LeaseLost
-from infra.local.lease import acquire_lease
-from infra.local.records import LocalRecords
+from infra.runs.lease import Clock, Heartbeat, LeaseLost
+from infra.runs.local_lease import acquire_lease
+from infra.runs.local_records import LocalRecords
 
 root = sys.argv[1]
 print("ready", flush=True)

@@ -7,9 +7,9 @@ import os
 import threading
 from pathlib import Path
 
-from infra.filesystem import LocalFiles
-from infra.lease import Heartbeat
-from infra.local.lease import acquire_lease
+from infra.runs.lease import Heartbeat
+from infra.runs.local_lease import acquire_lease
+from infra.storage.filesystem import LocalFiles
 from tests.infra.faulty_files import FaultyFiles
 from tests.infra.leases import successor
 from tests.waiting import LONG_S, until

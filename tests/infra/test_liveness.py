@@ -7,11 +7,11 @@ import signal
 
 import pytest
 
-from infra.liveness import FIRST_NAMESPACE, ProcessIdentity, identity_of_token, is_alive, this_process
+from infra.process_identity import FIRST_NAMESPACE, ProcessIdentity, identity_of_token, is_alive, this_process
 from tests.infra.programs import Program
 
 SAY_WHO = """
-from infra.liveness import this_process
+from infra.process_identity import this_process
 print(this_process().model_dump_json(), flush=True)
 input()
 """

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.lease import LeaseLost
-from infra.local.records import LocalRecords, list_runs
-from infra.runs import RecordCorrupted
+from infra.runs.lease import LeaseLost
+from infra.runs.local_records import LocalRecords, list_runs
+from infra.runs.records import RecordCorrupted
 from tests.infra.leases import successor, writer
 
 RECORD = {"checkpoint": {"kind": "checkpoint", "digest": "ab"}}

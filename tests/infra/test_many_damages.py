@@ -14,10 +14,10 @@ from random import Random
 import pytest
 
 from infra.artifacts import ArtifactCorrupted, ArtifactFormatTooNew, ArtifactMissing, ArtifactRef
-from infra.filesystem import read_whole, tree
-from infra.local.records import LocalRecords
-from infra.manifest import MANIFEST_NAME
-from infra.runs import RecordCorrupted, RecordFormatTooNew, RecordMissing
+from infra.artifacts.manifest import MANIFEST_NAME
+from infra.runs.local_records import LocalRecords
+from infra.runs.records import RecordCorrupted, RecordFormatTooNew, RecordMissing
+from infra.storage.filesystem import read_whole, tree
 from tests.infra.leases import writer
 from tests.infra.simulated_disk import SimulatedDisk
 from tests.infra.simulated_stores import ROOT, fresh_disk, open_on, put, read

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from mlflow.exceptions import MlflowException
 
-from infra.mlflow_login import FileLogin, read_login
+from infra.mlflow.login import FileLogin, read_login
 from tests.infra.programs import ROOT
 from tests.waiting import LONG_S
 

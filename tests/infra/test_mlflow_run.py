@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.mlflow_client import in_short, open_client
-from infra.mlflow_run import find_page, front_page, run_page
-from infra.tracking import InputData, RunTracker
+from infra.mlflow.client import in_short, open_client
+from infra.mlflow.run import find_page, front_page, run_page
+from infra.mlflow.tracking import InputData, RunTracker
 from tests.waiting import LONG_S
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from infra.mlmodel import ModelFolderError, write_mlmodel
-from infra.registry import register, resolve
+from infra.mlflow.model_files import ModelFolderError, write_mlmodel
+from infra.mlflow.registry import register, resolve
 from tests.infra.tiny_models import CONTEXT, make_tiny_llama
 
 PROMPT = "w1 w7 w3"
@@ -69,7 +69,7 @@ def test_the_same_folder_gives_the_same_bytes_at_any_time_in_any_place(tmp_path:
     shutil.copytree(one, two)
     write_mlmodel(one, digest_seed="seed", context_length=CONTEXT)
     program = (
-        "import sys; from pathlib import Path; from infra.mlmodel import write_mlmodel; "
+        "import sys; from pathlib import Path; from infra.mlflow.model_files import write_mlmodel; "
         f"write_mlmodel(Path({str(two)!r}), digest_seed='seed', context_length={CONTEXT}); "
         "print([name for name in ('torch', 'transformers') if name in sys.modules])"
     )

@@ -16,12 +16,12 @@ from random import Random
 import pytest
 
 from infra.artifacts import ArtifactRef
-from infra.filesystem import remove_tree
-from infra.liveness import ProcessIdentity
-from infra.local.lease import acquire_lease
-from infra.local.lease_folders import LeaseFolders
-from infra.local.records import LocalRecords, create_run, list_runs
-from infra.runs import NOTES, RecordExists
+from infra.process_identity import ProcessIdentity
+from infra.runs.local_lease import acquire_lease
+from infra.runs.local_lease_folders import LeaseFolders
+from infra.runs.local_records import LocalRecords, create_run, list_runs
+from infra.runs.records import NOTES, RecordExists
+from infra.storage.filesystem import remove_tree
 from tests.infra.artifact_folders import CONTENT
 from tests.infra.faulty_files import Died
 from tests.infra.leases import StillClock, somebody

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from infra.engine_protocol import EngineClosed, EngineDied, EngineJobError, EngineProgress
-from infra.ray_cluster import RayCluster, RayUnavailable
-from infra.ray_engines import RayEngine
+from infra.engines.protocol import EngineClosed, EngineDied, EngineJobError, EngineProgress
+from infra.engines.ray import RayEngine
+from infra.engines.ray_cluster import RayCluster, RayUnavailable
 from tests.infra.ray_jobs import echo_engine, job, never_the_same
 from tests.infra.ray_nodes import RayNodes
 from tests.processes import outlived

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.mlflow_client import open_client
-from infra.registry import RegistryError, register, resolve
+from infra.mlflow.client import open_client
+from infra.mlflow.registry import RegistryError, register, resolve
 
 LINEAGE = {"ppoflow.digest": "abc", "ppoflow.run": "demo"}
 

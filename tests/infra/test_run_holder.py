@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.holders import Holder
-from infra.lease import Lease
-from infra.liveness import ProcessIdentity, this_process
-from infra.local import lease as local
-from infra.run_holder import holder_of
-from infra.s3 import lease as remote
+from infra.process_identity import ProcessIdentity, this_process
+from infra.runs import local_lease as local
+from infra.runs import s3_lease as remote
+from infra.runs.holder import holder_of
+from infra.runs.lease import Lease
+from infra.runs.owner import Holder
 from tests.infra.leases import somebody
 from tests.infra.s3.bucket_runs import ROOT
 from tests.infra.s3.memory_objects import MemoryObjects

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.filesystem import LocalFiles, StoreReadOnly, StoreUnsupported
-from infra.local.lease import acquire_lease
-from infra.local.records import LocalRecords, create_run, list_runs
-from infra.runs import (
+from infra.runs.local_lease import acquire_lease
+from infra.runs.local_records import LocalRecords, create_run, list_runs
+from infra.runs.records import (
     InvalidRunName,
     RecordCorrupted,
     RecordExists,
@@ -23,6 +22,7 @@ from infra.runs import (
     RecordMissing,
     validate_run_name,
 )
+from infra.storage.filesystem import LocalFiles, StoreReadOnly, StoreUnsupported
 from tests.infra.leases import state, successor, writer
 
 RECORD = {

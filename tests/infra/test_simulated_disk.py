@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from infra.filesystem import FileSystem, LocalFiles, read_whole, tree
-from infra.local.records import LocalRecords
+from infra.runs.local_records import LocalRecords
+from infra.storage.filesystem import FileSystem, LocalFiles, read_whole, tree
 from tests.infra.artifact_folders import CONTENT
 from tests.infra.faulty_files import Died
 from tests.infra.leases import writer

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from infra.mlflow_login import read_login
+from infra.mlflow.login import read_login
 from infra.settings import StackSettings
 from infra.stack.__main__ import main
 from infra.stack.credentials import ADMIN, load_credentials

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.liveness import is_alive, this_process
+from infra.process_identity import is_alive, this_process
 from infra.stack.__main__ import watch
 from infra.stack.processes import MARK, Daemon
 from infra.stack.runner import Runner

@@ -32,9 +32,9 @@ from tests.processes import command_line, runs
 pytestmark = pytest.mark.slow
 CEPH = {"ceph-mon", "ceph-osd", "s3"}
 CLIENT = """
-from infra.mlflow_client import open_client
+from infra.mlflow.client import open_client
 from infra.settings import Settings
-from tasks.prefect_api import prefect_api
+from tasks.prefect.server import prefect_api
 client = open_client(Settings().tracking_uri)
 run = client.create_run(client.create_experiment("stack"))
 client.log_text(run.info.run_id, "kept", "note.txt")
@@ -44,7 +44,7 @@ with prefect_api():
     print(client.list_artifacts(run.info.run_id)[0].path, version.source)
 """
 REFUSED = """
-from tasks.prefect_api import prefect_api
+from tasks.prefect.server import prefect_api
 try:
     with prefect_api():
         print("let in")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from infra.mlflow_points import Point
-from infra.system_metrics import FIRST, SystemMetrics, gpu_load, machine_load
+from infra.mlflow.points import Point
+from infra.mlflow.system_metrics import FIRST, SystemMetrics, gpu_load, machine_load
 from tests.waiting import until
 
 

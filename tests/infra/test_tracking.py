@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.figures import Panel, learning_curves, png
-from infra.mlflow_client import open_client, without_password
-from infra.mlflow_names import entry_name, marked_cut
-from infra.patience import Patience
-from infra.tracking import Point, RunTracker, batches_of_whole_steps
+from infra.mlflow.circuit_breaker import Patience
+from infra.mlflow.client import open_client, without_password
+from infra.mlflow.learning_curves import Panel, learning_curves, png
+from infra.mlflow.names import entry_name, marked_cut
+from infra.mlflow.tracking import Point, RunTracker, batches_of_whole_steps
 from tests.infra.mlflow_points import NOW, points_of, rows
 from tests.waiting import FOR_EVER_S, LONG_S, until
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.mlflow_client import open_client
-from infra.registry import register, resolve
-from infra.tracking import Point, RunTracker
+from infra.mlflow.client import open_client
+from infra.mlflow.registry import register, resolve
+from infra.mlflow.tracking import Point, RunTracker
 from tests.infra.mlflow_points import NOW, points_of, rows
 from tests.infra.mlflow_server import Server, patient
 from tests.waiting import LONG_S, until

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from ppo_core.logprobs import response_logprobs
-from ppo_core.models import critic_from_policy, save_policy
+from ppo_core.models.loading import critic_from_policy, save_policy
 from ppo_core.records import OptimizerSettings, StartPolicyJob, UpdatePolicyJob
 from ppo_core.spec import ModelSpec, SupervisedSpec, TrainingSpec
 from ppo_core.training.checkpoint import full_weights, write_checkpoint, write_start

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from infra.engines import EngineInput, EngineJob, EngineProcess, EngineProgress, EngineReply
+from infra.engines.process import EngineInput, EngineJob, EngineProcess, EngineProgress, EngineReply
 from infra.settings import Settings
+from ppo_core.data.tables import read_rollouts, write_prompts
 from ppo_core.records import PromptRow, RolloutRow
 from ppo_core.spec import RunSpec
-from ppo_core.tables import read_rollouts, write_prompts
-from tasks.engine_programs import (
+from tasks.stages.engine_programs import (
     PROGRAMS,
     rollout_environment,
     scoring_environment,
@@ -83,7 +83,7 @@ def open_engine(name: str, folder: Path, spec: RunSpec | None = None) -> Bench:
 def ends_by_itself(bench: Bench) -> bool:
     """Close it; whether it then ended without being killed, however long a busy machine takes for that."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("infra.engines.CLOSE_GRACE_S", LONG_S)
+        patch.setattr("infra.engines.process.CLOSE_GRACE_S", LONG_S)
         began = time.monotonic()
         bench.engine.close()
     return time.monotonic() - began < LONG_S

@@ -22,9 +22,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from ppo_core.models import load_critic, load_policy
-from ppo_core.records import PromptRow, RolloutRow, ScoreRow
-from ppo_core.tables import (
+from ppo_core.data.tables import (
     longest_prompt,
     read_prompts,
     read_rollouts,
@@ -33,7 +31,9 @@ from ppo_core.tables import (
     write_rollouts,
     write_scores,
 )
-from ppo_core.tokenization import encode_prompt, load_tokenizer, model_config, stop_token_ids
+from ppo_core.data.tokenization import encode_prompt, load_tokenizer, model_config, stop_token_ids
+from ppo_core.models.loading import load_critic, load_policy
+from ppo_core.records import PromptRow, RolloutRow, ScoreRow
 from ppo_core.training.checkpoint import write_start
 from ppo_core.training.experience import Experience
 from ppo_core.training.intact import check_critic, check_policy, optimizer_shards

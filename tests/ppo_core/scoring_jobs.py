@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from ppo_core.data.tables import write_rollouts
 from ppo_core.records import RolloutRow
-from ppo_core.tables import write_rollouts
 from tests.ppo_core.engine_jobs import Bench
 from tests.ppo_core.tiny_policies import EOS
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ppo_core.comparison import compare_evaluations, paired_bootstrap
+from ppo_core.data.tables import write_prompts, write_rollouts, write_scores
 from ppo_core.engines.protocol import Job, JobInput
 from ppo_core.records import InputError, PromptRow, RolloutRow, ScoreRow
-from ppo_core.tables import write_prompts, write_rollouts, write_scores
+from ppo_core.scoring.comparison import compare_evaluations, paired_bootstrap
 
 JOB = {"metric": "score", "pass_score": 1.0, "confidence": 0.9, "resamples": 2000}
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from ppo_core.dataset import Limits, prompt_rows, read_rows, supervised_rows
-from ppo_core.plugins import Sources
-from ppo_core.records import InputError
-from ppo_core.tokenization import (
+from ppo_core.data.dataset import Limits, prompt_rows, read_rows, supervised_rows
+from ppo_core.data.tokenization import (
     context_length,
     decode_response,
     encode_completion,
@@ -20,6 +18,8 @@ from ppo_core.tokenization import (
     model_config,
     stop_token_ids,
 )
+from ppo_core.records import InputError
+from ppo_core.scoring.plugins import Sources
 from tests.ppo_core.tiny_models import CONFIGS, CONTEXT, EOS, VOCABULARY, tiny_config, tiny_policy, tiny_tokenizer
 
 FREE = Limits(context_length=None, max_prompt_tokens=100, max_response_tokens=100)

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.engines import EngineDied, EngineProcess, EngineProgress
+from infra.engines.process import EngineDied, EngineProcess, EngineProgress
 from infra.settings import Settings
-from tasks.engine_programs import PROGRAMS, rollout_environment
+from tasks.stages.engine_programs import PROGRAMS, rollout_environment
 from tests.ppo_core.engine_jobs import ROOT, Bench, generate_spec, write_dataset
 from tests.ppo_core.tiny_policies import make_policy
 from tests.processes import command_line

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from infra.engines import EngineDied, EngineProgress
+from infra.engines.process import EngineDied, EngineProgress
 from ppo_core.records import UpdatePolicyJob
 from ppo_core.spec import TrainingSpec
 from tests.ppo_core.engine_jobs import Bench, minimal_spec, open_engine

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ppo_core.logprobs import response_layout, response_logprobs, response_values
-from ppo_core.models import Critic
+from ppo_core.models.loading import Critic
 from ppo_core.records import TokenSequence
 from tests.ppo_core.plain_torch import plain_entropy, plain_logprobs, plain_values
 from tests.ppo_core.tiny_models import CONFIGS, CONTEXT, EOS, VOCABULARY, ragged_sequences, tiny_policy

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from ppo_core.models import (
+from ppo_core.models.loading import (
     BAD_FOLDER,
     create_policy,
     critic_from_policy,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppo_core.models import Critic
+from ppo_core.models.loading import Critic
 from ppo_core.records import ComputeAdvantagesJob, OptimizerSettings
 from ppo_core.spec import AdvantageSpec, ModelSpec, TrainingSpec
 from ppo_core.training.experience import Predictions, predict

@@ -9,18 +9,10 @@ from types import ModuleType
 import pytest
 from pyarrow import parquet
 
-from ppo_core import batches, logprobs, records, sampling
-from ppo_core.batches import microbatches, minibatches
-from ppo_core.records import (
-    InputError,
-    PromptRow,
-    RolloutRow,
-    ScoreRow,
-    canonical_json,
-    content_digest,
-    derive_seed,
-)
-from ppo_core.tables import (
+from ppo_core import logprobs, records, sampling
+from ppo_core.data import batches
+from ppo_core.data.batches import microbatches, minibatches
+from ppo_core.data.tables import (
     check_aligned,
     longest_prompt,
     read_prompts,
@@ -29,6 +21,15 @@ from ppo_core.tables import (
     write_prompts,
     write_rollouts,
     write_scores,
+)
+from ppo_core.records import (
+    InputError,
+    PromptRow,
+    RolloutRow,
+    ScoreRow,
+    canonical_json,
+    content_digest,
+    derive_seed,
 )
 
 CHAT = [{"role": "system", "content": "Kürzer."}, {"role": "user", "content": "7+5="}]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from ppo_core.plugins import Sources, load_function, source_digest
 from ppo_core.records import InputError, PromptRow, RolloutRow
-from ppo_core.reward_functions import RewardFailed, RewardFunctions, checked_scores, score_rows
+from ppo_core.scoring.functions import RewardFailed, RewardFunctions, checked_scores, score_rows
+from ppo_core.scoring.plugins import Sources, load_function, source_digest
 
 CHAT = [{"role": "user", "content": "5+5="}]
 ROWS = [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from infra.engines import EngineJobError
+from infra.engines.process import EngineJobError
 from ppo_core.records import RolloutRow
 from tests.ppo_core.engine_jobs import Bench, ends_by_itself, generate_spec, open_engine, tokens_of, write_dataset
 from tests.ppo_core.tiny_policies import (

@@ -6,9 +6,16 @@ from typing import Any
 
 import pytest
 
+from ppo_core.data.tokenization import model_config
+from ppo_core.engines.rollout_limits import (
+    Attention,
+    attention_of,
+    check_cache,
+    check_heads,
+    cpu_head_sizes,
+    rounded_up,
+)
 from ppo_core.records import InputError
-from ppo_core.rollout_limits import Attention, attention_of, check_cache, check_heads, cpu_head_sizes, rounded_up
-from ppo_core.tokenization import model_config
 from tests.ppo_core.tiny_models import tiny_config
 
 PLAIN = Attention(layers=3, heads=8, kv_heads=4, head_dim=32, keeps_all=True)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from infra.engines import EngineJobError
-from infra.mlmodel import write_mlmodel
-from infra.registry import register, resolve
+from infra.engines.process import EngineJobError
+from infra.mlflow.model_files import write_mlmodel
+from infra.mlflow.registry import register, resolve
 from ppo_core.records import OptimizerSettings, RolloutRow
 from ppo_core.spec import UpdateSpec
 from tests.ppo_core.engine_jobs import Bench, ends_by_itself, open_engine

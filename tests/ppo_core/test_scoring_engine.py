@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from infra.engines import EngineJobError
+from infra.engines.process import EngineJobError
+from ppo_core.data.tables import write_rollouts
 from ppo_core.records import RolloutRow
-from ppo_core.tables import write_rollouts
 from tests.ppo_core.engine_jobs import Bench, ends_by_itself, open_engine, write_dataset
 from tests.ppo_core.scoring_jobs import prepare, score
 from tests.ppo_core.tiny_policies import CONTEXT, EOS, VOCABULARY, make_tokenizer

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from infra.engines import EngineJobError
+from infra.engines.process import EngineJobError
+from ppo_core.data.tables import write_rollouts
 from ppo_core.engines.protocol import Job, JobInput
 from ppo_core.engines.scoring import prepare_dataset, score_metrics
 from ppo_core.records import RolloutRow, ScoreRow
-from ppo_core.tables import write_rollouts
 from tests.ppo_core.engine_jobs import Bench
 from tests.ppo_core.scoring_jobs import prepare, score, write_lines
 

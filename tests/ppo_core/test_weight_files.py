@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ppo_core.model_checks import check_model, fits
-from ppo_core.models import load_policy
+from ppo_core.data.tokenization import model_config
+from ppo_core.models.checks import check_model, fits
+from ppo_core.models.loading import load_policy
+from ppo_core.models.weight_files import tensor_shapes
 from ppo_core.records import CheckRunJob, InputError
 from ppo_core.spec import RunSpec
-from ppo_core.tokenization import model_config
-from ppo_core.weight_files import tensor_shapes
 from tests.ppo_core.tiny_models import tiny_folder, tiny_policy
 
 INDEX = "model.safetensors.index.json"

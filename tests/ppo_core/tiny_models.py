@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from ppo_core.models import create_policy
+from ppo_core.models.loading import create_policy
 from ppo_core.records import TokenSequence
 
 VOCABULARY = 40

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from infra.filesystem import FileSystem, LocalFiles
-from infra.local.lease import acquire_lease
-from infra.local.records import LocalRecords
-from infra.local_store import LocalStore
+from infra.artifacts.local_store import LocalStore
+from infra.mlflow.tracking import RunTracker
+from infra.runs.local_lease import acquire_lease
+from infra.runs.local_records import LocalRecords
 from infra.settings import Settings
-from infra.tracking import RunTracker
+from infra.storage.filesystem import FileSystem, LocalFiles
 from ppo_core.spec import RunSpec
-from tasks.engines import Engines
-from tasks.workbench import Workbench, ignore
+from tasks.stages.context import Workbench, ignore
+from tasks.stages.engines import Engines
 from tests.infra.leases import somebody
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_tracker import ToyTracker

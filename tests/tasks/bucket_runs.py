@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.artifact_cache import ArtifactCache
 from infra.artifacts import ArtifactRef
-from infra.s3.collector import S3Collector
-from infra.s3.lease import acquire_lease
-from infra.s3.objects import Objects, S3Address
-from infra.s3.runs import S3Runs
-from infra.s3.store import S3Store
+from infra.artifacts.download_cache import ArtifactCache
+from infra.artifacts.s3_store import S3Store
+from infra.gc.s3_collector import S3Collector
+from infra.runs.s3_lease import acquire_lease
+from infra.runs.s3_runs import S3Runs
 from infra.settings import Settings
+from infra.storage.objects import Objects, S3Address
 from ppo_core.spec import RunSpec
-from tasks.engines import PROGRAMS
-from tasks.iteration_record import IterationRecord, read_record
-from tasks.needs import Needs
-from tasks.open_run import effective_spec
-from tasks.workbench import Workbench, ignore
+from tasks.runs.iteration_record import IterationRecord, read_record
+from tasks.runs.reachability import Needs
+from tasks.runs.run_state import effective_spec
+from tasks.stages.context import Workbench, ignore
+from tasks.stages.engines import PROGRAMS
 from tests.infra.leases import somebody
 from tests.infra.s3.memory_objects import MemoryObjects
 from tests.tasks.benches import smoke_spec

@@ -11,8 +11,8 @@ import pytest
 
 from infra.settings import Settings
 from ppo_core.records import InputError
-from tasks.engines import Engines
 from tasks.prepare_dataset import prepare_dataset
+from tasks.stages.engines import Engines
 from tests.tasks.benches import ARITHMETIC, smoke_spec, stored_files, workbench
 
 REWARDS = """

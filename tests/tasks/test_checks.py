@@ -15,7 +15,7 @@ from ppo_core.spec import RunSpec
 from tasks.checks.model_folder import require_model
 from tasks.checks.run import check_run
 from tasks.checks.state_folder import require_readable_state, require_writable_state
-from tasks.errors import InvalidRunName
+from tasks.runs.errors import InvalidRunName
 from tests.flows.test_refusals import SMALL_HEADS
 from tests.tasks.benches import smoke_spec
 from tests.tasks.toy_runs import ToyRun

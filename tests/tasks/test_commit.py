@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.runs import RecordExists
+from infra.runs.records import RecordExists
 from tasks.commit_iteration import Made, best_of, commit_iteration, draft_record, records_before
-from tasks.iteration_record import Attempt, IterationRecord
-from tasks.references import CheckpointRef, DatasetRef
-from tasks.workbench import Workbench
+from tasks.runs.iteration_record import Attempt, IterationRecord
+from tasks.stages.context import Workbench
+from tasks.stages.references import CheckpointRef, DatasetRef
 from tests.flows.samples import record
 from tests.tasks.benches import smoke_spec, workbench
 

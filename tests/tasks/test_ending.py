@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from infra import ports
-from tasks.ending import MLFLOW_PORT, at_port, ending, places
 from tasks.register_policy import RegisteredPolicy
+from tasks.runs.summary import MLFLOW_PORT, at_port, ending, places
 from tests.ports import free_port
 
 

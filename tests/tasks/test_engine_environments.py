@@ -10,13 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.engines import EngineProcess
+from infra.engines.process import EngineProcess
 from infra.settings import Settings
 from ppo_core.records import InputError
-from tasks.engine_programs import launch, launch_on_node, plan_engines
-from tasks.engines import Engines
 from tasks.prepare_dataset import prepare_dataset
-from tasks.try_reward import try_reward
+from tasks.stages.engine_programs import launch, launch_on_node, plan_engines
+from tasks.stages.engines import Engines
+from tasks.stages.try_reward import try_reward
 from tests.e2e.launch import wait_for
 from tests.tasks.benches import smoke_spec, stored_files, workbench
 

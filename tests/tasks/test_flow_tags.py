@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.flow_tags import tags_of
+from tasks.prefect.flow_tags import tags_of
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ppo_core.spec import GuardsSpec
-from tasks.guards import DiskSpaceError, DivergedError, violations
-from tasks.iteration_record import read_record
+from tasks.runs.guards import DiskSpaceError, DivergedError, violations
+from tasks.runs.iteration_record import read_record
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_runs import ToyRun, digests
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from infra.engine_protocol import EngineProgress
+from infra.engines.protocol import EngineProgress
 from ppo_core.records import loss_note, noted_loss
-from tasks.loss_curve import LOSS_CURVE, LiveCurve, curve_points
+from tasks.reports.loss_curve import LOSS_CURVE, LiveCurve, curve_points
 from tests.tasks.toy_engines import LOSSES
 from tests.tasks.toy_runs import ToyRun
 from tests.waiting import until

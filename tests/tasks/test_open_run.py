@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.lease import acquire_lease
-from infra.runs import RunRecords, open_records
+from infra.runs.lease import acquire_lease
+from infra.runs.records import RunRecords, open_records
 from ppo_core.records import InputError, content_digest
 from ppo_core.spec import RunSpec
-from tasks.open_run import changed_values, effective_spec, last_record, with_changes
-from tasks.record_chain import made_with
+from tasks.runs.record_chain import made_with
+from tasks.runs.run_state import changed_values, effective_spec, last_record, with_changes
 from tests.tasks.benches import smoke_spec
 
 

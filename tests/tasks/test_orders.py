@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from infra.engine_protocol import EngineInput
+from infra.engines.protocol import EngineInput
 from ppo_core.records import InputError, ScoreJob
-from tasks.engine_programs import code_facts, plan_engines
-from tasks.engines import resources_of
-from tasks.orders import Order, Shipped
-from tasks.references import RolloutsRef
-from tasks.shipping import ship
-from tasks.stage import Work, order_of
-from tasks.workbench import Workbench, open_workbench
+from tasks.stages.context import Workbench, open_workbench
+from tasks.stages.engine_programs import code_facts, plan_engines
+from tasks.stages.engines import resources_of
+from tasks.stages.jobs import Order, Shipped
+from tasks.stages.references import RolloutsRef
+from tasks.stages.source_upload import ship
+from tasks.stages.stage import Work, order_of
 from tests.tasks.benches import smoke_spec, workbench
 from tests.tasks.toy_engines import ToyEngines
 

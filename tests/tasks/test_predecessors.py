@@ -16,8 +16,8 @@ from prefect.runtime import flow_run as runtime_flow_run
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Pending, Running
 
-from infra.lease import Holder
-from tasks.predecessors import FLOW_RUN, mark_crashed, page_is_open
+from infra.runs.lease import Holder
+from tasks.prefect.crashed_runs import FLOW_RUN, mark_crashed, page_is_open
 from tests.infra.leases import somebody
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

@@ -11,7 +11,7 @@ import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from infra.prefect_server import PrefectServerError
-from tasks.prefect_api import page_url, require_answer
+from tasks.prefect.server import page_url, require_answer
 from tests.ports import free_port
 
 

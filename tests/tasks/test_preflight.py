@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ppo_core.records import InputError
-from tasks.preflight import check_model_folder, preflight, transformers_may_know
+from tasks.checks.preflight import check_model_folder, preflight, transformers_may_know
 from tests.e2e.launch import SMOKE, train
 from tests.tasks.benches import smoke_spec
 

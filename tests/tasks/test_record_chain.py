@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from infra.liveness import ProcessIdentity, this_process
-from infra.local.lease import acquire_lease
-from infra.local.records import LocalRecords
-from infra.local_store import LocalStore
-from infra.manifest import sha256_of
-from infra.runs import RecordCorrupted, RecordMissing
-from infra.sealed import SEAL
+from infra.artifacts.local_store import LocalStore
+from infra.artifacts.manifest import sha256_of
+from infra.process_identity import ProcessIdentity, this_process
+from infra.runs.checksummed_json import SEAL
+from infra.runs.local_lease import acquire_lease
+from infra.runs.local_records import LocalRecords
+from infra.runs.records import RecordCorrupted, RecordMissing
 from ppo_core.records import InputError, content_digest
-from tasks.fork_run import fork_run
-from tasks.inspect_run import read_run
-from tasks.open_run import spec_of_run
-from tasks.record_chain import made_with, read_chain
-from tasks.retention import find_garbage, release, remove_garbage
+from tasks.runs.fork import fork_run
+from tasks.runs.inspect import read_run
+from tasks.runs.record_chain import made_with, read_chain
+from tasks.runs.retention import find_garbage, release, remove_garbage
+from tasks.runs.run_state import spec_of_run
 from tests.infra.leases import somebody
 from tests.tasks.benches import smoke_spec
 from tests.tasks.toy_runs import ToyRun, replace, snapshot

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import pytest
 
 from flows.ppo import Rerun
-from infra.tracking import RunTracker
-from tasks.iteration_record import IterationRecord
-from tasks.loss_curve import LOSS_CURVE
+from infra.mlflow.tracking import RunTracker
 from tasks.report import report_end
+from tasks.reports.loss_curve import LOSS_CURVE
+from tasks.runs.iteration_record import IterationRecord
 from tests.infra.mlflow_points import rows
 from tests.infra.mlflow_server import Server, patient
 from tests.tasks.toy_engines import LOSSES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tasks.report_prefect import iteration_rows
+from tasks.reports.prefect import iteration_rows
 
 
 def test_the_columns_that_people_look_for_come_first_and_every_row_has_all() -> None:

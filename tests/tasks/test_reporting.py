@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tasks.reporting import Reporting
+from tasks.reports.reporting import Reporting
 from tests.flows.samples import record
 from tests.waiting import LONG_S
 

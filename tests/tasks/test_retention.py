@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from infra.liveness import this_process
-from infra.local_store import LocalStore
+from infra.artifacts.local_store import LocalStore
+from infra.process_identity import this_process
 from ppo_core.spec import CheckpointSpec
-from tasks.check_whole import needs_of
-from tasks.fork_run import fork_run
-from tasks.guards import DivergedError
-from tasks.iteration_record import read_record
-from tasks.needs import Needs, kept_iterations
-from tasks.open_run import spec_of_run
-from tasks.retention import find_garbage, remove_garbage
+from tasks.runs.fork import fork_run
+from tasks.runs.guards import DivergedError
+from tasks.runs.iteration_record import read_record
+from tasks.runs.reachability import Needs, kept_iterations
+from tasks.runs.retention import find_garbage, remove_garbage
+from tasks.runs.run_state import spec_of_run
+from tasks.verify_artifact import needs_of
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_runs import ToyRun, digests, killed, snapshot
 

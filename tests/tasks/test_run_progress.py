@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from infra.lease import acquire_lease
-from infra.liveness import ProcessIdentity, this_process
-from infra.run_holder import holder_of
+from infra.process_identity import ProcessIdentity, this_process
+from infra.runs.holder import holder_of
+from infra.runs.lease import acquire_lease
 from ppo_core.records import InputError
-from tasks.inspect_run import read_status
-from tasks.run_progress import EVERY_S, ProgressFile, announced, doing_now, progress_path, read_progress
+from tasks.runs.inspect import read_status
+from tasks.runs.progress import EVERY_S, ProgressFile, announced, doing_now, progress_path, read_progress
 from tests.infra.leases import somebody
 
 RUN = "demo"
 OTHER = f"""
 import sys
-from tasks.run_progress import ProgressFile
+from tasks.runs.progress import ProgressFile
 ProgressFile({RUN!r}).write("another's stage")
 print("written", flush=True)
 sys.stdin.readline()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from infra.artifacts import ArtifactRef
-from infra.engine_protocol import EngineDied, EngineProgress
-from tasks.orders import Fulfilled
-from tasks.sample_responses import Together, after, cut
+from infra.engines.protocol import EngineDied, EngineProgress
+from tasks.stages.jobs import Fulfilled
+from tasks.stages.sharded_sampling import Together, after, cut
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_runs import ToyRun, digests
 

@@ -8,13 +8,13 @@ import pytest
 from prefect.client.schemas.objects import State
 from prefect.states import Failed
 
-from infra.engine_protocol import EngineDied, EngineInput, EngineJobError
-from infra.lease import LeaseLost
-from infra.manifest import ArtifactCorrupted, ArtifactMissing
-from infra.runs import RecordExists
+from infra.artifacts.manifest import ArtifactCorrupted, ArtifactMissing
+from infra.engines.protocol import EngineDied, EngineInput, EngineJobError
+from infra.runs.lease import LeaseLost
+from infra.runs.records import RecordExists
 from ppo_core.records import InputError, ScoreJob
-from tasks.references import CheckpointRef, DatasetRef, EvaluationRef, RolloutsRef, ScoresRef, StageRef
-from tasks.stage import Work, key_of, may_help_again, run_name, stage, told
+from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef, RolloutsRef, ScoresRef, StageRef
+from tasks.stages.stage import Work, key_of, may_help_again, run_name, stage, told
 from tests.tasks.benches import smoke_spec, workbench
 
 PLACE = {"kind": "anything", "uri": "file:///a/anything/k", "digest": "0"}

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tasks.timings import Timings
+from tasks.stages.timings import Timings
 
 
 def test_the_seconds_of_an_iteration_add_up() -> None:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.engine_protocol import EngineInput, EngineJob, EngineJobError, EngineProgress, EngineReply
+from infra.engines.protocol import EngineInput, EngineJob, EngineJobError, EngineProgress, EngineReply
 from ppo_core.records import Replay, UpdatePolicyJob, content_digest
 from ppo_core.training.state import CheckpointState, SkippedSteps, derivation, identity_after, read_state
-from tasks.engines import LocalSeat
+from tasks.stages.engines import LocalSeat
 
 Inputs = Mapping[str, EngineInput]
 LOSSES = [2.5, 1.25, 0.5]
@@ -46,7 +46,7 @@ def healthy(iteration: int, rate_factor: float) -> Mapping[str, float]:
 
 
 class ToyEngines:
-    """The three engines of a run; stands where `tasks.engines.Engines` stands.
+    """The three engines of a run; stands where `tasks.stages.engines.Engines` stands.
 
     `reward` is the user's scoring code, which describe_sources tells of; `salts` make a job give other bytes although
     nothing tells of it, as another machine might; `measures(iteration, rate_factor)` are metrics of an iteration

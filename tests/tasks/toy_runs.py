@@ -19,15 +19,15 @@ from flows.iteration import begin
 from flows.ppo import Rerun, do_again, go_on, take_over
 from flows.recovery import last_whole
 from infra.artifacts import ArtifactRef
-from infra.filesystem import FileSystem
-from infra.s3.objects import StoreUnavailable
-from infra.sealed import SEAL, seal
+from infra.runs.checksummed_json import SEAL, seal
+from infra.storage.filesystem import FileSystem
+from infra.storage.objects import StoreUnavailable
 from ppo_core.spec import RunSpec
-from tasks.engines import PROGRAMS
-from tasks.iteration_record import IterationRecord, read_record
-from tasks.open_run import effective_spec
 from tasks.prepare_dataset import prepare_dataset
-from tasks.workbench import Workbench
+from tasks.runs.iteration_record import IterationRecord, read_record
+from tasks.runs.run_state import effective_spec
+from tasks.stages.context import Workbench
+from tasks.stages.engines import PROGRAMS
 from tests.tasks.benches import QuickFiles, smoke_spec, workbench
 from tests.tasks.toy_engines import PARTS, Measures, ToyEngines, healthy
 from tests.tasks.toy_tracker import ToyTracker

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from infra.tracking import Point
+from infra.mlflow.tracking import Point
 
 
 class ToyTracker:
-    """Takes everything, each point once; stands where `infra.tracking.RunTracker` stands."""
+    """Takes everything, each point once; stands where `infra.mlflow.tracking.RunTracker` stands."""
 
     def __init__(self) -> None:
         self.points: set[Point] = set()

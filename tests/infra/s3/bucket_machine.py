@@ -15,12 +15,12 @@ from uuid import uuid4
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from infra.lease import EXPIRY_S, LeaseHeld, LeaseLost
-from infra.liveness import ProcessIdentity
-from infra.s3.envelope import Envelope, envelope_key, move, read_version, upload_prefix
-from infra.s3.lease import S3Lease, acquire_lease
-from infra.s3.objects import Objects
-from infra.s3.records import S3Records
+from infra.artifacts.s3_envelope import Envelope, envelope_key, move, read_version, upload_prefix
+from infra.process_identity import ProcessIdentity
+from infra.runs.lease import EXPIRY_S, LeaseHeld, LeaseLost
+from infra.runs.s3_lease import S3Lease, acquire_lease
+from infra.runs.s3_records import S3Records
+from infra.storage.objects import Objects
 from tests.infra.faulty_files import Died
 from tests.infra.leases import StillClock, somebody
 from tests.infra.s3.bucket_runs import ADDRESS, ROOT, Name, collector_on, look, records_of

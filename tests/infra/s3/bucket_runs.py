@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from infra.run_names import NOTES
-from infra.s3.collector import S3Collector
-from infra.s3.envelope import Envelope, envelope_key, read_version, upload_prefix
-from infra.s3.lease import S3Lease, acquire_lease
-from infra.s3.objects import Objects, S3Address
-from infra.s3.records import S3Records
-from infra.s3.runs import S3Runs
+from infra.artifacts.s3_envelope import Envelope, envelope_key, read_version, upload_prefix
+from infra.gc.s3_collector import S3Collector
+from infra.runs.names import NOTES
+from infra.runs.s3_lease import S3Lease, acquire_lease
+from infra.runs.s3_records import S3Records
+from infra.runs.s3_runs import S3Runs
+from infra.storage.objects import Objects, S3Address
 from tests.infra.leases import somebody
 
 ROOT = "s3://memory/store"

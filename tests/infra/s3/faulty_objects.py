@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from infra.s3.objects import Arrived, Entry, Found, Objects, Pending, StoreUnavailable, Wanted
+from infra.storage.objects import Arrived, Entry, Found, Objects, Pending, StoreUnavailable, Wanted
 from tests.infra.faulty_files import Died
 
 FAULTS = ("fails before", "fails after", "fails from then on", "dies before", "dies after")

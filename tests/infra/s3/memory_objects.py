@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from infra.s3.objects import Arrived, Entry, Found, Objects, Pending, Wanted
+from infra.storage.objects import Arrived, Entry, Found, Objects, Pending, Wanted
 from tests.infra.s3.faulty_objects import FaultyObjects
 
 T = TypeVar("T")

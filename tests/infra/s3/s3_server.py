@@ -11,7 +11,7 @@ from typing import Any
 
 import boto3
 
-from infra.s3.client import BotoObjects, Tuning, configuration
+from infra.storage.client import BotoObjects, Tuning, configuration
 
 PROGRAM = Path(__file__).with_name("s3_program.py")
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests-secret", "AWS_DEFAULT_REGION": "us-east-1"}

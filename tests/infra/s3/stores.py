@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.artifact_cache import ArtifactCache
 from infra.artifacts import ArtifactRef
-from infra.s3.envelope import State, move, read_version
-from infra.s3.objects import Objects, S3Address
-from infra.s3.store import S3Store
+from infra.artifacts.download_cache import ArtifactCache
+from infra.artifacts.s3_envelope import State, move, read_version
+from infra.artifacts.s3_store import S3Store
+from infra.storage.objects import Objects, S3Address
 
 PREFIX = "some/where"
 LIMIT = 2**30

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from infra.artifacts import StoreUnsupported, open_store
-from infra.s3.client import Tuning, open_objects
-from infra.s3.objects import Arrived, Objects, S3Address, StoreRefused, StoreUnavailable, Wanted
+from infra.storage.client import Tuning, open_objects
+from infra.storage.objects import Arrived, Objects, S3Address, StoreRefused, StoreUnavailable, Wanted
 from tests.infra.s3.fault_proxy import FAULTS, FaultProxy, Message
 from tests.infra.s3.memory_objects import MemoryObjects
 from tests.infra.s3.s3_server import S3Server

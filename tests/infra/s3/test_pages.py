@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from infra.promotions import Journal, Journals, Move
-from infra.s3.objects import Objects
-from infra.s3.pages import S3Pages
+from infra.mlflow.alias_journal import Journal, Journals, Move
+from infra.storage.objects import Objects
+from infra.storage.write_once_objects import S3Pages
 from tests.infra.s3.memory_objects import MemoryObjects
 from tests.infra.s3.s3_server import S3Server
 from tests.waiting import LONG_S

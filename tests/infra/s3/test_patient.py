@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from infra.artifacts import open_store
-from infra.lease import Heartbeat
-from infra.s3.client import Tuning, open_objects
-from infra.s3.lease import acquire_lease
-from infra.s3.objects import Entry, Objects, StoreUnavailable, Wanted
-from infra.s3.outage import Outage, at_once, told_to, under_way
-from infra.s3.patient import PatientObjects
+from infra.runs.lease import Heartbeat
+from infra.runs.s3_lease import acquire_lease
+from infra.storage.client import Tuning, open_objects
+from infra.storage.objects import Entry, Objects, StoreUnavailable, Wanted
+from infra.storage.outage import Outage, at_once, told_to, under_way
+from infra.storage.waiting_client import PatientObjects
 from tests.infra.s3.fault_proxy import FaultProxy, Message
 from tests.infra.s3.memory_objects import MemoryObjects
 from tests.infra.s3.s3_server import S3Server
@@ -34,10 +34,10 @@ ROOT = Path(__file__).parents[3]
 INTERRUPTED = """
 import sys
 from functools import partial
-from infra.s3.client import Tuning, open_objects
-from infra.s3.objects import StoreUnavailable
-from infra.s3.outage import told_to
-from infra.s3.several import several
+from infra.storage.client import Tuning, open_objects
+from infra.storage.objects import StoreUnavailable
+from infra.storage.outage import told_to
+from infra.storage.parallel import several
 objects = open_objects(sys.argv[1], tuning=Tuning(connect_s=2, read_s=5, attempts=1))
 say = partial(print, flush=True)
 say("ready")

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from infra.artifact_cache import ArtifactCache
 from infra.artifacts import ArtifactCorrupted, ArtifactRef
-from infra.s3.lease import acquire_lease
-from infra.s3.objects import Found, S3Address
-from infra.s3.outage import told_to
-from infra.s3.rereading import ChangedOnTheWay, read_again
-from infra.s3.runs import S3Runs
-from infra.s3.store import S3Store
-from infra.sealed import RecordCorrupted
+from infra.artifacts.download_cache import ArtifactCache
+from infra.artifacts.s3_store import S3Store
+from infra.runs.checksummed_json import RecordCorrupted
+from infra.runs.s3_lease import acquire_lease
+from infra.runs.s3_runs import S3Runs
+from infra.storage.objects import Found, S3Address
+from infra.storage.outage import told_to
+from infra.storage.rereading import ChangedOnTheWay, read_again
 from tests.infra.artifact_folders import fill, read
 from tests.infra.leases import somebody
 from tests.infra.s3.memory_objects import MemoryObjects

@@ -8,10 +8,10 @@ from datetime import timedelta
 
 import pytest
 
-from infra.s3.envelope import move, read_version
-from infra.s3.lease import S3Lease
-from infra.s3.objects import Objects, Pending
-from infra.s3.pauses import collecting_paused
+from infra.artifacts.s3_envelope import move, read_version
+from infra.gc.hold import collecting_paused
+from infra.runs.s3_lease import S3Lease
+from infra.storage.objects import Objects, Pending
 from tests.infra.s3.bucket_runs import (
     ADDRESS,
     ROOT,

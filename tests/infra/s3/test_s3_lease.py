@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from infra.lease import EXPIRY_S, LeaseHeld, LeaseLost
-from infra.liveness import ProcessIdentity
-from infra.runs import RecordExists
-from infra.s3.lease import S3Lease, acquire_lease
-from infra.s3.records import S3Records
+from infra.process_identity import ProcessIdentity
+from infra.runs.lease import EXPIRY_S, LeaseHeld, LeaseLost
+from infra.runs.records import RecordExists
+from infra.runs.s3_lease import S3Lease, acquire_lease
+from infra.runs.s3_records import S3Records
 from tests.infra.leases import StillClock, holds, somebody
 from tests.infra.s3.bucket_runs import ROOT, records_of, state, successor, writer
 from tests.infra.s3.memory_objects import InterruptedObjects, MemoryObjects

@@ -8,9 +8,9 @@ from datetime import timedelta
 
 import pytest
 
-from infra.run_names import InvalidRunName
-from infra.runs import RecordCorrupted, RecordExists, RecordFormatTooNew, RecordMissing
-from infra.s3.runs import S3Runs
+from infra.runs.names import InvalidRunName
+from infra.runs.records import RecordCorrupted, RecordExists, RecordFormatTooNew, RecordMissing
+from infra.runs.s3_runs import S3Runs
 from tests.infra.s3.bucket_runs import ADDRESS, collector_on, records_of, state, successor, writer
 from tests.infra.s3.faulty_objects import FaultyObjects
 from tests.infra.s3.memory_objects import MemoryObjects

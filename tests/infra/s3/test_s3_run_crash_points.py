@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from infra.runs import RecordExists
-from infra.s3.lease import S3Lease, acquire_lease
-from infra.s3.objects import StoreUnavailable
-from infra.s3.pauses import collecting_paused
-from infra.s3.records import S3Records
-from infra.s3.runs import S3Runs
+from infra.gc.hold import collecting_paused
+from infra.runs.records import RecordExists
+from infra.runs.s3_lease import S3Lease, acquire_lease
+from infra.runs.s3_records import S3Records
+from infra.runs.s3_runs import S3Runs
+from infra.storage.objects import StoreUnavailable
 from tests.infra.faulty_files import Died
 from tests.infra.leases import somebody
 from tests.infra.s3.bucket_runs import ADDRESS, ROOT, collector_on, look, put, records_of, state, successor, writer

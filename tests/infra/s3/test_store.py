@@ -17,9 +17,9 @@ from infra.artifacts import (
     ArtifactRef,
     StoreReadOnly,
 )
-from infra.manifest import sha256_of
-from infra.s3.shelf import unnamed_uploads
-from infra.s3.store import S3Store
+from infra.artifacts.manifest import sha256_of
+from infra.artifacts.s3_files import unnamed_uploads
+from infra.artifacts.s3_store import S3Store
 from tests.infra.artifact_folders import CONTENT, fill, put, read
 from tests.infra.s3.faulty_objects import FaultyObjects
 from tests.infra.s3.s3_server import S3Server

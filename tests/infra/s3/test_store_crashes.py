@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from infra.artifacts import ArtifactCorrupted, ArtifactRef
-from infra.s3.objects import StoreUnavailable
-from infra.s3.shelf import unnamed_uploads
+from infra.artifacts.s3_files import unnamed_uploads
+from infra.storage.objects import StoreUnavailable
 from tests.infra.artifact_folders import fill, read
 from tests.infra.faulty_files import Died
 from tests.infra.s3.faulty_objects import FAULTS, FaultyObjects

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactRef
-from infra.s3.client import Tuning
-from infra.s3.objects import StoreUnavailable
-from infra.s3.store import S3Store
+from infra.artifacts.s3_store import S3Store
+from infra.storage.client import Tuning
+from infra.storage.objects import StoreUnavailable
 from tests.infra.artifact_folders import fill, read
 from tests.infra.s3.fault_proxy import FAULTS, FaultProxy, Message
 from tests.infra.s3.s3_server import S3Server

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.artifacts import ArtifactRef
-from infra.s3.store import S3Store
+from infra.artifacts.s3_store import S3Store
 from tests.infra.artifact_folders import fill, read
 from tests.infra.s3.memory_objects import MemoryObjects
 from tests.infra.s3.s3_server import S3Server

@@ -1,0 +1,45 @@
+"""The command that makes a Prefect server ready for ppoflow's deployments."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.application import app
+from flows.cli.friendly_errors import say, told_clearly
+
+DEPLOYMENTS = "prefect.yaml"
+
+
+@app.command(rich_help_panel="A team's servers")
+def deploy(
+    pool: Annotated[str, typer.Option(help="The work pool; deployments name it in prefect.yaml")] = "gpu",
+    only_server: Annotated[
+        bool, typer.Option("--only-server", help="Create pool and automations, leave deployments as they are")
+    ] = False,
+) -> None:
+    """Create the work pool and the automations on the configured Prefect server, and deploy all of prefect.yaml.
+
+    Doing it again changes nothing that somebody has set in the UI, but for the deployments themselves.
+    """
+    with told_clearly():
+        from tasks.prefect.automations import prepare_server
+        from tasks.prefect.server import configured_url, prefect_api
+        from tasks.runs.errors import InputError
+
+        if not configured_url():
+            raise InputError("no Prefect server is configured: name yours in PREFECT_API_URL")
+        if not only_server and not Path(DEPLOYMENTS).is_file():
+            raise InputError(
+                f"there is no {DEPLOYMENTS} here: run this in a checkout of ppoflow, or with --only-server"
+            )
+        with prefect_api():
+            for line in prepare_server(pool):
+                say(line)
+        if not only_server:
+            command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+            raise typer.Exit(subprocess.run(command, check=False).returncode)

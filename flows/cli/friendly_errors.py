@@ -1,0 +1,160 @@
+"""How commands talk to people: plain text, errors as messages, and how a training run ends."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from flows.starting import begin, tell_step
+from ppo_core.spec import RunSpec
+
+if TYPE_CHECKING:
+    from flows.ppo import Rerun
+
+REFUSED, INTERRUPTED = 2, 130
+
+
+def check_first(spec: RunSpec, run: str | None) -> None:
+    """Refuse what cannot run before anything starts, while the slow libraries of the flow are imported."""
+    from tasks.checks.run import checking
+
+    tell_step("checking the spec, its data, rewards and model")
+    with checking(spec, run) as answer:
+        import flows.ppo  # noqa: F401
+
+        findings = answer.result()
+    for note in findings.notes:
+        say(note)
+
+
+def run_training(
+    spec: RunSpec, run: str | None, again: str, *, wait: bool = False, rerun: Rerun | None = None, checked: bool = False
+) -> None:
+    """Start the training flow, and tell how it ended. `again`: the command that goes on with it."""
+    if not checked:
+        check_first(spec, run)
+    from flows.ppo import ppo_training
+    from tasks.prefect.server import PREFECT_AWAY, configured_url, shown_url
+    from tasks.runs.errors import EngineError, InputError, StoreUnavailable
+    from tasks.runs.inspect import read_run
+    from tasks.runs.progress import announced
+    from tasks.runs.store_outages import at_once
+    from tasks.runs.summary import ending, interrupted
+
+    tell_step(f"asking Prefect's server at {shown_url()}" if configured_url() else "starting Prefect's server")
+    try:
+        with stopping_on_sigterm(), announced(run or spec.name, "starting"):
+            report = ppo_training.checked(spec, run, wait, rerun)
+    except KeyboardInterrupt:
+        say(interrupted(run or spec.name, again))
+        raise typer.Exit(INTERRUPTED) from None
+    except PREFECT_AWAY as error:
+        say(f"Prefect's server at {shown_url()} fails or does not answer ({error})")
+        say("its page does not know how this ended")
+        try:
+            with at_once():
+                done = read_run(run or spec.name)
+        except InputError:
+            say(f"run {run or spec.name}: no iteration was committed\n  once it answers    {again}")
+            leave(REFUSED)
+        except StoreUnavailable as away:
+            say(f"nor does its store: {away}\n  once both answer   {again}")
+            leave(REFUSED)
+        say(f"{done.summary()}\n  go on              {again}")
+        leave(0 if done.records[-1].iteration >= spec.iterations else REFUSED)
+    except (EngineError, StoreUnavailable):
+        say(f"what was finished is kept; go on with  {again}")
+        raise
+    say(ending(report, with_set(again, f"iterations={report.iterations + 10}")))
+
+
+@contextmanager
+def told_clearly(starting: str | None = None) -> Iterator[None]:
+    """Show what went wrong as a message, not as a traceback; the exit status is 2.
+
+    `starting` is what a command that takes time says first.
+    """
+    if starting is not None:
+        begin(starting)
+    quiet_prefect()  # before anything imports it
+    from tasks.checks.state_folder import require_readable_state
+    from tasks.runs.errors import FAILURES
+
+    try:
+        require_readable_state()
+        yield
+    except FAILURES as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        raise typer.Exit(REFUSED) from None
+
+
+def say(text: str) -> None:
+    """A text as it is."""
+    Console().print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def leave(status: int) -> NoReturn:
+    """End at once: what waits to be told to a server that is gone would hold the process for minutes."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def command_line(*arguments: str) -> str:
+    """`ppoflow …` as it can be pasted."""
+    return shlex.join(["ppoflow", *arguments])
+
+
+def set_options(overrides: list[str] | None) -> list[str]:
+    """`--set` options as they were given; of one key the last one counts, and stands alone."""
+    last = {text.partition("=")[0]: text for text in overrides or []}
+    return [part for text in last.values() for part in ("--set", text)]
+
+
+def with_set(command: str, override: str) -> str:
+    """A command line with this `--set` option, in place of any other for its key."""
+    words = shlex.split(command)
+    given = [text for flag, text in pairwise(words) if flag == "--set"]
+    plain = words[: words.index("--set")] if given else words
+    return shlex.join([*plain, *set_options([*given, override])])
+
+
+@contextmanager
+def stopping_on_sigterm() -> Iterator[None]:
+    """End on SIGTERM as on Ctrl-C: Prefect then marks the run Crashed, and everything is closed.
+
+    Where SIGTERM comes while Prefect makes a task run, its own handling of the signal fails with a ValueError: an error
+    that a signal was made into is KeyboardInterrupt here too.
+    """
+    from prefect.exceptions import TerminationSignal
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    handler: Callable[..., Any] = interrupt
+    signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    except Exception as error:
+        before: BaseException | None = error
+        while before is not None and not isinstance(before, TerminationSignal | KeyboardInterrupt):
+            before = before.__cause__ or before.__context__
+        if before is None:
+            raise
+        raise KeyboardInterrupt from error
+
+
+def quiet_prefect() -> None:
+    """The console belongs to the run's table; Prefect's log lines go to its page."""
+    from tasks.prefect.environment import prepare
+
+    prepare()

@@ -1,0 +1,118 @@
+"""The command line: each command starts a flow or reads records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flows.cli import deploy, registry, runs, store
+from flows.cli.application import Overrides, Wait, app
+from flows.cli.friendly_errors import command_line, run_training, say, set_options, told_clearly
+from ppo_core.spec import RunSpec
+
+__all__ = ["app", "deploy", "registry", "runs", "store"]
+
+SpecPath = Annotated[Path, typer.Argument(help="A run's spec, a YAML file", show_default=False)]
+
+
+@app.command()
+def train(
+    spec: SpecPath,
+    run: Annotated[
+        str | None, typer.Option(help="Name of the run; a known one goes on. Default: the spec's name")
+    ] = None,
+    overrides: Overrides = None,
+    wait: Wait = False,
+) -> None:
+    """Train a policy, or go on with the run of this name."""
+    with told_clearly(f"run {run} from {spec}" if run else f"a run from {spec}"):
+        loaded = RunSpec.from_yaml(spec, overrides or [])
+        run_training(loaded, run, again(spec, run, overrides), wait=wait)
+
+
+@app.command()
+def check(
+    spec: SpecPath,
+    run: Annotated[str | None, typer.Option(help="Name of the run. Default: the spec's name")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Say in seconds whether a run can start: every row, the reward, the model, and room for both. Starts nothing."""
+    with told_clearly():
+        loaded = RunSpec.from_yaml(spec, overrides or [])
+        from tasks.checks.run import check_run
+
+        found = check_run(loaded, run, again=True)
+        for subject, text in found.good.items():
+            say(f"{subject:<9} {text}")
+        for note in found.notes:
+            say(f"! {note}")
+
+
+@app.command()
+def status(run: Annotated[str, typer.Argument(help="Name of the run")]) -> None:
+    """Show where a run stands, from its records, and what its process does now."""
+    with told_clearly():
+        from flows.console import records_table
+        from tasks.runs.inspect import read_status
+
+        found, now = read_status(run)
+        if found is not None:
+            console = Console()
+            console.print(records_table(run, found.records, found.iterations, console.width))
+            say(found.summary())
+        for line in now:
+            say(line)
+
+
+@app.command()
+def sample(
+    model: Annotated[str, typer.Argument(help="A run's name, models:/NAME@ALIAS, or a Hugging Face folder")],
+    prompt: Annotated[str, typer.Argument(help="What the policy shall answer")],
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Number of answers")] = 1,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    chat: Annotated[bool, typer.Option(help="Ask through the chat template, for policies of messages")] = False,
+) -> None:
+    """Ask a trained policy, through the rollout engine."""
+    with told_clearly():
+        from tasks.stages.sample_policy import sample_policy
+
+        for answer in sample_policy(
+            model, prompt, temperature=temperature, max_tokens=max_tokens, count=count, seed=seed, chat=chat
+        ):
+            say(answer)
+
+
+@app.command()
+def reward(
+    spec: SpecPath,
+    completion: Annotated[list[str] | None, typer.Option(help="Completions to score, in turn over the rows")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Try the spec's reward functions on five rows, without a model."""
+    with told_clearly():
+        loaded = RunSpec.from_yaml(spec, overrides or [])
+        from tasks.stages.try_reward import complaints, try_reward
+
+        rows = try_reward(loaded, completion or [])
+        table = Table(
+            "prompt", "completion", *rows[0].components, "score", title=f"rewards of {spec}", title_justify="left"
+        )
+        for row in rows:
+            table.add_row(*row.cells())
+        Console().print(table)
+        problems = complaints(rows)
+        for problem in problems:
+            say(f"! {problem}")
+        if problems:
+            raise typer.Exit(1)
+
+
+def again(spec: Path, run: str | None, overrides: list[str] | None) -> str:
+    """The command that goes on with this run."""
+    return command_line("train", str(spec), *(["--run", run] if run else []), *set_options(overrides))

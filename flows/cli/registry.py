@@ -1,0 +1,86 @@
+"""Commands on registered policies: where one is from, how good it is, and which is the champion."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flows.cli.application import Folder, Overrides, app
+from flows.cli.friendly_errors import say, stopping_on_sigterm, told_clearly
+
+PANEL = "Registered policies"
+NOT_PROMOTED = 1
+Named = Annotated[
+    str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, RUN or RUN@ITERATION", show_default=False)
+]
+Model = Annotated[str, typer.Argument(help="Name of the registered model", show_default=False)]
+
+
+@app.command(rich_help_panel=PANEL)
+def lineage(policy: Named) -> None:
+    """Show where a policy is from, from its version down to the prompts. Exit status 2: it does not fit together."""
+    with told_clearly():
+        from flows.cli.lineage_view import lines
+        from tasks.runs.errors import ArtifactError
+        from tasks.runs.lineage import trace
+
+        found = trace(policy)
+        for line in lines(found):
+            say(line)
+        if found.complaints:
+            raise ArtifactError("\n".join(["the lineage does not fit together:", *found.complaints]))
+
+
+@app.command(rich_help_panel=PANEL)
+def evaluate(policy: Named, overrides: Overrides = None, folder: Folder = None) -> None:
+    """Evaluate a policy on the held-out prompts of its run's spec."""
+    with told_clearly():
+        from tasks.runs.policies import require_policy
+
+        require_policy(policy, overrides or [], folder)
+        from flows.evaluation import evaluation
+
+        with stopping_on_sigterm():
+            report = evaluation(policy, overrides, folder)
+        say(f"{report.policy}: run {report.run}, iteration {report.iteration}, {report.prompts} prompts")
+        for name, value in sorted(report.evaluation.metrics.items()):
+            say(f"  {name:<32} {value:.4f}")
+        say(f"  {'artifact':<32} {report.evaluation.uri}")
+        if report.complaint:
+            say(f"! MLflow did not take this evaluation: {report.complaint}; the same command tries again")
+
+
+@app.command(rich_help_panel=PANEL)
+def promote(
+    candidate: Annotated[str, typer.Argument(help="models:/NAME@ALIAS or models:/NAME/VERSION", show_default=False)],
+    overrides: Overrides = None,
+    folder: Folder = None,
+) -> None:
+    """Compare a candidate with the champion; if it passes the gates, it takes its place. Exit status 1: it did not."""
+    with told_clearly():
+        from tasks.runs.policies import registered, require_policy
+
+        registered(require_policy(candidate, overrides or [], folder))
+        from flows.promotion import promotion
+
+        with stopping_on_sigterm():
+            report = promotion(candidate, overrides, folder)
+        if report.moved is None:
+            say(f"not promoted: {report.verdict}")
+            raise typer.Exit(NOT_PROMOTED)
+        say(f"promoted: {report.moved}")
+
+
+@app.command(rich_help_panel=PANEL)
+def rollback(
+    model: Model,
+    alias: Annotated[str | None, typer.Option(help="The alias that moves; default: champion")] = None,
+    to: Annotated[str | None, typer.Option(help="A version to point to instead of the one before")] = None,
+    reason: Annotated[str, typer.Option(help="Why; goes on record")] = "",
+) -> None:
+    """Point a model's alias to the version before the present one; on record like any other move."""
+    with told_clearly():
+        from tasks.promote_policy import roll_back
+
+        say(roll_back(model, alias, to=to, why=reason))

@@ -1,0 +1,106 @@
+"""Commands on runs that exist: go on, fork, do a stage again, and verify."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flows.cli.application import Folder, Overrides, Wait, app
+from flows.cli.friendly_errors import check_first, command_line, run_training, say, set_options, told_clearly
+
+Place = Annotated[str, typer.Argument(help="RUN@ITERATION, for example demo@12", show_default=False)]
+DIFFERS = 1
+
+
+@app.command(rich_help_panel="Runs that exist")
+def resume(
+    run: Annotated[str, typer.Argument(help="Name of the run", show_default=False)],
+    overrides: Overrides = None,
+    folder: Folder = None,
+    wait: Wait = False,
+) -> None:
+    """Go on with a run by its name alone: its records have its spec."""
+    with told_clearly(f"run {run}"):
+        from tasks.runs.run_state import spec_of_run
+
+        spec = spec_of_run(run, folder).with_overrides(overrides or [])
+        run_training(spec, run, command_line("resume", run, *set_options(overrides)), wait=wait)
+
+
+@app.command(rich_help_panel="Runs that exist")
+def fork(
+    place: Place,
+    new: Annotated[str, typer.Argument(help="Name of the new run", show_default=False)],
+    overrides: Overrides = None,
+    folder: Folder = None,
+    only_create: Annotated[bool, typer.Option("--only-create", help="Do not train yet")] = False,
+) -> None:
+    """Start a new run from an iteration of another one with other settings; all before it is shared, not copied."""
+    with told_clearly(None if only_create else f"run {new} from {place}"):
+        from tasks.runs.fork import fork_run, fork_spec, parse_place
+
+        source, iteration = parse_place(place)
+        check_first(fork_spec(source, iteration, overrides or [], folder), new)
+        spec = fork_run(source, iteration, new, overrides or [], folder)
+        say(f"run {new} has the iterations 0 to {iteration} of {source}")
+        if only_create:
+            say(f"  go on              ppoflow resume {new}")
+        else:
+            run_training(spec, new, command_line("resume", new), checked=True)
+
+
+@app.command(rich_help_panel="Runs that exist")
+def rerun(
+    place: Place,
+    start: Annotated[
+        str, typer.Option("--from", help="generate, score, advantages, update or evaluate", show_default=False)
+    ],
+    folder: Folder = None,
+    wait: Wait = False,
+) -> None:
+    """Do a stage of an iteration again, and all that follows it; what came before (the samples, say) is kept."""
+    with told_clearly(f"run {place.partition('@')[0]}, again from stage {start}"):
+        from pydantic import ValidationError
+
+        from flows.iteration import STAGES
+        from flows.ppo import Rerun
+        from tasks.runs.errors import InputError
+        from tasks.runs.fork import parse_place
+        from tasks.runs.run_state import committed_at, spec_of_run
+
+        run, iteration = parse_place(place)
+        try:
+            wanted = Rerun.model_validate({"iteration": iteration, "start": start})
+        except ValidationError:
+            stages = ", ".join(STAGES)
+            raise InputError(f"{place} --from {start}: an iteration from 1 on, and one of {stages}") from None
+        spec = spec_of_run(run, folder)
+        committed_at(run, iteration)
+        run_training(spec, run, command_line("resume", run), wait=wait, rerun=wanted)
+
+
+@app.command(rich_help_panel="Runs that exist")
+def verify(
+    run: Annotated[str, typer.Argument(help="Name of the run", show_default=False)],
+    iterations: Annotated[str | None, typer.Option(help="FIRST..LAST or one number; default: all")] = None,
+    folder: Folder = None,
+) -> None:
+    """Do iterations again from their recorded inputs, and compare every stage's digest. Exit status 1: one differs."""
+    with told_clearly():
+        from tasks.runs.verification import require_verifiable
+
+        require_verifiable(run, iterations, folder)
+        from flows.verify import verify_run
+
+        report = verify_run(run, iterations, folder)
+        different = report.first_difference
+        if different is None:
+            say(f"run {run}: all {len(report.comparisons)} stages gave the recorded bytes again")
+            return
+        say(
+            f"run {run}: iteration {different.iteration}, stage {different.stage} is the first that differs: recorded "
+            f"{different.recorded}, found {different.found}. Either the record is not what it says, or code, library "
+            "versions, kind of CPU or thread count are others than when it was made"
+        )
+        raise typer.Exit(DIFFERS)

@@ -1,0 +1,1 @@
+"""Engines as processes: started, watched, asked, timed out and ended, here or on a Ray cluster."""

@@ -1,0 +1,1 @@
+"""Garbage collection: what may go of a store, and what must stay."""

@@ -1,0 +1,70 @@
+"""Takes out of a store what nobody needs: artifacts that no record names, and what dead processes left behind.
+
+It runs beside writers. A stage pins an artifact before it looks for it in the store, and the pin lives until the record
+that names the artifact is durable. What goes is neither named nor pinned, and a stage that comes later does not find it
+and makes it again. How the two looks are kept from missing each other depends on where the store is: see
+`infra.gc.local_collector` and `infra.gc.s3_collector`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from infra.artifacts.store import REMOTE
+from infra.gc import local_collector as local
+from infra.gc.orphans import Leftover, StoredArtifact
+
+__all__ = ["Collector", "Leftover", "StoredArtifact", "collecting_paused", "open_collector"]
+
+
+class Collector(Protocol):
+    """The collector of one store. Nothing is removed before `collect` or `remove` is called."""
+
+    def artifacts(self) -> list[StoredArtifact]:
+        """Every artifact in the store."""
+
+    def pinned(self) -> set[tuple[str, str]]:
+        """Kind and key of what the holders of runs are using."""
+
+    def leftovers(self, *, quickly: bool = False) -> list[Leftover]:
+        """What processes that are gone were writing, or removing; `quickly`: only where a look costs little.
+
+        On S3 that is nowhere: what is written there is made in the local cache, which removes what is left in it.
+        """
+
+    def damaged(self) -> list[Leftover]:
+        """The damaged artifacts that were set aside."""
+
+    def collect(
+        self, wanted: Iterable[tuple[str, str]], needed: Callable[[], set[tuple[str, str]]]
+    ) -> list[StoredArtifact]:
+        """Remove the wanted artifacts that are neither pinned nor `needed`, and say which these were.
+
+        `needed` (what the records name) is called when a pin that it does not know of can no longer be missed, and
+        must read the records then.
+        """
+
+    def remove(self, leftovers: Iterable[Leftover]) -> int:
+        """Remove what `leftovers` or `damaged` found; the bytes that are free now."""
+
+
+def open_collector(root: str | Path) -> Collector:
+    """The collector of the store at this address."""
+    if isinstance(root, str) and root.startswith(REMOTE):
+        # boto3 is worth a quarter of a second, and most stores are folders.
+        from infra.gc.s3_collector import open_s3_collector
+
+        return open_s3_collector(root)
+    return local.LocalCollector(root)
+
+
+def collecting_paused(root: str | Path) -> AbstractContextManager[None]:
+    """While open, no collector of the store removes an artifact."""
+    if isinstance(root, str) and root.startswith(REMOTE):
+        from infra.gc import hold as remote
+
+        return remote.collecting_paused(root)
+    return local.collecting_paused(root)

@@ -1,0 +1,177 @@
+"""The collector of a local store: pinning takes the same lock as the collector's look at pins and records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+from infra.artifacts.manifest import is_kind
+from infra.gc.orphans import Leftover, StoredArtifact
+from infra.process_identity import ProcessIdentity, identity_of_token, is_alive, this_process
+from infra.runs.local_lease import GC_LOCK
+from infra.runs.local_lease_folders import PINS, LeaseFolders
+from infra.storage.filesystem import FileSystem, LocalFiles, local_root, make_folders, remove_tree, tree, writing_to
+
+UNTOUCHED_NS = 24 * 3600 * 10**9
+STAGED = ".new-"
+
+
+@contextmanager
+def collecting_paused(root: str | Path) -> Iterator[None]:
+    """While open, no collector of the store removes an artifact."""
+    place, files = local_root(root), LocalFiles()
+    with writing_to(place):
+        make_folders(files, place, top=place)
+        with files.exclusive(place / GC_LOCK):
+            yield
+
+
+class LocalCollector:
+    """The collector of a store in a folder; see `infra.gc.collector.Collector`."""
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        files: FileSystem | None = None,
+        identity: ProcessIdentity | None = None,
+        alive: Callable[[ProcessIdentity], bool | None] = is_alive,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._root = local_root(root)
+        self._files: FileSystem = LocalFiles() if files is None else files
+        self._identity = identity or this_process()
+        self._alive = alive
+        self._now_ns = now_ns
+
+    def artifacts(self) -> list[StoredArtifact]:
+        """Every artifact's folder in the store."""
+        kinds = [path for path in self._folders(self._root) if is_kind(path.name)]
+        places = [place for kind in kinds for place in self._folders(kind)]
+        return [StoredArtifact(place.parent.name, place.name, self._size(place)) for place in places]
+
+    def pinned(self) -> set[tuple[str, str]]:
+        """Kind and key of what the holders of runs are using."""
+        found: set[tuple[str, str]] = set()
+        for run in self._runs():
+            leases = LeaseFolders(self._root, run.name, self._identity, self._files)
+            live = leases.numbers().live if self._files.status(leases.folder) is not None else ()
+            for number in live:
+                # A lease that ends while we look takes its pins with it.
+                with suppress(FileNotFoundError):
+                    for name in self._files.names(leases.place(number) / PINS):
+                        kind, _, key = name.partition(".")
+                        found.add((kind, key))
+        return found
+
+    def leftovers(self, *, quickly: bool = False) -> list[Leftover]:
+        """What processes that are gone were writing, or removing."""
+        of_runs = [self._root / "runs", *(run / "leases" for run in self._runs())]
+        staged = [path for folder in of_runs for path in self._folders(folder) if path.name.startswith(STAGED)]
+        own = [path for name in ("scratch", "trash") for path in self._folders(self._root / name)]
+        return [
+            Leftover(str(path), self._size(path), why)
+            for path in [*own, *staged]
+            if (why := self._why_leftover(path)) is not None
+        ]
+
+    def damaged(self) -> list[Leftover]:
+        """The damaged artifacts that were set aside."""
+        places = self._folders(self._root / "damaged")
+        return [Leftover(str(place), self._size(place), "damaged, and set aside") for place in places]
+
+    def collect(
+        self, wanted: Iterable[tuple[str, str]], needed: Callable[[], set[tuple[str, str]]]
+    ) -> list[StoredArtifact]:
+        """Remove the wanted artifacts that are neither pinned nor `needed`, and say which these were.
+
+        `needed` (what the records name) is called while nothing can be pinned, and must read the records then.
+        """
+        candidates = sorted(set(wanted))
+        if not candidates or self._files.status(self._root) is None:
+            return []
+        with writing_to(self._root):
+            with self._files.exclusive(self._root / GC_LOCK):
+                # A pin goes once a record names its artifact: so read first the pins, and then the records.
+                kept = self.pinned()
+                kept |= needed()
+                moved = self._move([self._root / kind / key for kind, key in candidates if (kind, key) not in kept])
+            sizes = self._empty(moved)
+        return [StoredArtifact(place.parent.name, place.name, size) for place, size in sizes.items()]
+
+    def remove(self, leftovers: Iterable[Leftover]) -> int:
+        """Remove what `leftovers` or `damaged` found; the bytes that are free now."""
+        with writing_to(self._root):
+            moved = self._move([Path(leftover.place) for leftover in leftovers])
+            for target in moved.values():
+                # A collector that died may have moved artifacts here, and not have made that durable.
+                self._sync_folders(target)
+            return sum(self._empty(moved).values())
+
+    def _move(self, places: Iterable[Path]) -> dict[Path, Path]:
+        """Move what is there of these into a new folder in the trash, durable; from where to where."""
+        there = [place for place in places if self._files.status(place) is not None]
+        if not there:
+            return {}
+        trash = self._root / "trash" / f"{self._identity.token}-{uuid4().hex}"
+        make_folders(self._files, trash, top=self._root)
+        moved: dict[Path, Path] = {}
+        for place in there:
+            # Somebody else may have moved it away.
+            with suppress(FileNotFoundError):
+                self._files.rename(place, target := trash / f"{len(moved):06d}")
+                moved[place] = target
+        # Were a move undone after a part is removed, there would be a half artifact.
+        self._files.sync_folder(trash)
+        for folder in sorted({place.parent for place in moved}):
+            self._files.sync_folder(folder)
+        if not moved:
+            self._files.remove_folder(trash)
+        return moved
+
+    def _sync_folders(self, folder: Path) -> None:
+        for below in self._folders(folder):
+            self._sync_folders(below)
+        self._files.sync_folder(folder)
+
+    def _empty(self, moved: Mapping[Path, Path]) -> dict[Path, int]:
+        """Remove what was moved into the trash; the bytes of each."""
+        sizes = {place: self._size(target) for place, target in moved.items()}
+        for trash in {target.parent for target in moved.values()}:
+            remove_tree(self._files, trash)
+        return sizes
+
+    def _why_leftover(self, path: Path) -> str | None:
+        writer = identity_of_token(path.name.removeprefix(STAGED).rpartition("-")[0])
+        living = None if writer is None else self._alive(writer)
+        if writer is not None and living is False:
+            return f"left by process {writer.pid} on {writer.host}, which is gone"
+        if living is None and self._newest_ns(path) < self._now_ns() - UNTOUCHED_NS:
+            return "untouched for a day, by a process of which nothing can be known here"
+        return None
+
+    def _newest_ns(self, folder: Path) -> int:
+        with suppress(FileNotFoundError):
+            found = [self._files.status(folder), *tree(self._files, folder).values()]
+            return max(status.modified_ns for status in found if status is not None)
+        return self._now_ns()
+
+    def _runs(self) -> Iterator[Path]:
+        return (run for run in self._folders(self._root / "runs") if not run.name.startswith(STAGED))
+
+    def _folders(self, folder: Path) -> Iterator[Path]:
+        if self._files.status(folder) is None:
+            return
+        for name in self._files.names(folder):
+            status = self._files.status(folder / name)
+            if status is not None and status.kind == "folder":
+                yield folder / name
+
+    def _size(self, folder: Path) -> int:
+        """The bytes in a folder; none if somebody has moved it away."""
+        with suppress(FileNotFoundError):
+            return sum(status.size for status in tree(self._files, folder).values())
+        return 0

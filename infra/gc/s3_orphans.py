@@ -1,0 +1,94 @@
+"""What processes that are gone have left in a store on S3, and nothing names.
+
+Whoever writes may be at it still: what could be named yet is left alone until it is a day old, by the server's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from infra.artifacts.manifest import is_kind
+from infra.artifacts.s3_files import unnamed_uploads
+from infra.gc.hold import CLOCK, GC, PAUSE_LASTS, PAUSES, server_time
+from infra.gc.orphans import Leftover
+from infra.runs.checksummed_json import RecordError
+from infra.runs.names import is_run_name
+from infra.runs.s3_pointer import HEAD, RUNS, RunHead
+from infra.storage.objects import Entry, Objects, S3Address
+from infra.storage.parallel import several
+
+UNTOUCHED = timedelta(days=1)
+LEASES = "leases"
+
+
+class Remains:
+    """Looks through one store, at the time at which it is made."""
+
+    def __init__(self, address: S3Address, objects: Objects, *, threads: int = 1) -> None:
+        self._address = address
+        self._objects = objects
+        self._threads = threads
+        self._now = server_time(objects, address)
+
+    def found(self) -> list[Leftover]:
+        """Everything, by place."""
+        runs = [name for name in self._objects.folders(self._address.key(RUNS) + "/") if is_run_name(name)]
+        of_runs = several(self._of_run, runs, threads=self._threads)
+        found = [*self._uploads(), *(one for some in of_runs for one in some), *self._of_collectors()]
+        return sorted(found, key=lambda leftover: leftover.place)
+
+    def _uploads(self) -> Iterator[Leftover]:
+        top = self._address.key("a").removesuffix("a")
+        kinds = [name for name in self._objects.folders(top) if is_kind(name)]
+        names = [(kind, key) for kind in kinds for key in self._objects.folders(f"{top}{kind}/")]
+        unnamed = several(
+            lambda name: unnamed_uploads(self._objects, self._address, *name), names, threads=self._threads
+        )
+        whole = {upload.prefix: upload for uploads in unnamed for upload in uploads}
+        for upload in whole.values():
+            if self._is_old(upload.newest):
+                yield self._leftover(upload.prefix, upload.bytes, "of no artifact, untouched for a day")
+        for kind in kinds:
+            for pending in self._objects.pending(f"{top}{kind}/"):
+                if self._is_old(pending.started):
+                    yield self._leftover(pending.key, 0, "an upload that was broken off a day ago")
+
+    def _of_run(self, run: str) -> list[Leftover]:
+        head = RunHead(self._objects, self._address, run)
+        entries = list(self._objects.entries(head.key("")))
+        try:
+            version = head.look()
+        except RecordError:
+            return []
+        named = {head.key(name) for name in (HEAD, *version.head.documents())}
+        lease = version.head.lease
+        found: list[Leftover] = []
+        leases: dict[str, list[Entry]] = {}
+        for entry in entries:
+            name = entry.key.removeprefix(head.key(""))
+            if name.startswith(f"{LEASES}/"):
+                leases.setdefault("/".join(name.split("/")[:2]), []).append(entry)
+            elif entry.key not in named and self._is_old(entry.modified):
+                found.append(self._leftover(entry.key, entry.size, "a record that its run does not name, a day old"))
+        for folder, inside in leases.items():
+            # One with a higher number may be about to begin.
+            over = int(folder.removeprefix(f"{LEASES}/").partition("-")[0]) <= lease.number
+            if over and (folder != lease.folder or lease.holder is None):
+                size = sum(entry.size for entry in inside)
+                found.append(self._leftover(head.key(folder) + "/", size, "of a lease that has ended"))
+            elif all(self._is_old(entry.modified) for entry in inside) and folder != lease.folder:
+                found.append(self._leftover(head.key(folder) + "/", 0, "of a lease that was never given, a day old"))
+        return found
+
+    def _of_collectors(self) -> Iterator[Leftover]:
+        for kind in (PAUSES, CLOCK):
+            for entry in self._objects.entries(self._address.key(GC, kind) + "/"):
+                if self._now - entry.modified >= PAUSE_LASTS:
+                    yield self._leftover(entry.key, entry.size, "of a process that is gone, an hour old")
+
+    def _is_old(self, modified: datetime) -> bool:
+        return self._now - modified >= UNTOUCHED
+
+    def _leftover(self, key: str, size: int, why: str) -> Leftover:
+        return Leftover(self._address.uri_of(key), size, why)

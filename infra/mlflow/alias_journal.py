@@ -1,0 +1,172 @@
+"""The journal of a registered model's aliases: every move of one, numbered, written once. It is the truth of them.
+
+MLflow moves an alias for whoever asks last, and cannot be asked to move it only if it still points somewhere. A journal
+can: its pages are created, never changed, so of all that want to write page 7 exactly one does, and the others must
+look at what it says. MLflow's alias follows the journal; see `infra.mlflow.alias`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+from uuid import uuid4
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from infra.artifacts.manifest import ArtifactRef
+from infra.runs.checksummed_json import SEAL, RecordCorrupted, seal
+from infra.storage.objects import SCHEME
+from infra.storage.write_once_files import LocalPages
+
+PROMOTIONS = "promotions"
+NONCE = "nonce"
+_PAGE = re.compile(r"(\d{6})\.json")
+Action = Literal["promote", "rollback", "found"]
+
+
+class Pages(Protocol):
+    """Small documents in a folder, each created once and never changed; wherever the artifacts are."""
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a page, durable when this returns; False if there is one of this name. `content` is unique."""
+
+    def read(self, name: str) -> bytes | None:
+        """A page's content, or None."""
+
+    def names(self) -> list[str]:
+        """The names of all pages, sorted."""
+
+    def folders(self) -> list[str]:
+        """The names of the folders here, sorted."""
+
+    def below(self, folder: str) -> Pages:
+        """Those in a folder here."""
+
+
+class Move(BaseModel):
+    """One move of an alias: from which version (None: it did not exist) to which, who, when, why, and on what evidence.
+
+    `found` is a move that somebody made in MLflow itself, written down when it was noticed. `artifacts` is what the
+    evidence consists of, and the checkpoint of the version.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    number: int = Field(ge=1)
+    model: str
+    alias: str
+    action: Action
+    version: str | None
+    before: str | None
+    by: str
+    at_ms: int
+    reason: str = ""
+    evidence: dict[str, JsonValue] = {}
+    artifacts: tuple[ArtifactRef, ...] = ()
+
+
+class Journal:
+    """The journal of one registered model."""
+
+    def __init__(self, pages: Pages, model: str) -> None:
+        self.model = model
+        self._pages = pages
+        self._known: dict[str, Move] = {}
+
+    def moves(self) -> list[Move]:
+        """Every move of every alias of the model, in order."""
+        names = [name for name in self._pages.names() if _PAGE.fullmatch(name)]
+        for name in names:
+            if name not in self._known:  # pages never change
+                self._known[name] = self._read(name)
+        return [self._known[name] for name in names]
+
+    def moves_of(self, alias: str) -> list[Move]:
+        """Those of one alias."""
+        return [move for move in self.moves() if move.alias == alias]
+
+    def append(self, move: Move) -> bool:
+        """Write the move's page; False if another one has this number."""
+        name = _page(move.number)
+        # Two that write the same must still be told apart.
+        return self._pages.create(name, seal(name, {**move.model_dump(mode="json"), NONCE: uuid4().hex}))
+
+    def has_followed(self, move: Move) -> bool:
+        """Whether MLflow's alias is known to have followed this move once."""
+        return self._pages.read(_followed(move)) is not None
+
+    def note_followed(self, move: Move) -> None:
+        """Note that MLflow's alias has followed."""
+        self._pages.create(_followed(move), json.dumps({NONCE: uuid4().hex}).encode())
+
+    def _read(self, name: str) -> Move:
+        content = self._pages.read(name)
+        document = _unsealed(name, content or b"")
+        if document is None:
+            raise RecordCorrupted(
+                f"page {name} of the promotions of {self.model!r} is damaged: bring it back from a copy of the store; "
+                "until then no alias of this model is moved"
+            )
+        return Move.model_validate({key: value for key, value in document.items() if key != NONCE})
+
+
+class Journals:
+    """The journals of a store's models, by one connection."""
+
+    def __init__(self, root: str) -> None:
+        self._pages = open_pages(root)
+        self._journals: dict[str, Journal] = {}
+
+    def models(self) -> list[str]:
+        """The models of which aliases were moved."""
+        return [model_name(name) for name in self._pages.folders()]
+
+    def of(self, model: str) -> Journal:
+        """The journal of one of them, or of one without any move so far."""
+        if model not in self._journals:
+            self._journals[model] = Journal(self._pages.below(folder_name(model)), model)
+        return self._journals[model]
+
+
+def open_pages(root: str) -> Pages:
+    """The folder of promotions in the store at `root`."""
+    if root.startswith(f"{SCHEME}://"):
+        from infra.storage.write_once_objects import open_s3_pages
+
+        return open_s3_pages(root, PROMOTIONS)
+    return LocalPages(root, PROMOTIONS)
+
+
+def folder_name(model: str) -> str:
+    """A model's name as one that every store can have: `=` and two hexadecimal digits for each unusual byte."""
+    return "".join(chr(byte) if _plain(byte) else f"={byte:02X}" for byte in model.encode())
+
+
+def model_name(folder: str) -> str:
+    """The model whose folder has this name."""
+    return re.sub(rb"=([0-9A-F]{2})", lambda match: bytes([int(match[1], 16)]), folder.encode()).decode()
+
+
+def _plain(byte: int) -> bool:
+    return re.fullmatch(rb"[A-Za-z0-9_-]", bytes([byte])) is not None
+
+
+def _page(number: int) -> str:
+    return f"{number:06d}.json"
+
+
+def _followed(move: Move) -> str:
+    return f"{move.number:06d}.followed"
+
+
+def _unsealed(name: str, content: bytes) -> Mapping[str, Any] | None:
+    """The document sealed under this name; None where the seal does not hold."""
+    try:
+        document = json.loads(content)
+    except ValueError:
+        return None
+    if not isinstance(document, dict) or document.pop(SEAL, None) is None or seal(name, document) != content:
+        return None
+    return document

@@ -1,0 +1,144 @@
+"""Makes a Hugging Face folder an MLflow model too, where it lies and without touching its weights.
+
+Written into the folder:
+- MLmodel: what MLflow needs to load and serve it (flavors transformers and python_function);
+- components/tokenizer/: copies of the tokenizer's files, because MLflow looks for them there;
+- requirements.txt, python_env.yaml, conda.yaml: the environment that `mlflow models serve` builds.
+The bytes depend on the folder, the seed and the installed versions alone: no clock, no random id.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import uuid
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from infra.mlflow.client import ENVIRONMENT
+from infra.settings import export
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "config.json",  # AutoTokenizer reads the model type in it
+)
+REQUIRED_PACKAGES = ("mlflow", "torch", "transformers", "safetensors", "numpy")
+SERVED_NEW_TOKENS = 256
+
+
+class ModelFolderError(ValueError):
+    """The folder is not a complete Hugging Face model with its tokenizer."""
+
+
+def write_mlmodel(folder: Path, *, digest_seed: str, context_length: int | None = None) -> None:
+    """Add MLflow's files to a folder with config.json, weights and a fast tokenizer. Imports MLflow, but no torch.
+
+    `digest_seed` gives the model's uuid. Served answers have 256 tokens unless asked otherwise, or half the
+    `context_length` where that is less.
+    """
+    architecture = _architecture(folder)
+    if not (folder / "tokenizer.json").is_file() or not (folder / "tokenizer_config.json").is_file():
+        raise ModelFolderError(
+            f"{folder} has no tokenizer.json with tokenizer_config.json: save the tokenizer into it with "
+            "`AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)` (a fast tokenizer)"
+        )
+    components = folder / "components" / "tokenizer"
+    components.mkdir(parents=True, exist_ok=True)
+    for name in TOKENIZER_FILES:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, components / name)
+    _write_environment(folder)
+    text = _model_text(architecture, digest_seed, context_length)
+    (folder / "MLmodel").write_text(text, encoding="utf-8")
+
+
+def _architecture(folder: Path) -> str:
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ModelFolderError(f"{folder} has no config.json: it is not a Hugging Face model folder")
+    architectures = json.loads(file.read_text(encoding="utf-8")).get("architectures")
+    if not architectures:
+        raise ModelFolderError(
+            f"{file} names no architecture (architectures={architectures}): set it, for example to "
+            '["LlamaForCausalLM"]; `model.save_pretrained` does'
+        )
+    return str(architectures[0])
+
+
+def _model_text(architecture: str, digest_seed: str, context_length: int | None) -> str:
+    export(ENVIRONMENT)
+    from mlflow import pyfunc
+    from mlflow.models import Model
+
+    model = Model(
+        model_uuid=uuid.uuid5(uuid.NAMESPACE_OID, f"ppoflow:{digest_seed}").hex,
+        utc_time_created="1970-01-01 00:00:00",  # a clock here would change the folder's digest
+        signature=_signature(context_length),
+        metadata={"context_length": context_length} if context_length is not None else None,
+    )
+    model.add_flavor(
+        "transformers",
+        task="text-generation",
+        instance_type="TextGenerationPipeline",
+        pipeline_model_type=architecture,
+        source_model_name=architecture,  # not the path: it differs from place to place
+        model_binary=".",
+        components=["tokenizer"],
+        # By the same road as everybody else who loads this folder, whatever class its configuration names.
+        tokenizer_type="AutoTokenizer",
+        transformers_version=version("transformers"),
+        code=None,
+    )
+    pyfunc.add_to_model(
+        model,
+        loader_module="mlflow.transformers",
+        conda_env="conda.yaml",
+        python_env="python_env.yaml",
+        model_config={"return_full_text": False},
+    )
+    return str(model.to_yaml())
+
+
+def _signature(context_length: int | None) -> Any:
+    """A text in, the answer out; greedy unless asked otherwise."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
+
+    new_tokens = SERVED_NEW_TOKENS if context_length is None else max(1, min(SERVED_NEW_TOKENS, context_length // 2))
+    return ModelSignature(
+        inputs=Schema([ColSpec("string")]),
+        outputs=Schema([ColSpec("string")]),
+        params=ParamSchema(
+            [
+                ParamSpec("max_new_tokens", "long", new_tokens),
+                ParamSpec("do_sample", "boolean", False),
+                ParamSpec("temperature", "double", 1.0),
+            ]
+        ),
+    )
+
+
+def _write_environment(folder: Path) -> None:
+    python = platform.python_version()
+    # Without the build's mark (2.13.0+cpu), so that it can be had from an ordinary index.
+    pins = [f"{package}=={version(package).split('+')[0]}" for package in REQUIRED_PACKAGES]
+    (folder / "requirements.txt").write_text("".join(f"{pin}\n" for pin in pins), encoding="utf-8")
+    python_env = {"python": python, "build_dependencies": ["pip"], "dependencies": ["-r requirements.txt"]}
+    conda_env = {
+        "name": "mlflow-env",
+        "channels": ["conda-forge"],
+        "dependencies": [f"python={python}", "pip", {"pip": pins}],
+    }
+    for name, content in (("python_env.yaml", python_env), ("conda.yaml", conda_env)):
+        (folder / name).write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")

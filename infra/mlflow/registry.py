@@ -1,0 +1,216 @@
+"""MLflow's model registry: a version points to the artifact where it lies, so its weights are stored once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from infra.mlflow.client import AWAY, in_short, open_client, without_password
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+DIGEST_TAG = "ppoflow.digest"
+SOURCE_TAG = "ppoflow.source"
+MOST_NAMED = 100
+MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[\w\-]+)|/(?P<version>\d+))")
+
+
+class RegistryError(RuntimeError):
+    """MLflow's registry refused, or did not answer."""
+
+
+class InvalidModelName(RegistryError, ValueError):
+    """This cannot be the name, alias or uri of a registered model."""
+
+
+@dataclass(frozen=True)
+class Registered:
+    name: str
+    version: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a registered model; `tags` hold its lineage."""
+
+    name: str
+    version: str
+    source: str
+    tags: Mapping[str, str]
+    created_ms: int
+
+
+def register(
+    uri: str,
+    *,
+    name: str,
+    source: str,
+    tags: Mapping[str, str],
+    aliases: Sequence[str] = (),
+    description: str | None = None,
+    run_id: str | None = None,
+    model_description: str | None = None,
+) -> Registered:
+    """Register the folder at `source` (its own uri) as a version of `name`; one with this source and digest is taken.
+
+    `tags` hold the lineage and must name `ppoflow.digest`. An MLflow server takes no file:// source from outside the
+    run's own artifacts: then, if `run_id` is given, the folder is uploaded to that run, and the version points to the
+    copy. `model_description` is that of the model, `description` that of the version; what a person wrote stays.
+    """
+    if not tags.get(DIGEST_TAG):
+        raise ValueError(f"the tags {sorted(tags)} do not name {DIGEST_TAG!r}: by it a version is found again")
+    _check_aliases(aliases)
+    with _told_clearly(uri, f"register {source} as {name!r}"):
+        client = open_client(uri)
+        _ensure_model(client, name, model_description)
+        version = _existing(client, name, source, tags[DIGEST_TAG])
+        if version is None:
+            version = _create(client, name, source, {**tags, SOURCE_TAG: source}, description, run_id)
+        for alias in aliases:
+            client.set_registered_model_alias(name, alias, version.version)
+        return Registered(name, str(version.version), str(version.source))
+
+
+def resolve(uri: str, model: str) -> str:
+    """The source uri of `models:/NAME@ALIAS` or `models:/NAME/3`."""
+    return describe(uri, model).source
+
+
+def describe(uri: str, model: str) -> Version:
+    """What the registry has of `models:/NAME@ALIAS` or `models:/NAME/3`."""
+    parts = MODEL_URI.fullmatch(model)
+    if parts is None:
+        raise InvalidModelName(f"{model!r} names no registered model: write models:/NAME@ALIAS or models:/NAME/VERSION")
+    with _told_clearly(uri, f"find {model}"):
+        client = open_client(uri)
+        found = _found(client, parts["name"], parts["alias"], parts["version"])
+        return Version(
+            name=str(found.name),
+            version=str(found.version),
+            source=str(found.source),
+            tags=dict(found.tags),
+            created_ms=int(found.creation_timestamp),
+        )
+
+
+def _found(client: MlflowClient, name: str, alias: str | None, version: str) -> ModelVersion:
+    """Raises LookupError saying what there is instead."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        if alias is not None:
+            return client.get_model_version_by_alias(name, alias)
+        return client.get_model_version(name, version)
+    except MlflowException as error:
+        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise
+        raise LookupError(_instead(client, name, alias, version)) from error
+
+
+def _instead(client: MlflowClient, name: str, alias: str | None, version: str) -> str:
+    known = [model.name for model in client.search_registered_models(max_results=MOST_NAMED)]
+    if name not in known and len(known) < MOST_NAMED:
+        return f"no model is registered as {name} (registered: {', '.join(known) or 'none'})"
+    aliases = [f"@{given} is version {at}" for given, at in client.get_registered_model(name).aliases.items()]
+    missing = f"version {version}" if alias is None else f"alias {alias}"
+    return f"{name} has no {missing} (its aliases: {', '.join(sorted(aliases)) or 'none'})"
+
+
+def aliases_of(uri: str, name: str) -> dict[str, str]:
+    """The aliases of a registered model, each with the version that it points to."""
+    with _told_clearly(uri, f"read the aliases of {name!r}"):
+        found = open_client(uri).get_registered_model(name).aliases
+        return {str(alias): str(version) for alias, version in found.items()}
+
+
+def point_alias(uri: str, name: str, alias: str, version: str | None) -> None:
+    """Have an alias point to a version, whatever it pointed to; None removes it."""
+    _check_aliases([alias])
+    with _told_clearly(uri, f"move the alias {alias!r} of {name!r} to version {version}"):
+        client = open_client(uri)
+        if version is None:
+            client.delete_registered_model_alias(name, alias)
+        else:
+            client.set_registered_model_alias(name, alias, version)
+
+
+@contextmanager
+def _told_clearly(uri: str, intent: str) -> Iterator[None]:
+    """Callers get one kind of error and need not know MLflow's."""
+    try:
+        yield
+    except Exception as error:
+        from mlflow.exceptions import MlflowException
+        from requests import RequestException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        if isinstance(error, MlflowException | RequestException | SQLAlchemyError | OSError | LookupError):
+            why = in_short(str(error)).replace(AWAY, f"it {AWAY}")
+            raise RegistryError(f"MLflow at {without_password(uri)} could not {intent}: {why}") from error
+        raise
+
+
+def _check_aliases(aliases: Sequence[str]) -> None:
+    for alias in aliases:
+        if not re.fullmatch(r"[\w\-]+", alias) or alias == "latest" or re.fullmatch(r"[vV]\d+", alias):
+            raise InvalidModelName(
+                f"the alias {alias!r} is not allowed: use letters, digits, dash and underscore, "
+                "but neither `latest` nor v1, v2 …, which MLflow keeps for itself"
+            )
+
+
+def _ensure_model(client: MlflowClient, name: str, description: str | None) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name, description=description)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+        if description and not client.get_registered_model(name).description:
+            client.update_registered_model(name, description=description)
+
+
+def _existing(client: MlflowClient, name: str, source: str, digest: str) -> ModelVersion | None:
+    token: str | None = None
+    while True:
+        page = client.search_model_versions(f"name = '{name}'", max_results=200, page_token=token)
+        for version in page:
+            if version.tags.get(DIGEST_TAG) == digest and version.tags.get(SOURCE_TAG) == source:
+                return version
+        token = page.token
+        if not token:
+            return None
+
+
+def _create(
+    client: MlflowClient,
+    name: str,
+    source: str,
+    tags: Mapping[str, str],
+    description: str | None,
+    run_id: str | None,
+) -> ModelVersion:
+    from mlflow.exceptions import MlflowException
+
+    def version_at(place: str) -> ModelVersion:
+        return client.create_model_version(name, place, run_id=run_id, tags=dict(tags), description=description)
+
+    try:
+        return version_at(source)
+    except MlflowException as error:
+        scheme, _, path, _, _ = urlsplit(source)
+        local = Path(unquote(path)) if scheme == "file" else None
+        if error.error_code != "INVALID_PARAMETER_VALUE" or run_id is None or local is None:
+            raise
+        folder = f"models/{tags[DIGEST_TAG][:12]}"
+        client.log_artifacts(run_id, str(local), folder)
+        return version_at(f"{client.get_run(run_id).info.artifact_uri}/{folder}")

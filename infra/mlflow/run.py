@@ -1,0 +1,111 @@
+"""Which MLflow run is that of a training run, and the page that shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from infra.mlflow.circuit_breaker import Patience
+from infra.mlflow.client import is_server, open_client, without_password
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+RUN_TAG = "ppoflow.run"
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""What MLflow's pages call the training of models, as opposed to the GenAI kinds; some versions open by it."""
+VIEW = "workflowType=machine_learning"
+"""MLflow 3.17 opens on its GenAI view, where training runs are hidden, unless the address says this."""
+LOCAL_PAGE = "http://127.0.0.1:5000"
+"""Where `mlflow ui` listens."""
+FIND_PATIENCE_S = 6.0
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run of MLflow's, and the client that reaches it."""
+
+    client: MlflowClient
+    experiment_id: str
+    run_id: str
+
+
+class ExperimentDeletedError(RuntimeError):
+    """The experiment's name belongs to a deleted experiment."""
+
+
+def find_or_create(uri: str, experiment: str, run_name: str, artifact_root: Path) -> OpenRun:
+    """The run of this name, found by its tag or made, and set to RUNNING."""
+    client = open_client(uri)
+    experiment_id = _experiment_id(client, uri, experiment, artifact_root)
+    run = _found(client, [experiment_id], run_name, "ASC")
+    if run is None:
+        client.create_run(experiment_id, tags={RUN_TAG: run_name}, run_name=run_name)
+        # Not the one just created: a request repeated after a timeout may have made two, and all must agree on one.
+        run = _found(client, [experiment_id], run_name, "ASC")
+    if run is None:
+        raise RuntimeError(f"MLflow does not list the run {run_name!r} that it has just created")
+    if run.info.status != "RUNNING":
+        client.update_run(run.info.run_id, status="RUNNING")
+    return OpenRun(client, experiment_id, run.info.run_id)
+
+
+def find_page(uri: str, run_name: str, *, patience_s: float = FIND_PATIENCE_S) -> str | None:
+    """The page of a training run's MLflow run; None where there is none, or MLflow does not answer in seconds."""
+    client = open_client(uri)
+
+    def find() -> str | None:
+        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+        run = _found(client, experiments, run_name, "DESC")
+        return None if run is None else run_page(uri, run.info.experiment_id, run.info.run_id)
+
+    return Patience(0.0, is_outage).call(find, patience_s)
+
+
+def run_page(uri: str, experiment_id: str, run_id: str) -> str:
+    """Where a browser shows a run; for a database, where `mlflow ui` shows it."""
+    return f"{_root(uri)}/#/experiments/{experiment_id}/runs/{run_id}?{VIEW}"
+
+
+def front_page(uri: str) -> str:
+    """Where a browser shows all experiments."""
+    return f"{_root(uri)}/#/experiments?{VIEW}"
+
+
+def is_outage(error: Exception) -> bool:
+    """Whether waiting may help: not where MLflow answered and said no."""
+    from mlflow.exceptions import MlflowException
+
+    if isinstance(error, MlflowException):
+        return bool(error.get_http_status_code() >= 500)
+    return not isinstance(error, ExperimentDeletedError | ValueError | TypeError | LookupError)
+
+
+def _root(uri: str) -> str:
+    """The server's address, or that of `mlflow ui`."""
+    return without_password(uri).rstrip("/") if is_server(uri) else LOCAL_PAGE
+
+
+def _found(client: MlflowClient, experiment_ids: list[str], run_name: str, direction: str) -> Run | None:
+    query, order = f"tags.`{RUN_TAG}` = '{run_name}'", [f"attributes.start_time {direction}"]
+    runs = client.search_runs(experiment_ids, query, max_results=1, order_by=order)
+    return runs[0] if runs else None
+
+
+def _experiment_id(client: MlflowClient, uri: str, name: str, artifact_root: Path) -> str:
+    existing = client.get_experiment_by_name(name)
+    if existing is None:
+        location = None  # a server keeps the artifacts where it likes; without one they are ours to place
+        if not is_server(uri):
+            location = (artifact_root.absolute() / quote(name, safe="")).as_uri()
+        return client.create_experiment(name, artifact_location=location, tags=EXPERIMENT_TAGS)
+    if existing.lifecycle_stage == "deleted":
+        raise ExperimentDeletedError(
+            f"the MLflow experiment {name!r} (id {existing.experiment_id}) is deleted: bring it back "
+            f"with `MLFLOW_TRACKING_URI={without_password(uri)} mlflow experiments restore "
+            f"--experiment-id {existing.experiment_id}`, or name another experiment"
+        )
+    return existing.experiment_id

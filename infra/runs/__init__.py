@@ -1,0 +1,1 @@
+"""The records of runs and the leases on them: in a folder, or on S3."""

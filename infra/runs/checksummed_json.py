@@ -1,0 +1,105 @@
+"""Sealed JSON documents: each carries the sha256 of its content and its own name; reading checks it and takes it off.
+
+Not-a-number and infinity are kept (as Python's JSON spells them), for a metric may be either.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from infra.artifacts.manifest import sha256_of
+from infra.storage.filesystem import FileSystem, read_whole
+
+RECORD_FORMAT = 1
+SEAL = "seal"
+
+
+class RecordError(RuntimeError):
+    """Something is wrong with a run's records."""
+
+
+class RecordExists(RecordError):
+    """The record is there already; records are written once."""
+
+
+class RecordMissing(RecordError):
+    """There is no such record."""
+
+
+class RecordCorrupted(RecordError):
+    """A record is not what was written."""
+
+
+class RecordFormatTooNew(RecordError):
+    """A newer version wrote this record, and this one cannot read it."""
+
+
+def remedy_for(run: str, document: int | str = "spec") -> str:
+    """What helps where a document of a run is lost or damaged: a record (by its iteration), the spec, or a note."""
+    if document == "spec":
+        return f"`ppoflow fsck {run} --repair` writes it again from the run's first record; if it has none, remove it"
+    if document == "rollbacks":
+        return (
+            "put it back from a copy: the learning rates of the iterations after it depend on it. Or fork the run "
+            "from an iteration before it"
+        )
+    if document == "divergences":
+        return "move it away: it tells of an iteration that is no part of the run, and nothing depends on it"
+    return (
+        f"`ppoflow fsck {run} --repair` takes iteration {document} and those after it out of the run, and the next "
+        "start makes them again, from the stages that are still in the store"
+    )
+
+
+def remedy_for_name(run: str, name: str) -> str:
+    """The same by the name under which a document is sealed, `spec.json` or `iterations/000012…`."""
+    kind, _, rest = name.removesuffix(".json").partition("/")
+    return remedy_for(run, int(rest.partition("-")[0])) if kind == "iterations" else remedy_for(run, kind)
+
+
+def seal(name: str, document: Mapping[str, Any]) -> bytes:
+    """The one spelling of a document under this name."""
+    if SEAL in document:
+        raise ValueError(f"a record cannot have a key {SEAL!r} of its own: the store adds it")
+    plain = json.loads(json.dumps(dict(document)))
+    stamp = {"format": RECORD_FORMAT, "sha256": sha256_of({"name": name, "record": plain})}
+    return (json.dumps({**plain, SEAL: stamp}, indent=1) + "\n").encode()
+
+
+def read_sealed(files: FileSystem, path: Path, name: str, *, remedy: str) -> dict[str, Any] | None:
+    """The document at `path` that was sealed under `name`, or None; RecordCorrupted or RecordFormatTooNew."""
+    if files.status(path) is None:
+        return None
+    try:
+        content = read_whole(files, path)
+    except FileNotFoundError:
+        # Its writer has taken it out of the run since.
+        return None
+    return unseal(path, name, content, remedy=remedy)
+
+
+def unseal(place: Path | str, name: str, content: bytes, *, remedy: str) -> dict[str, Any]:
+    """The document that was sealed under `name`, read from `place`; RecordCorrupted or RecordFormatTooNew."""
+
+    def corrupted(complaint: str) -> RecordCorrupted:
+        return RecordCorrupted(f"{place} {complaint}: {remedy}")
+
+    try:
+        document = json.loads(content)
+    except ValueError as error:
+        raise corrupted(f"is no JSON ({error})") from error
+    stamp = document.pop(SEAL, None) if isinstance(document, dict) else None
+    if not isinstance(stamp, dict):
+        raise corrupted("carries no seal")
+    stated = stamp.get("format")
+    if isinstance(stated, int) and stated > RECORD_FORMAT:
+        raise RecordFormatTooNew(
+            f"{place} has record format {stated} (or is damaged), this version reads up to format {RECORD_FORMAT}: "
+            f"use a ppoflow that reads record format {stated}"
+        )
+    if seal(name, document) != content:
+        raise corrupted(f"does not have its own sha256 {stamp.get('sha256')}")
+    return document

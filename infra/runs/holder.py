@@ -1,0 +1,44 @@
+"""Which process has a run now, for whoever only wants to know: nothing is taken, changed or waited for."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from infra.artifacts.store import REMOTE
+from infra.process_identity import is_alive, this_process
+from infra.runs.local_lease_folders import LeaseFolders
+from infra.runs.names import validate_run_name
+from infra.runs.owner import Holder
+from infra.storage.filesystem import LocalFiles, local_root
+from infra.storage.objects import Objects, S3Address
+
+
+def holder_of(root: str | Path, run: str, *, objects: Objects | None = None) -> Holder | None:
+    """Who has the run; None where nobody has, or only a process of this machine that is dead.
+
+    Of a process on another machine this cannot tell whether it lives: it counts until another one takes the run over.
+    """
+    validate_run_name(run)
+    if isinstance(root, str) and root.startswith(REMOTE):
+        holder = _on_s3(root, run, objects)
+    else:
+        holder = _in_folders(local_root(root), run)
+    return None if holder is None or is_alive(holder.identity) is False else holder
+
+
+def _in_folders(root: Path, run: str) -> Holder | None:
+    folders = LeaseFolders(root, run, this_process(), LocalFiles())
+    with suppress(FileNotFoundError):
+        live = folders.numbers().live
+        return folders.holder(live[-1]) if live else None
+    return None
+
+
+def _on_s3(root: str, run: str, objects: Objects | None) -> Holder | None:
+    # boto3 is worth a quarter of a second, and most stores are folders.
+    from infra.runs.s3_pointer import RunHead
+    from infra.storage.client import open_objects
+
+    address = S3Address.parse(root)
+    return RunHead(objects or open_objects(address.bucket), address, run).look().head.lease.holder

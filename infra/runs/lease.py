@@ -1,0 +1,131 @@
+"""One writer per run: a lease with a heartbeat, and fenced.
+
+A holder that was stopped and goes on after another process has taken the run over can change nothing any more, and
+gets LeaseLost. How that is made sure depends on where the run lies: see `local_lease` and `s3_lease`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from infra.artifacts.store import REMOTE
+from infra.process_identity import ProcessIdentity, is_alive
+from infra.runs import local_lease as local
+from infra.runs.checksummed_json import RecordError
+from infra.runs.lease_expiry import EXPIRY_S, Clock
+from infra.runs.owner import Holder, LeaseHeld, LeaseLost
+from infra.storage.filesystem import StoreReadOnly, StoreUnsupported
+from infra.storage.objects import StoreUnavailable
+
+__all__ = [
+    "EXPIRY_S",
+    "HEARTBEAT_S",
+    "Clock",
+    "Heartbeat",
+    "Holder",
+    "Lease",
+    "LeaseHeld",
+    "LeaseLost",
+    "acquire_lease",
+]
+
+HEARTBEAT_S = 5.0
+LAST_BEAT_S = 5.0
+"""So long the end of a run waits for a beat that is under way: to a server that hangs it may take minutes."""
+PASSING = (OSError, StoreReadOnly, StoreUnavailable, StoreUnsupported, RecordError)
+
+
+class Lease(Protocol):
+    """The right to write a run's records, until it is released or taken over; made by `acquire_lease`.
+
+    `predecessors` are the holders from which this one took the run over because they were dead or silent.
+    Safe for several threads.
+    """
+
+    run: str
+    number: int
+    predecessors: tuple[Holder, ...]
+
+    @property
+    def lost(self) -> bool:
+        """Whether this process has noticed that the run is no longer its own, or has released it."""
+
+    def check(self) -> None:
+        """LeaseLost if the lease is gone."""
+
+    def beat(self) -> None:
+        """Show that the holder lives, or LeaseLost."""
+
+    def pin(self, kind: str, key: str) -> None:
+        """Keep the collector from an artifact until `unpin_all`, or as long as this lease lasts."""
+
+    def unpin_all(self) -> None:
+        """Let go of every pinned artifact."""
+
+    def release(self) -> None:
+        """Let the run go; nothing happens where it is gone already."""
+
+
+def acquire_lease(
+    root: str | Path,
+    run: str,
+    *,
+    note: Mapping[str, str] | None = None,
+    wait: bool = False,
+    identity: ProcessIdentity | None = None,
+    alive: Callable[[ProcessIdentity], bool | None] = is_alive,
+    clock: Clock | None = None,
+    expiry_s: float = EXPIRY_S,
+) -> Lease:
+    """Become the only writer of a run, durable when this returns. Read the run's records after it, not before.
+
+    A holder whose process is gone is taken over at once, a silent one after `expiry_s`. LeaseHeld if another process
+    has the run; with `wait`, this waits for it instead, for as long as it takes. `note` is for the successor's eyes.
+    """
+    if isinstance(root, str) and root.startswith(REMOTE):
+        # boto3 is worth a quarter of a second, and most stores are folders.
+        from infra.runs import s3_lease as remote
+
+        return remote.acquire_lease(
+            root, run, note=note, wait=wait, identity=identity, alive=alive, clock=clock, expiry_s=expiry_s
+        )
+    return local.acquire_lease(
+        root, run, note=note, wait=wait, identity=identity, alive=alive, clock=clock, expiry_s=expiry_s
+    )
+
+
+class Heartbeat:
+    """Beats for a lease in a thread while the context is open; calls `on_lost` once, in that thread, if it is lost."""
+
+    def __init__(self, lease: Lease, on_lost: Callable[[], None], *, every_s: float = HEARTBEAT_S) -> None:
+        self._lease = lease
+        self._on_lost = on_lost
+        self._every_s = every_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name=f"heartbeat-{lease.run}", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(LAST_BEAT_S)
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._every_s):
+            try:
+                self._lease.beat()
+            except LeaseLost:
+                self._on_lost()
+                return
+            except PASSING:
+                # A full disk or a server that is away may recover before the lease expires.
+                continue

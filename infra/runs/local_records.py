@@ -1,0 +1,269 @@
+"""The records of a run, in `<root>/runs/<run>/`: its spec, one file for each committed iteration, and notes.
+
+Whatever the holder of the run's lease changes goes through the folder of the lease, so that it can change nothing once
+another process has taken the run over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from infra.process_identity import this_process
+from infra.runs.checksummed_json import RecordExists, RecordMissing, read_sealed, remedy_for_name, seal
+from infra.runs.listing import Contents
+from infra.runs.local_lease import LocalLease
+from infra.runs.local_lease_folders import TAKEN_ERRORS
+from infra.runs.names import NOTES, is_run_name, note_kind, validate_run_name
+from infra.storage.filesystem import FileSystem, LocalFiles, local_root, make_folders, remove_tree, writing_to
+
+_SPEC = "spec.json"
+_NUMBERED_FILE = re.compile(r"(\d{6}|[1-9]\d{6,})\.json")
+
+
+def list_runs(root: str | Path, *, started: bool = True, files: FileSystem | None = None) -> list[str]:
+    """The names of the runs of a store, sorted; without `started` also of those with neither spec nor records yet."""
+    seam: FileSystem = LocalFiles() if files is None else files
+    folder = local_root(root) / "runs"
+    if seam.status(folder) is None:
+        return []
+    names = [name for name in seam.names(folder) if is_run_name(name)]
+    return [name for name in names if not started or _is_started(seam, folder / name)]
+
+
+def _is_started(files: FileSystem, run: Path) -> bool:
+    return files.status(run / _SPEC) is not None or bool(_numbers(files, run / "iterations"))
+
+
+class LocalRecords:
+    """The records of one run as files; see `infra.runs.records.RunRecords`."""
+
+    def __init__(
+        self, root: str | Path, run: str, *, files: FileSystem | None = None, lease: LocalLease | None = None
+    ) -> None:
+        self.run = validate_run_name(run)
+        self._files: FileSystem = LocalFiles() if files is None else files
+        self._root = local_root(root)
+        self.folder = self._root / "runs" / run
+        if lease is not None and lease.folder.parent.parent != self.folder:
+            raise ValueError(f"the lease {lease.folder} is not one of the run {self.folder}: acquire that run's")
+        self._lease = lease
+        self._made: set[Path] = set()
+
+    def create_spec(self, spec: Mapping[str, Any]) -> None:
+        """Write the run's spec; RecordExists if it has one."""
+        self._create(_SPEC, spec)
+
+    def restore_spec(self, spec: Mapping[str, Any]) -> None:
+        """Write the spec of a run that has lost it, or has a damaged one; see `infra.runs.records.RunRecords`."""
+        lease, target, content = self._writing_lease(), self.folder / _SPEC, seal(_SPEC, spec)
+        with writing_to(self._root), lease.fenced():
+            lease.check()
+            if self._files.status(target) is not None:
+                self._files.rename(target, self._superseded(lease, target.stem))
+                self._files.sync_folder(lease.superseded)
+                self._files.sync_folder(target.parent)
+            self._write_once(lease, target, content)
+
+    def read_spec(self) -> dict[str, Any] | None:
+        """The run's spec, or None for a run that was never started."""
+        return self._read(_SPEC)
+
+    def commit(self, iteration: int, record: Mapping[str, Any]) -> None:
+        """Create the record of an iteration, durable when this returns; RecordExists if there is one."""
+        self._create(_iteration_name(iteration), record)
+
+    def read(self, iteration: int) -> dict[str, Any]:
+        """The record of an iteration: RecordMissing, RecordCorrupted or RecordFormatTooNew if it cannot be had."""
+        record = self._read(_iteration_name(iteration))
+        if record is None:
+            raise RecordMissing(f"run {self.run} has no record of iteration {iteration} in {self.folder}")
+        return record
+
+    def iterations(self) -> list[int]:
+        """The committed iterations in order."""
+        return self._numbers("iterations")
+
+    def last(self) -> int | None:
+        """The last committed iteration, or None."""
+        iterations = self.iterations()
+        return iterations[-1] if iterations else None
+
+    def all(self) -> list[dict[str, Any]]:
+        """Every record, in the order of the iterations; not those that are superseded while this reads."""
+        records = (self._read(_iteration_name(iteration)) for iteration in self.iterations())
+        return [record for record in records if record is not None]
+
+    def supersede(self, after: int) -> list[int]:
+        """Take the records of all later iterations out of the run, the last one first; return their numbers.
+
+        They lie in the lease's folder from then on. After an OSError the later ones of them may be out: call it again.
+        """
+        lease = self._writing_lease()
+        folder = self.folder / "iterations"
+        taken = []
+        with writing_to(self._root), lease.fenced():
+            lease.check()
+            for iteration in reversed(self.iterations()):
+                if iteration <= after:
+                    break
+                self._files.rename(folder / f"{iteration:06d}.json", self._superseded(lease, f"{iteration:06d}"))
+                self._files.sync_folder(lease.superseded)
+                self._files.sync_folder(folder)
+                taken.append(iteration)
+            if not taken and self._files.status(folder) is not None:
+                # Whoever took the last one out may have died before that was durable.
+                self._files.sync_folder(folder)
+        return taken
+
+    def note(self, kind: str, document: Mapping[str, Any]) -> int:
+        """Create the next note of a kind, durable when this returns; its number."""
+        number = (self._numbers(note_kind(kind)) or [0])[-1] + 1
+        while True:
+            try:
+                self._create(f"{kind}/{number:06d}.json", document)
+            except RecordExists:
+                number += 1
+            else:
+                return number
+
+    def notes(self, kind: str) -> list[dict[str, Any]]:
+        """Every note of a kind, in order."""
+        numbers = self._numbers(note_kind(kind))
+        notes = (self._read(f"{kind}/{number:06d}.json") for number in numbers)
+        return [note for note in notes if note is not None]
+
+    def note_place(self, kind: str, number: int) -> str:
+        """Where people find a note."""
+        return str(self.folder / kind / f"{number:06d}.json")
+
+    def contents(self) -> Contents:
+        """What the run has now."""
+        return Contents(
+            {number: self._mark(_iteration_name(number)) for number in self._numbers("iterations")},
+            {kind: tuple(self._mark(f"{kind}/{number:06d}.json") for number in self._numbers(kind)) for kind in NOTES},
+        )
+
+    def marked(self, marks: Iterable[str]) -> list[dict[str, Any] | None]:
+        """What marks of `contents` stand for; None for one that was superseded since."""
+        return [self._read(mark.partition(":")[0]) for mark in marks]
+
+    def _mark(self, name: str) -> str:
+        # A record that was taken out of the run and done again bears the same name.
+        status = self._files.status(self.folder / name)
+        return f"{name}:{uuid4().hex}" if status is None else f"{name}:{status.inode}:{status.modified_ns}"
+
+    def _create(self, name: str, document: Mapping[str, Any]) -> None:
+        lease = self._writing_lease()
+        content = seal(name, document)
+        with writing_to(self._root), lease.fenced():
+            self._write_once(lease, self.folder / name, content)
+
+    def _write_once(self, lease: LocalLease, target: Path, content: bytes) -> None:
+        self._make(target.parent)
+        if self._files.status(target) is not None:
+            raise self._exists(lease, target)
+        written = lease.partial / f"{target.stem}-{uuid4().hex}.json"
+        _write_durable(self._files, written, content)
+        try:
+            # Unlike a rename, a link never replaces what another thread has created in the meantime.
+            self._files.link(written, target)
+        except FileExistsError:
+            self._files.remove(written)
+            raise self._exists(lease, target) from None
+        self._files.sync_folder(target.parent)
+        self._files.remove(written)
+
+    def _exists(self, lease: LocalLease, target: Path) -> RecordExists:
+        # The successor of a lost lease may have created it: that one must not be taken for our own.
+        lease.check()
+        # Whoever created it may have died before its name was durable.
+        self._files.sync_folder(target.parent)
+        return RecordExists(f"run {self.run}: {target} exists and is written once: read it, or choose another run name")
+
+    def _superseded(self, lease: LocalLease, name: str) -> Path:
+        count = 1
+        place = lease.superseded / f"{name}.json"
+        while self._files.status(place) is not None:
+            count += 1
+            place = lease.superseded / f"{name}-{count}.json"
+        return place
+
+    def _writing_lease(self) -> LocalLease:
+        if self._lease is None:
+            raise ValueError(f"run {self.run} is open for reading only: pass the lease of acquire_lease to write to it")
+        return self._lease
+
+    def _numbers(self, kind: str) -> list[int]:
+        return _numbers(self._files, self.folder / kind)
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        return read_sealed(self._files, self.folder / name, name, remedy=remedy_for_name(self.run, name))
+
+    def _make(self, folder: Path) -> None:
+        if folder not in self._made:
+            make_folders(self._files, folder, top=self._root)
+            self._made.add(folder)
+
+
+def create_run(
+    root: str | Path,
+    run: str,
+    spec: Mapping[str, Any],
+    records: Mapping[int, Mapping[str, Any]],
+    *,
+    files: FileSystem | None = None,
+) -> None:
+    """Create a whole run, which appears at once and durable with all its records; RecordExists if there is one.
+
+    After an OSError it may be there or not.
+    """
+    seam: FileSystem = LocalFiles() if files is None else files
+    place = local_root(root)
+    runs, target = place / "runs", place / "runs" / validate_run_name(run)
+    documents = {_SPEC: spec, **{_iteration_name(iteration): record for iteration, record in records.items()}}
+    contents = {name: seal(name, document) for name, document in documents.items()}
+    staged = runs / f".new-{this_process().token}-{uuid4().hex}"
+    with writing_to(place):
+        make_folders(seam, runs, top=place)
+        try:
+            seam.make_folder(staged)
+            seam.make_folder(staged / "iterations")
+            for name, content in contents.items():
+                _write_durable(seam, staged / name, content)
+            seam.sync_folder(staged / "iterations")
+            seam.sync_folder(staged)
+            seam.rename(staged, target)
+            seam.sync_folder(runs)
+        except OSError as error:
+            with suppress(OSError):
+                if seam.status(staged) is not None:
+                    remove_tree(seam, staged)
+            if error.errno in TAKEN_ERRORS:
+                # Whoever created it may have died before its name was durable.
+                seam.sync_folder(runs)
+                raise RecordExists(f"run {run} exists in {runs}: choose another name") from None
+            raise
+
+
+def _numbers(files: FileSystem, folder: Path) -> list[int]:
+    if files.status(folder) is None:
+        return []
+    found = [_NUMBERED_FILE.fullmatch(name) for name in files.names(folder)]
+    return sorted(int(match[1]) for match in found if match is not None)
+
+
+def _write_durable(files: FileSystem, path: Path, content: bytes) -> None:
+    files.write(path, [content])
+    files.protect(path)
+    files.sync_file(path)
+
+
+def _iteration_name(iteration: int) -> str:
+    if iteration < 0:
+        raise ValueError(f"iteration {iteration} cannot have a record: iterations count from 0")
+    return f"iterations/{iteration:06d}.json"

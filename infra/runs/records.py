@@ -1,0 +1,148 @@
+"""The records of a run: its spec, one record for each committed iteration, and notes.
+
+A record is the truth of its run. It is created exactly once, whole and durable, after everything that it names;
+nothing ever changes it. Only the holder of the run's lease writes, and it can change nothing once another process has
+taken the run over. Where and how they are kept depends on the store: see `infra.runs.local_records` and
+`infra.runs.s3_pointer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from infra.artifacts.store import REMOTE
+from infra.runs.checksummed_json import (
+    RecordCorrupted,
+    RecordError,
+    RecordExists,
+    RecordFormatTooNew,
+    RecordMissing,
+    remedy_for,
+)
+from infra.runs.lease import Lease
+from infra.runs.listing import Contents
+from infra.runs.local_runs import LocalRuns
+from infra.runs.names import NOTES, InvalidRunName, validate_run_name
+
+__all__ = [
+    "NOTES",
+    "InvalidRunName",
+    "RecordCorrupted",
+    "RecordError",
+    "RecordExists",
+    "RecordFormatTooNew",
+    "RecordMissing",
+    "RunRecords",
+    "Runs",
+    "create_run",
+    "list_runs",
+    "open_records",
+    "open_runs",
+    "remedy_for",
+    "validate_run_name",
+]
+
+
+class RunRecords(Protocol):
+    """The records of one run. Reading needs no lease; writing needs the run's, and fails with LeaseLost without it.
+
+    After an error of the storage or LeaseLost, what was to be written may be there or not: read it, and write it again
+    if it is not.
+    """
+
+    run: str
+
+    def create_spec(self, spec: Mapping[str, Any]) -> None:
+        """Write the run's spec; RecordExists if it has one."""
+
+    def restore_spec(self, spec: Mapping[str, Any]) -> None:
+        """Write the spec of a run that has lost it, or has a damaged one; what is there is kept aside.
+
+        After an error the run may be without one: call it again.
+        """
+
+    def read_spec(self) -> dict[str, Any] | None:
+        """The run's spec; None for a run that was never started, or that has lost it."""
+
+    def commit(self, iteration: int, record: Mapping[str, Any]) -> None:
+        """Create the record of an iteration, durable when this returns; RecordExists if there is one."""
+
+    def read(self, iteration: int) -> dict[str, Any]:
+        """The record of an iteration: RecordMissing, RecordCorrupted or RecordFormatTooNew if it cannot be had."""
+
+    def iterations(self) -> list[int]:
+        """The committed iterations in order."""
+
+    def last(self) -> int | None:
+        """The last committed iteration, or None."""
+
+    def all(self) -> list[dict[str, Any]]:
+        """Every record, in the order of the iterations; not those that are superseded while this reads."""
+
+    def contents(self) -> Contents:
+        """What the run has now."""
+
+    def marked(self, marks: Iterable[str]) -> list[dict[str, Any] | None]:
+        """The records or notes that marks of `contents` stand for; None for one that was superseded since."""
+
+    def supersede(self, after: int) -> list[int]:
+        """Take the records of all later iterations out of the run; return their numbers.
+
+        They are kept aside. After an error some of them may be out, the last ones first: call it again.
+        """
+
+    def note(self, kind: str, document: Mapping[str, Any]) -> int:
+        """Create the next note of a kind, durable when this returns; its number."""
+
+    def notes(self, kind: str) -> list[dict[str, Any]]:
+        """Every note of a kind, in order."""
+
+    def note_place(self, kind: str, number: int) -> str:
+        """Where people find a note."""
+
+
+class Runs(Protocol):
+    """The runs of one store."""
+
+    def names(self, *, started: bool = True) -> list[str]:
+        """The names of the runs, sorted; without `started` also of those that have neither spec nor records yet."""
+
+    def records(self, run: str, *, lease: Lease | None = None) -> RunRecords:
+        """The records of a run; without its lease they can be read only."""
+
+    def create(self, run: str, spec: Mapping[str, Any], records: Mapping[int, Mapping[str, Any]]) -> None:
+        """Create a whole run; see `create_run`."""
+
+
+def open_runs(root: str | Path) -> Runs:
+    """The runs of the store at a folder, a file:// uri or s3://bucket/prefix."""
+    if isinstance(root, str) and root.startswith(REMOTE):
+        # boto3 is worth a quarter of a second, and most stores are folders.
+        from infra.runs.s3_runs import open_s3_runs
+
+        return open_s3_runs(root)
+    return LocalRuns(root)
+
+
+def open_records(root: str | Path, run: str, *, lease: Lease | None = None) -> RunRecords:
+    """The records of a run in the store at `root`; without its `lease` they can be read only."""
+    if isinstance(root, str) and root.startswith(REMOTE) and lease is not None:
+        from infra.runs.s3_runs import records_of
+
+        return records_of(root, run, lease)
+    return open_runs(root).records(run, lease=lease)
+
+
+def list_runs(root: str | Path) -> list[str]:
+    """The names of the runs of a store that were started, sorted."""
+    return open_runs(root).names()
+
+
+def create_run(root: str | Path, run: str, spec: Mapping[str, Any], records: Mapping[int, Mapping[str, Any]]) -> None:
+    """Create a whole run, which appears at once and durable with all its records; RecordExists if there is one.
+
+    After an error of the storage it may be there or not.
+    """
+    open_runs(root).create(run, spec, records)

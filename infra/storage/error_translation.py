@@ -1,0 +1,111 @@
+"""What S3's errors mean to us: wait and try again, or set something right first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    HTTPClientError,
+    IncompleteReadError,
+    InvalidRegionError,
+    NoCredentialsError,
+    NoRegionError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    TokenRetrievalError,
+)
+
+from infra.storage.objects import StoreRefused, StoreUnavailable
+
+NO_SUCH_BUCKET = "NoSuchBucket"
+ABSENT = frozenset({"NoSuchKey", "404", "NotFound"})
+CREDENTIAL_ERRORS = (
+    NoCredentialsError,
+    PartialCredentialsError,
+    CredentialRetrievalError,
+    TokenRetrievalError,
+    ProfileNotFound,
+)
+# The body of an answer that ends, resets or hangs before its end: boto3 repeats calls, but not their reading.
+BROKEN_OFF = (HTTPClientError, IncompleteReadError)
+BAD_CREDENTIALS = frozenset(
+    {
+        "AuthorizationHeaderMalformed",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "RequestExpired",
+        "RequestTimeTooSkewed",
+        "SignatureDoesNotMatch",
+    }
+)
+NOT_ALLOWED = frozenset({"AccessDenied", "AllAccessDisabled", "403", "Forbidden"})
+# What was changed on the way there; sending it again helps.
+ARRIVED_WRONG = frozenset({"BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody", "XAmzContentChecksumMismatch"})
+
+
+def code_of(error: ClientError) -> str:
+    """S3's own name for an error."""
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def status_of(error: ClientError) -> int:
+    """The HTTP status of an error."""
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+@contextmanager
+def told(bucket: str, action: str, key: str) -> Iterator[None]:
+    """Turn what boto3 raises inside into StoreRefused or StoreUnavailable, naming bucket, key, action and remedy."""
+    try:
+        yield
+    except ClientError as error:
+        raise _of_answer(error, bucket, action, key) from error
+    except BotoCoreError as error:
+        raise _of_silence(error, bucket, action, key) from error
+
+
+def _place(bucket: str, key: str) -> str:
+    return f"{key!r} in bucket {bucket!r}" if key else f"bucket {bucket!r}"
+
+
+def _of_answer(error: ClientError, bucket: str, action: str, key: str) -> Exception:
+    code = code_of(error)
+    answer = f"{code}: {error.response.get('Error', {}).get('Message', '')}".rstrip(": ")
+    if code == NO_SUCH_BUCKET:
+        return StoreRefused(
+            f"S3 has no bucket {bucket!r}: create it, or set PPOFLOW_STORE to one that exists "
+            "(AWS_ENDPOINT_URL says at which server)"
+        )
+    if code in BAD_CREDENTIALS:
+        return StoreRefused(
+            f"S3 does not accept the credentials for bucket {bucket!r} ({answer}): give boto3 valid ones "
+            "(AWS_PROFILE, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, an instance's role)"
+        )
+    if code in NOT_ALLOWED:
+        return StoreRefused(
+            f"S3 does not let these credentials {action} {_place(bucket, key)} ({answer}): "
+            "allow them to list, read, write and delete objects there"
+        )
+    return StoreUnavailable(
+        f"S3 could not {action} {_place(bucket, key)} ({answer}, after "
+        f"{error.response.get('ResponseMetadata', {}).get('RetryAttempts', 0)} retries): "
+        "nothing is lost; try again when the server answers"
+    )
+
+
+def _of_silence(error: BotoCoreError, bucket: str, action: str, key: str) -> Exception:
+    if isinstance(error, CREDENTIAL_ERRORS):
+        return StoreRefused(
+            f"there are no usable credentials for bucket {bucket!r} ({error}): give boto3 some "
+            "(AWS_PROFILE, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, an instance's role)"
+        )
+    if isinstance(error, (NoRegionError, InvalidRegionError)):
+        return StoreRefused(f"bucket {bucket!r} needs a region ({error}): set AWS_DEFAULT_REGION")
+    return StoreUnavailable(
+        f"S3 could not {action} {_place(bucket, key)} ({error}): nothing is lost; try again when the server answers"
+    )

@@ -1,0 +1,64 @@
+"""Pages in a local folder: each appears under its name whole and durable, and never replaces another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import uuid4
+
+from infra.storage.filesystem import FileSystem, LocalFiles, local_root, make_folders, read_whole, writing_to
+
+WRITING = ".new-"
+
+
+class LocalPages:
+    """A folder of pages below a store's root."""
+
+    def __init__(self, root: str | Path, *folders: str, files: FileSystem | None = None) -> None:
+        self._files: FileSystem = LocalFiles() if files is None else files
+        self._root = local_root(root)
+        self._folder = self._root.joinpath(*folders)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a page, durable when this returns; False if there is one of this name."""
+        target, written = self._folder / name, self._folder / f"{WRITING}{uuid4().hex}"
+        with writing_to(self._root):
+            make_folders(self._files, self._folder, top=self._root)
+            if self._files.status(target) is not None:
+                # Whoever created it may have died before its name was durable.
+                self._files.sync_folder(self._folder)
+                return False
+            self._files.write(written, [content])
+            try:
+                self._files.protect(written)
+                self._files.sync_file(written)
+                # Unlike a rename, a link never replaces what another has created in the meantime.
+                self._files.link(written, target)
+            except FileExistsError:
+                return False
+            finally:
+                self._files.remove(written)
+            self._files.sync_folder(self._folder)
+        return True
+
+    def read(self, name: str) -> bytes | None:
+        """A page's content, or None."""
+        place = self._folder / name
+        return None if self._files.status(place) is None else read_whole(self._files, place)
+
+    def names(self) -> list[str]:
+        """The names of all pages, sorted."""
+        return self._listed("file")
+
+    def folders(self) -> list[str]:
+        """The names of the folders here, sorted."""
+        return self._listed("folder")
+
+    def below(self, folder: str) -> LocalPages:
+        """Those in a folder here."""
+        return LocalPages(self._root, *self._folder.relative_to(self._root).parts, folder, files=self._files)
+
+    def _listed(self, kind: str) -> list[str]:
+        if self._files.status(self._folder) is None:
+            return []
+        found = [(name, self._files.status(self._folder / name)) for name in self._files.names(self._folder)]
+        return [name for name, status in found if status is not None and status.kind == kind and name[0] != "."]

@@ -1,0 +1,1 @@
+"""Data: rows of users, tokens, tables and batches."""

@@ -1,0 +1,153 @@
+"""What the rollout engine can hold of a model: known from its configuration, before an engine has loaded anything."""
+
+from __future__ import annotations
+
+import ast
+import math
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ppo_core.records import GenerateJob, InputError
+
+GIB = 1 << 30
+BYTES = {"float32": 4, "bfloat16": 2}
+CPU_BACKEND = ("v1", "attention", "backends", "cpu_attn.py")
+CPU_BLOCK, GPU_BLOCK = 128, 16
+"""Tokens in one block of vLLM's cache."""
+OTHER_CACHES = (
+    "state_size",
+    "ssm_state_size",
+    "mamba_d_state",
+    "multi_query",
+    "n_head_kv",
+    "sliding_window",
+)
+"""Keys of configurations whose layers do not keep a key and a value of every head and token."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A model's attention: numbers of layers, heads and heads with keys and values, and the size of one head.
+
+    `keeps_all`: every layer caches key and value of every token.
+    """
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    keeps_all: bool
+
+    def cache_bytes(self, tokens: int, *, dtype: str, ranks: int, block: int) -> int:
+        """What the keys and values of one sequence take on each rank; one block of each layer vLLM keeps for itself."""
+        blocks = -(-tokens // block) + 1
+        return 2 * self.layers * max(1, self.kv_heads // ranks) * self.head_dim * BYTES[dtype] * blocks * block
+
+
+def attention_of(config: Any) -> Attention | None:
+    """The attention of a Hugging Face configuration; None where that does not say it in the common keys."""
+    text = config.get_text_config()
+    document = text.to_dict()
+
+    def value(name: str) -> int:
+        return document.get(text.attribute_map.get(name, name)) or 0
+
+    layers, heads = value("num_hidden_layers"), value("num_attention_heads")
+    head_dim = value("head_dim") or (value("hidden_size") // heads if heads else 0)
+    if not (layers and heads and head_dim) or document.get("kv_lora_rank"):
+        return None
+    sliding = document.get("use_sliding_window") is not False
+    others = [key for key in OTHER_CACHES if document.get(key) and (key != "sliding_window" or sliding)]
+    kinds = set(document.get("layer_types") or ["full_attention"])
+    return Attention(
+        layers=layers,
+        heads=heads,
+        kv_heads=value("num_key_value_heads") or heads,
+        head_dim=head_dim,
+        keeps_all=not others and kinds == {"full_attention"},
+    )
+
+
+def check_limits(policy: Path, spec: GenerateJob, context: int, *, gpu: bool, trust_remote_code: bool) -> None:
+    """Raise InputError where vLLM can never sample `context` tokens from this policy here."""
+    from ppo_core.data.tokenization import model_config
+
+    attention = attention_of(model_config(str(policy), None, trust_remote_code=trust_remote_code))
+    ranks = spec.tensor_parallel_size
+    if attention is not None:
+        check_heads(attention, ranks=ranks, gpu=gpu)
+        size, dtype = spec.kv_cache_gib, spec.model.dtype
+        check_cache(attention, tokens=context, kv_cache_gib=size, dtype=dtype, ranks=ranks, gpu=gpu)
+
+
+def check_heads(attention: Attention, *, ranks: int, gpu: bool) -> None:
+    """Raise InputError for heads that vLLM cannot work with here. On a GPU some backend takes any size."""
+    if attention.heads % ranks:
+        raise InputError(
+            f"engines.tensor_parallel_size={ranks} does not divide the model's {attention.heads} attention heads: "
+            f"choose one of {[size for size in range(1, attention.heads + 1) if attention.heads % size == 0]}"
+        )
+    sizes = [] if gpu else cpu_head_sizes()
+    if sizes and attention.head_dim not in sizes:
+        raise InputError(
+            f"the model's attention heads have a size (head_dim) of {attention.head_dim}, and vLLM on CPU takes only "
+            f"{', '.join(str(size) for size in sizes)}: choose hidden_size and num_attention_heads in model.config so "
+            f"that hidden_size / num_attention_heads is one of them, or set head_dim there; or take another model"
+        )
+
+
+def check_cache(
+    attention: Attention, *, tokens: int, kv_cache_gib: float, dtype: str, ranks: int, gpu: bool
+) -> int | None:
+    """How many sequences of `tokens` fit into the cache at once; None where that is not known.
+
+    Raises InputError where not even one fits.
+    """
+    if not attention.keeps_all:
+        return None
+    block = GPU_BLOCK if gpu else CPU_BLOCK
+    one = attention.cache_bytes(tokens, dtype=dtype, ranks=ranks, block=block)
+    reserved = attention.cache_bytes(0, dtype=dtype, ranks=ranks, block=block)
+    if one > kv_cache_gib * GIB:
+        raise cache_too_small(kv_cache_gib, one / GIB, tokens)
+    return int((kv_cache_gib * GIB - reserved) // (one - reserved))
+
+
+def cache_too_small(kv_cache_gib: float, needed_gib: float, tokens: int) -> InputError:
+    """The refusal of a cache that cannot hold one sequence."""
+    return InputError(
+        f"engines.kv_cache_gib={kv_cache_gib:g} is too small for one sequence of {tokens} tokens (the longest prompt "
+        f"plus the response): raise it to at least {rounded_up(needed_gib):g}"
+    )
+
+
+def rounded_up(number: float) -> float:
+    """To three digits that count, upwards: 0.012341 becomes 0.0124."""
+    step = 10.0 ** (math.floor(math.log10(number)) - 2)
+    return float(f"{math.ceil(number / step) * step:.12g}")
+
+
+def cpu_head_sizes() -> list[int]:
+    """The sizes of heads that the installed vLLM takes on CPU, read out of its source: importing it takes 15 seconds.
+
+    None at all where they are not found there: then vLLM itself has to say it.
+    """
+    found = find_spec("vllm")
+    places = [] if found is None else [Path(place, *CPU_BACKEND) for place in found.submodule_search_locations or []]
+    for path in places:
+        if path.is_file():
+            for node in ast.walk(ast.parse(path.read_bytes())):
+                if isinstance(node, ast.FunctionDef) and node.name == "get_supported_head_sizes":
+                    return _returned(node)
+    return []
+
+
+def _returned(function: ast.FunctionDef) -> list[int]:
+    """The list of numbers that a function consists of returning."""
+    last = function.body[-1]
+    if not isinstance(last, ast.Return) or not isinstance(last.value, ast.List):
+        return []
+    numbers = [item.value for item in last.value.elts if isinstance(item, ast.Constant)]
+    return [number for number in numbers if isinstance(number, int)]

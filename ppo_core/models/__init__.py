@@ -1,0 +1,1 @@
+"""Policy, critic and reference as Hugging Face models."""

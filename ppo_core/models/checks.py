@@ -1,0 +1,63 @@
+"""Whether engines can work with a model, found out without its weights: by its configuration and its files' headers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ppo_core.engines.rollout_limits import attention_of, check_cache, check_heads
+from ppo_core.models.loading import empty_policy, load_policy
+from ppo_core.models.weight_files import tensor_shapes, weight_files
+from ppo_core.records import CheckRunJob
+
+LARGEST_TRIAL = 4 << 30
+"""Bytes of weights that a check may load, where their names alone do not say that they fit."""
+
+
+def check_model(
+    config: Any, folder: Path | None, job: CheckRunJob, *, tokens: int, trust_remote_code: bool
+) -> dict[str, Any]:
+    """Facts of the model. Raises InputError where the training engine or the rollout engine would refuse it.
+
+    `tokens` are those of the longest prompt plus the response; without a `folder` the model is made of `config`.
+    """
+    spec = job.dataset.model
+    model = empty_policy(config, str(folder or spec.config), trust_remote_code=trust_remote_code)
+    if folder is not None and not fits(model, tensor_shapes(folder)) and _size(folder) <= LARGEST_TRIAL:
+        load_policy(folder, dtype=spec.dtype, trust_remote_code=trust_remote_code)
+    facts = {"model_type": config.model_type, "parameters": sum(value.numel() for value in model.parameters())}
+    attention, ranks = attention_of(config), job.engines.tensor_parallel_size
+    if attention is None or job.gpu is None:
+        return {**facts, "sequences": None}
+    check_heads(attention, ranks=ranks, gpu=job.gpu)
+    sequences = check_cache(
+        attention,
+        tokens=tokens,
+        kv_cache_gib=job.engines.kv_cache_gib,
+        dtype=spec.dtype,
+        ranks=ranks,
+        gpu=job.gpu,
+    )
+    return {**facts, "sequences": sequences}
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in weight_files(folder))
+
+
+def fits(model: Any, found: dict[str, tuple[int, ...]]) -> bool:
+    """Whether every parameter is there under its own name, in its own shape; one that is tied only once.
+
+    transformers can also read older names, which it alone knows.
+    """
+    prefix = f"{model.base_model_prefix}."
+    there: set[int] = set()
+    wanted: set[int] = set()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        wanted.add(id(parameter))
+        shape = found.get(name, found.get(name.removeprefix(prefix)))
+        if shape is not None and shape != tuple(parameter.shape):
+            return False
+        if shape is not None:
+            there.add(id(parameter))
+    return wanted == there

@@ -1,0 +1,166 @@
+"""Policy, critic and reference: made, loaded and saved as ordinary Hugging Face folders."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ppo_core.data.tokenization import REMOTE_CODE, model_config, shortened
+from ppo_core.records import InputError, needs_own_code
+
+VALUE_HEAD = "value_head.safetensors"
+# What transformers raises for a folder that holds no such model. Not RuntimeError: a GPU without memory raises that.
+BAD_FOLDER = (OSError, ValueError, KeyError, ImportError, AttributeError, SafetensorError)
+
+
+class Critic(nn.Module):
+    """The policy's architecture without its output embedding, with a scalar head that starts at zero."""
+
+    def __init__(self, backbone: Any) -> None:
+        super().__init__()
+        self.backbone = backbone
+        hidden = backbone.config.get_text_config().hidden_size
+        self.value_head = nn.Linear(hidden, 1, bias=False, dtype=backbone.dtype)
+        nn.init.zeros_(self.value_head.weight)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Values `[B, T]` of the states after each token of `input_ids` `[B, T]`."""
+        hidden = self.backbone(input_ids=input_ids, use_cache=False).last_hidden_state
+        return self.value_head(hidden)[..., 0]
+
+    def gradient_checkpointing_enable(self, options: dict[str, Any]) -> None:
+        """Recompute activations in the backward pass, as the method of transformers' models does."""
+        self.backbone.gradient_checkpointing_enable(options)
+
+
+def create_policy(config: dict[str, Any], *, vocab_size: int, seed: int, dtype: str) -> Any:
+    """A new causal LM with the library's own initialisation, the same for the same seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(
+            model_config(None, config, vocab_size), trust_remote_code=False
+        )
+    # Parameters only: buffers such as the frequencies of rotary positions stay fp32, as when a folder is loaded.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch_dtype(dtype))
+    model.config.dtype = torch_dtype(dtype)
+    return _prepared(model)
+
+
+def empty_policy(config: Any, name: str, *, trust_remote_code: bool = False) -> Any:
+    """A causal LM without memory for its weights. Raises InputError, naming it `name`, where none can be made."""
+    try:
+        with torch.device("meta"):
+            return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        said = f"{type(error).__name__}: {shortened(error)}"
+        raise InputError(f"model {name}: transformers makes no causal LM of this configuration ({said})") from error
+
+
+def load_policy(path: str | Path, *, dtype: str, trust_remote_code: bool = False) -> Any:
+    """A causal LM from a Hugging Face folder. Raises InputError saying why it cannot be one."""
+    loaded: Any
+    try:
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(
+            str(path),
+            dtype=torch_dtype(dtype),
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # else its error names none of them
+            output_loading_info=True,
+        )
+    except BAD_FOLDER as error:
+        if REMOTE_CODE in str(error):
+            raise needs_own_code(path) from None
+        raise InputError(f"{path} is no causal LM that transformers loads ({type(error).__name__}: {error})") from error
+    model, found = loaded
+    _refuse_other_weights(path, found["mismatched_keys"], found["missing_keys"])
+    return _prepared(model)
+
+
+def _refuse_other_weights(path: str | Path, mismatched: Any, missing: Any) -> None:
+    """transformers would go on with random weights in their place."""
+    problems = [
+        f"{name} is {list(stored)} in the weights and {list(wanted)} by config.json"
+        for name, stored, wanted in sorted(mismatched)
+    ]
+    problems += [f"{name} is not in the weights" for name in sorted(missing)]
+    if problems:
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise InputError(
+            f"{path}: config.json and the weights do not fit together: {problems[0]}{more}. Take both from the same "
+            "model"
+        )
+
+
+def critic_from_policy(path: Path, *, dtype: str, trust_remote_code: bool = False) -> Critic:
+    """A critic whose trunk is a copy of the policy's."""
+    return Critic(_prepared(load_policy(path, dtype=dtype, trust_remote_code=trust_remote_code).base_model))
+
+
+def load_critic(folder: Path, *, dtype: str, trust_remote_code: bool = False) -> Critic:
+    """A critic as `save_critic` wrote it."""
+    backbone = transformers.AutoModel.from_pretrained(
+        str(folder), dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code, use_safetensors=True
+    )
+    critic = Critic(_prepared(backbone))
+    critic.value_head.load_state_dict(load_file(folder / VALUE_HEAD))
+    return critic
+
+
+def save_policy(model: Any, weights: dict[str, Tensor], tokenizer: Any, folder: Path) -> None:
+    """Write a folder that transformers and vLLM load as it is; `weights` are the full parameters by name."""
+    _save_pretrained(model, weights, folder)
+    tokenizer.save_pretrained(folder)
+
+
+def save_critic(critic: Critic, weights: dict[str, Tensor], folder: Path) -> None:
+    """Write the trunk as a Hugging Face folder (AutoModel loads it) and the head beside it."""
+    trunk = {k.removeprefix("backbone."): v for k, v in weights.items() if k.startswith("backbone.")}
+    _save_pretrained(critic.backbone, trunk, folder)
+    head = {k.removeprefix("value_head."): v.contiguous() for k, v in weights.items() if k.startswith("value_head.")}
+    save_file(head, folder / VALUE_HEAD)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """`float32` or `bfloat16`."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def _save_pretrained(model: Any, weights: dict[str, Tensor], folder: Path) -> None:
+    buffers = {name: b for name, b in model.state_dict().items() if name not in weights}
+    tied = {name: weights[owner] for name, owner in _tied_names(model, weights).items()}
+    state = {**{k: v for k, v in buffers.items() if k not in tied}, **weights, **tied}
+    model.save_pretrained(folder, state_dict=state)
+
+
+def _tied_names(model: Any, weights: dict[str, Tensor]) -> dict[str, str]:
+    """Parameters that are another one under a second name, as `lm_head.weight` of tied embeddings."""
+    owners = {id(parameter): name for name, parameter in model.named_parameters()}
+    everywhere = model.named_parameters(remove_duplicate=False)
+    return {name: owners[id(p)] for name, p in everywhere if name not in weights and owners[id(p)] in weights}
+
+
+def _prepared(model: Any) -> Any:
+    """Without dropout: the ratio of two passes over the same tokens must be one when nothing was learned between."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        _silence(vars(module))
+        # Some layers read the configuration at every pass, as Falcon's do; the model's own is the one that is saved.
+        if "config" in vars(module) and not isinstance(module, transformers.PreTrainedModel):
+            module.config = copy.copy(module.config)
+            _silence(vars(module.config))
+    return model.eval()
+
+
+def _silence(attributes: dict[str, Any]) -> None:
+    """Zero the rates by whatever name: dropout, attention_dropout, resid_pdrop, layerdrop."""
+    attributes.update({name: 0.0 for name, rate in attributes.items() if "drop" in name and isinstance(rate, float)})

@@ -1,0 +1,1 @@
+"""Rewards: the user's functions, called and checked; and how two policies' scores compare."""

@@ -1,0 +1,45 @@
+"""The spec of a run, torch-free: `RunSpec` and its sections. `RunSpec.from_yaml(path)` reads it."""
+
+from ppo_core.spec.loading import SpecError, differing_keys
+from ppo_core.spec.promotion import PromotionSpec
+from ppo_core.spec.run_spec import RunSpec
+from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
+from ppo_core.spec.sections import (
+    AdaptiveKl,
+    AdvantageSpec,
+    DatasetSpec,
+    EnginesSpec,
+    EvaluationSpec,
+    FixedKl,
+    ModelSpec,
+    RegistrySpec,
+    RewardSpec,
+    RolloutSpec,
+    Section,
+    SupervisedSpec,
+    TrainingSpec,
+    UpdateSpec,
+)
+
+__all__ = [
+    "AdaptiveKl",
+    "AdvantageSpec",
+    "CheckpointSpec",
+    "DatasetSpec",
+    "EnginesSpec",
+    "EvaluationSpec",
+    "FixedKl",
+    "GuardsSpec",
+    "ModelSpec",
+    "PromotionSpec",
+    "RegistrySpec",
+    "RewardSpec",
+    "RolloutSpec",
+    "RunSpec",
+    "Section",
+    "SpecError",
+    "SupervisedSpec",
+    "TrainingSpec",
+    "UpdateSpec",
+    "differing_keys",
+]

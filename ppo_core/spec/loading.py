@@ -1,0 +1,137 @@
+"""Reading a spec file: YAML, overrides, and errors a person can act on."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+if TYPE_CHECKING:
+    from ppo_core.spec.run_spec import RunSpec
+
+
+class SpecError(ValueError):
+    """A spec that cannot be run; each line of the message is one problem with its remedy."""
+
+
+def load_run_spec(cls: type[RunSpec], path: Path, overrides: Iterable[str]) -> RunSpec:
+    """Parse `path`, apply `overrides`, validate. Raises SpecError."""
+    document = read_yaml(path)
+    for override in overrides:
+        apply_override(document, override)
+    document.setdefault("folder", str(path.resolve().parent))
+    try:
+        return cls.model_validate(document)
+    except ValidationError as error:
+        raise SpecError("\n".join(f"{path}: {line}" for line in explain(cls, error))) from None
+
+
+def overridden(spec: RunSpec, overrides: Iterable[str]) -> RunSpec:
+    """Apply `overrides` to a spec and validate. Raises SpecError."""
+    document = spec.model_dump(mode="json")
+    for override in overrides:
+        apply_override(document, override)
+    cls = type(spec)
+    try:
+        return cls.model_validate(document)
+    except ValidationError as error:
+        raise SpecError("\n".join(explain(cls, error))) from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The file's mapping. Raises SpecError for a missing file, broken YAML, or another type."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read ({error.strerror}): give the path of a YAML spec") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        if lines := _lines_with_tabs(path):
+            raise SpecError(f"{path}: line {lines[0]} begins with a tab, and YAML is indented with spaces") from None
+        raise SpecError(f"{path}: is not valid YAML: {error}") from None
+    if not isinstance(document, dict):
+        raise SpecError(f"{path}: holds {type(document).__name__}, not a mapping of sections such as `rollout:`")
+    return document
+
+
+def _lines_with_tabs(path: Path) -> list[int]:
+    """The numbers of the lines that are indented with a tab."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return [number for number, line in enumerate(text.splitlines(), 1) if "\t" in line[: -len(line.lstrip()) or None]]
+
+
+def apply_override(document: dict[str, Any], override: str) -> None:
+    """Set one `section.key=value` (the value read as YAML) in place. Raises SpecError."""
+    name, equals, text = override.partition("=")
+    keys = name.strip().split(".")
+    if not equals or not all(keys):
+        raise SpecError(f"--set {override!r} is not section.key=value, for example rollout.temperature=0.7")
+    target = document
+    for key in keys[:-1]:
+        inner = target.get(key)
+        if inner is None:
+            inner = target[key] = {}
+        if not isinstance(inner, dict):
+            raise SpecError(f"--set {override!r}: {key} is a value, not a section")
+        target = inner
+    try:
+        target[keys[-1]] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SpecError(f"--set {override!r}: the value is not valid YAML: {error}") from None
+
+
+def explain(cls: type[BaseModel], error: ValidationError) -> list[str]:
+    """One line per problem: the key, what is wrong with which value, and what would be right."""
+    lines = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            lines.append(f"{where}: unknown key{_suggestion(cls, item['loc'])}")
+        elif item["type"] == "missing":
+            lines.append(f"{where}: is required, and missing")
+        elif item["type"] == "value_error":
+            lines.append(f"{where}: {message}" if where else message)
+        else:
+            lines.append(f"{where}={item['input']!r}: {message}")
+    return lines
+
+
+def _suggestion(cls: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    known = list(_section(cls, location[:-1]))
+    close = difflib.get_close_matches(str(location[-1]), known, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"{hint} (known: {', '.join(known)})" if known else hint
+
+
+def _section(cls: type[BaseModel], location: tuple[int | str, ...]) -> Mapping[str, Any]:
+    """The fields of the section at `location`, empty where that is no section."""
+    models: list[type[BaseModel]] = [cls]
+    for part in location:
+        # In a union the next part of the location is no field but the `kind` of the one that was meant.
+        meant = [
+            model for model in models if "kind" in model.model_fields and model.model_fields["kind"].default == part
+        ]
+        fields = [model.model_fields[str(part)] for model in models if str(part) in model.model_fields]
+        models = meant or [model for field in fields for model in _models_of(field.annotation)]
+    return models[0].model_fields if models else {}
+
+
+def _models_of(annotation: Any) -> list[type[BaseModel]]:
+    candidates = [annotation, *get_args(annotation)]
+    return [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+
+
+def differing_keys(recorded: Mapping[str, Any], requested: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """`key: recorded -> requested` for every leaf that differs between two spec documents."""
+    lines = []
+    for key in sorted({*recorded, *requested}):
+        before, after = recorded.get(key), requested.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            lines += differing_keys(before, after, f"{prefix}{key}.")
+        elif before != after:
+            lines.append(f"{prefix}{key}: {before!r} -> {after!r}")
+    return lines

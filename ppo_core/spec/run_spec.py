@@ -1,0 +1,132 @@
+"""What a training run is: `RunSpec`, torch-free. Its sections are in `sections`, reading in `loading`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from ppo_core.spec.loading import load_run_spec, overridden
+from ppo_core.spec.promotion import PromotionSpec
+from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
+from ppo_core.spec.sections import (
+    AdaptiveKl,
+    AdvantageSpec,
+    DatasetSpec,
+    EnginesSpec,
+    EvaluationSpec,
+    ModelSpec,
+    RegistrySpec,
+    RewardSpec,
+    RolloutSpec,
+    Section,
+    SupervisedSpec,
+    TrainingSpec,
+    UpdateSpec,
+)
+
+
+class RunSpec(Section):
+    """One training run. `RunSpec.from_yaml(path)` reads it, with errors that name value, limit and remedy."""
+
+    name: str = Field(
+        "ppo", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="MLflow experiment, default run name"
+    )
+    seed: int = Field(0, ge=0, lt=2**63, strict=True, description="All randomness of the run derives from this number")
+    iterations: PositiveInt = Field(30, description="Rollouts, scores and updates, so many times")
+    dataset: DatasetSpec = Field(description="Prompts to train and to evaluate on")
+    model: ModelSpec = Field(description="Where the policy starts")
+    sft: SupervisedSpec | None = Field(None, description="The supervised start; none: PPO starts from the model itself")
+    rollout: RolloutSpec = Field(RolloutSpec(), description="What the policy samples in one iteration")
+    reward: RewardSpec = Field(description="Who scores a response")
+    advantages: AdvantageSpec = Field(AdvantageSpec(), description="From scores to advantages")
+    update: UpdateSpec = Field(UpdateSpec(), description="The PPO update of policy and critic")
+    training: TrainingSpec = Field(TrainingSpec(), description="How the training engine runs")
+    evaluation: EvaluationSpec = Field(EvaluationSpec(), description="Held-out prompts, sampled and greedy")
+    checkpoint: CheckpointSpec = Field(
+        CheckpointSpec(), description="What is checkpointed, and for how long it is kept"
+    )
+    guards: GuardsSpec = Field(GuardsSpec(), description="When training counts as gone wrong, and what happens then")
+    engines: EnginesSpec = Field(EnginesSpec(), description="How long engines may be silent, and their memory")
+    registry: RegistrySpec = Field(RegistrySpec(), description="The MLflow model that the best policy goes to")
+    promotion: PromotionSpec = Field(PromotionSpec(), description="When the policy may take the champion's place")
+    folder: str = Field(".", description="Where relative paths start; a spec file's own folder. No part of the run")
+
+    @model_validator(mode="after")
+    def _batches_divide(self) -> Self:
+        responses, minibatches = self.rollout.num_responses, self.update.num_minibatches
+        if responses % minibatches:
+            raise ValueError(
+                f"update.num_minibatches={minibatches} does not divide the {responses} responses of an iteration "
+                f"(rollout.prompts_per_iteration x samples_per_prompt): choose one of {divisors(responses)}"
+            )
+        ranks = self.training.num_ranks
+        for what, batch in self._trained_batches().items():
+            if batch % ranks:
+                raise ValueError(
+                    f"training.num_ranks={ranks} does not divide the {batch} sequences of {what}: "
+                    f"choose one of {divisors(batch)}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _masters_exist(self) -> Self:
+        if self.model.dtype == "bfloat16" and self.training.zero_stage == 0:
+            raise ValueError(
+                "model.dtype=bfloat16 with training.zero_stage=0 keeps no fp32 master weights: set zero_stage to 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _kl_steps_are_short(self) -> Self:
+        responses, kl = self.rollout.num_responses, self.advantages.kl
+        if isinstance(kl, AdaptiveKl) and responses >= 5 * kl.horizon:
+            raise ValueError(
+                f"advantages.kl.horizon={kl.horizon} is too short for the {responses} responses of an iteration: the "
+                f"coefficient could lose its sign in one step. Raise it to at least {responses // 5 + 1}"
+            )
+        return self
+
+    def _trained_batches(self) -> dict[str, int]:
+        batches = {"a minibatch": self.rollout.num_responses // self.update.num_minibatches}
+        if self.sft is not None:
+            batches["an SFT batch"] = self.sft.batch_size
+        return batches
+
+    def notes(self) -> list[str]:
+        """What a person should know before the run starts: a warm-up that is longer than its schedule is cut to it."""
+        update, said = self.update, []
+        last = update.decay_iterations or self.iterations
+        if update.warmup_iterations > last:
+            whose = "of the run" if last == self.iterations else "of the schedule (update.decay_iterations)"
+            said.append(f"update.warmup_iterations={update.warmup_iterations} is cut to the {last} iterations {whose}")
+        if self.sft is not None and self.sft.warmup_steps > self.sft.num_steps:
+            said.append(f"sft.warmup_steps={self.sft.warmup_steps} is cut to sft.num_steps={self.sft.num_steps}")
+        return said
+
+    @property
+    def model_name(self) -> str:
+        """Name in the MLflow model registry."""
+        return self.registry.model or self.name
+
+    @classmethod
+    def from_yaml(cls, path: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> RunSpec:
+        """Read a spec file; `overrides` are `section.key=value` texts, applied before anything is checked.
+
+        Raises: SpecError (a ValueError), one line per problem.
+        """
+        return load_run_spec(cls, Path(path), overrides)
+
+    def with_overrides(self, overrides: list[str]) -> RunSpec:
+        """This spec with `section.key=value` texts applied. Raises SpecError, one line per problem."""
+        return overridden(self, overrides)
+
+    def document(self) -> dict[str, Any]:
+        """The run's identity as JSON: everything but `folder`."""
+        return self.model_dump(mode="json", exclude={"folder"})
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending: divisors(12) == [1, 2, 3, 4, 6, 12]."""
+    return [d for d in range(1, number + 1) if number % d == 0]

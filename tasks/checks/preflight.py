@@ -1,0 +1,31 @@
+"""What a run needs of this machine, looked at before anything starts: in no time, without transformers or torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from infra.settings import Settings
+from ppo_core.spec import RunSpec
+from tasks.checks.model_folder import check_model_folder, require_folder, require_model, transformers_may_know
+from tasks.checks.servers import require_prefect
+from tasks.checks.state_folder import require_writable_state
+from tasks.stages.engine_programs import scoring_environment
+from tasks.stages.engines import require_shared_store
+
+__all__ = ["check_model_folder", "preflight", "transformers_may_know"]
+
+
+def preflight(spec: RunSpec) -> list[str]:
+    """Raise InputError where the run could not come far; else what a person should know before it starts."""
+    settings = Settings()
+    require_writable_state(settings)
+    require_prefect(settings.prefect_api_url)
+    require_shared_store(spec, settings.store_root)
+    scoring_environment(settings)
+    folder = Path(spec.folder)
+    notes = []
+    if spec.model.path is not None:
+        notes = check_model_folder(folder / spec.model.path, trust_remote_code=settings.trust_remote_code)
+        require_model(folder / spec.model.path)
+    require_folder(folder / str(spec.model.tokenizer or spec.model.path))
+    return notes

@@ -1,0 +1,1 @@
+"""Prefect: the server that a flow talks to, deployments' parameters, automations and pages."""

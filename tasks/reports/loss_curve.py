@@ -1,0 +1,72 @@
+"""The curve of the supervised start in MLflow, by optimizer step: live while it trains, and whole from the record.
+
+Both tell the same points with the same times, and MLflow keeps what it is told twice once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from infra.artifacts import ArtifactError
+from infra.engines.protocol import EngineProgress
+from infra.mlflow.points import Point
+from ppo_core.records import noted_loss
+from tasks.runs.iteration_record import IterationRecord
+from tasks.stages.context import Workbench
+from tasks.stages.references import DatasetRef
+
+LOSS_CURVE = "sft/loss_curve"
+EVERY_S = 5.0
+
+
+def curve_points(bench: Workbench, record: IterationRecord) -> list[Point]:
+    """Of the first record: the losses that it has."""
+    if not record.sft_losses:
+        return []
+    return points(dict(enumerate(record.sft_losses, start=1)), prepared_at_ms(bench, record.dataset))
+
+
+def points(losses: Mapping[int, float], prepared_ms: int) -> list[Point]:
+    """Times are counted from when the data was ready, which a start that is repeated finds as it was."""
+    return [Point(LOSS_CURVE, loss, step, prepared_ms + step) for step, loss in losses.items()]
+
+
+def prepared_at_ms(bench: Workbench, dataset: DatasetRef) -> int:
+    """When the dataset was stored; 0 where it is there no more."""
+    try:
+        created = bench.store.manifest(dataset.bare()).created_at
+    except ArtifactError:
+        return 0
+    return int(datetime.fromisoformat(created).timestamp() * 1000)
+
+
+class LiveCurve:
+    """Takes an engine's progress and, every few seconds, sends the losses in it from a thread of its own."""
+
+    def __init__(self, bench: Workbench, dataset: DatasetRef, *, every_s: float = EVERY_S) -> None:
+        self._bench = bench
+        self._prepared_ms = prepared_at_ms(bench, dataset) if bench.reporting.live else 0
+        self._waiting: dict[int, float] = {}
+        self._sender: threading.Thread | None = None
+        self._every_s = every_s
+        self._next_at = time.monotonic() + every_s
+
+    def watch(self, progress: EngineProgress) -> None:
+        """In place of the run's own watch, which sees it too."""
+        self._bench.watch(progress)
+        loss = noted_loss(progress.note)
+        if loss is None or not self._bench.reporting.live:
+            return
+        self._waiting[progress.done] = loss
+        due = time.monotonic() >= self._next_at
+        if due and (self._sender is None or not self._sender.is_alive()):
+            sent, self._waiting = self._waiting, {}
+            self._next_at = time.monotonic() + self._every_s
+            self._sender = threading.Thread(target=self._send, args=(sent.items(),), daemon=True, name="loss-curve")
+            self._sender.start()
+
+    def _send(self, losses: Iterable[tuple[int, float]]) -> None:
+        self._bench.tracker.log_points(points(dict(losses), self._prepared_ms))

@@ -1,0 +1,101 @@
+"""What Prefect's pages show of a run: the table of its iterations and sample answers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from contextvars import copy_context
+from typing import Any, TypeVar
+from uuid import UUID
+
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.client.orchestration import get_client
+from prefect.logging import get_run_logger
+
+from tasks.runs.iteration_record import IterationRecord
+from tasks.stages.context import Workbench
+
+T = TypeVar("T")
+PAGE_PATIENCE_S = 6.0
+MOST_ROWS = 1000
+HEADLINES = ("score/mean", "evaluation/accuracy", "kl/reference", "rollout/response_length", "seconds/iteration")
+
+
+def show_iterations(bench: Workbench) -> None:
+    """The table of iterations, under one key. Renewed where it is: a new one each time would pile up."""
+    metrics = bench.reporting.metrics
+    rows = iteration_rows({number: metrics[number] for number in sorted(metrics)[-MOST_ROWS:]})
+    key, which = page_key(bench.run, "iterations"), "All" if len(metrics) <= MOST_ROWS else f"The last {MOST_ROWS:,}"
+    description = f"{which} iterations of run {bench.run}{see_mlflow(bench)}"
+
+    def create() -> UUID:
+        return create_table_artifact(rows, key=key, description=description)
+
+    def renew(table: UUID) -> UUID:
+        with get_client(sync_client=True) as client:
+            changes = {"data": json.dumps(rows), "description": description}
+            client.request("PATCH", "/artifacts/{id}", json=changes, path_params={"id": table})
+        return table
+
+    known = bench.reporting.table
+    made = tell_prefect(bench, "the table of iterations", create if known is None else lambda: renew(known))
+    bench.reporting.table = made or known
+
+
+def iteration_rows(metrics: Mapping[int, Mapping[str, float]]) -> list[dict[str, float | None]]:
+    """A row per iteration, each with every column: first those that people look for, then the rest by name."""
+    names = {name for measured in metrics.values() for name in measured}
+    columns = [*(name for name in HEADLINES if name in names), *sorted(names - set(HEADLINES))]
+    return [
+        {"iteration": number, **{name: shown(metrics[number].get(name)) for name in columns}}
+        for number in sorted(metrics)
+    ]
+
+
+def shown(value: float | None) -> float | None:
+    """A number as a table shows it; JSON has no nan."""
+    return None if value is None or not math.isfinite(value) else round(value, 4)
+
+
+def show_samples(bench: Workbench, record: IterationRecord) -> None:
+    """A few answers to held-out prompts."""
+    assert record.evaluation is not None
+    lines = [
+        f"- `{prompt_text(s['prompt'])}` → `{s['response']}` (score {s['score']})" for s in record.evaluation.samples
+    ]
+    text = f"# {bench.run}, iteration {record.iteration}\n\n" + "\n".join(lines)
+    told = "".join(f", {name} {record.metrics[name]:.3f}" for name in HEADLINES[:2] if name in record.metrics)
+    description = (
+        f"Answers to held-out prompts by the policy of iteration {record.iteration} of run {bench.run}{told}"
+        f"{see_mlflow(bench)}"
+    )
+    key = page_key(bench.run, "samples")
+    tell_prefect(bench, "the sample answers", lambda: create_markdown_artifact(text, key=key, description=description))
+
+
+def see_mlflow(bench: Workbench) -> str:
+    """The way to the MLflow run, in markdown; nothing as long as that is not open."""
+    return f". See also [the run in MLflow]({bench.tracker.page})" if bench.tracker.run_id is not None else ""
+
+
+def tell_prefect(bench: Workbench, what: str, create: Callable[[], T]) -> T | None:
+    """Reports never stop training, nor hold it up: a server that is away costs a page, and a line in the log.
+
+    Prefect's own client would try for a minute, at every report anew.
+    """
+    variables = copy_context()
+    made = bench.pages.call(lambda: variables.run(create), PAGE_PATIENCE_S)
+    if made is None:
+        get_run_logger().warning("Prefect did not get %s: %s", what, bench.pages.last_error)
+    return made
+
+
+def prompt_text(prompt: Any) -> str:
+    """A prompt as one text; the messages of a chat in turn."""
+    return prompt if isinstance(prompt, str) else " / ".join(str(message.get("content")) for message in prompt)
+
+
+def page_key(run: str, name: str) -> str:
+    """A key that Prefect takes for what it shows of a run."""
+    return "".join(c if c.isalnum() else "-" for c in f"{run}-{name}".lower())

@@ -1,0 +1,75 @@
+"""What a process has told people of a run so far, and what it tells beside the training."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from prefect.exceptions import MissingContextError
+from prefect.logging import get_logger, get_run_logger
+
+from infra.mlflow.system_metrics import SystemMetrics
+from tasks.runs.iteration_record import IterationRecord
+
+ASIDE_END_S = 10.0
+
+
+@dataclass
+class Reporting:
+    """`metrics` are those of the iterations by number, `live` says whether the run is shown while it is trained,
+    `introduced` whether MLflow knows what it is, `linked` what it is made of, and `table` is the table of iterations on
+    Prefect's pages."""
+
+    metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    live: bool = False
+    introduced: bool = False
+    linked: bool = False
+    table: UUID | None = None
+    monitor: SystemMetrics | None = None
+    thread: threading.Thread | None = None
+
+    def add(self, records: Iterable[IterationRecord]) -> None:
+        """Know what these iterations measured."""
+        self.metrics |= {record.iteration: record.metrics for record in records}
+
+    def forget(self, iterations: Iterable[int]) -> None:
+        """These are not in the run any more."""
+        for iteration in iterations:
+            self.metrics.pop(iteration, None)
+
+    def aside(self, work: Callable[[], object]) -> None:
+        """Do it on a thread of its own; not at all while something else is under way there. It may fail, in the log."""
+        if self.thread is not None and self.thread.is_alive():
+            return
+        context = copy_context()  # Prefect's loggers and settings
+        self.thread = threading.Thread(target=context.run, args=(_forgiving, work), daemon=True, name="report")
+        self.thread.start()
+
+    def settle(self) -> None:
+        """Wait until nothing is under way aside; not for ever."""
+        if self.thread is not None:
+            self.thread.join(ASIDE_END_S)
+
+    def close(self) -> None:
+        """End what goes on aside."""
+        if self.monitor is not None:
+            self.monitor.close()
+
+
+def _forgiving(work: Callable[[], object]) -> None:
+    try:
+        work()
+    except Exception:
+        _logger().warning("a report made aside is not complete", exc_info=True)
+
+
+def _logger() -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
+    """That of the flow run, for its page; outside of one a plain one."""
+    try:
+        return get_run_logger()
+    except MissingContextError:
+        return get_logger("report")

@@ -1,0 +1,45 @@
+"""What can go wrong in a run, for those who show it to people."""
+
+from __future__ import annotations
+
+from infra.artifacts.manifest import ArtifactError
+from infra.engines.protocol import EngineError, EngineJobError
+from infra.mlflow.model_files import ModelFolderError
+from infra.mlflow.registry import RegistryError
+from infra.prefect_server import PrefectServerError
+from infra.runs.lease import LeaseHeld, LeaseLost
+from infra.runs.records import InvalidRunName, RecordError
+from infra.storage.filesystem import StoreReadOnly, StoreUnsupported
+from infra.storage.objects import StoreUnavailable
+from ppo_core.records import InputError
+from ppo_core.spec import SpecError
+from tasks.runs.guards import DiskSpaceError, DivergedError
+
+FAILURES = (
+    ArtifactError,
+    DiskSpaceError,
+    DivergedError,
+    EngineError,
+    InputError,
+    InvalidRunName,
+    LeaseHeld,
+    LeaseLost,
+    PrefectServerError,
+    RecordError,
+    ModelFolderError,
+    RegistryError,
+    SpecError,
+    StoreReadOnly,
+    StoreUnavailable,
+    StoreUnsupported,
+)
+"""What a person is told as a message, not as a traceback."""
+
+NOT_FINITE = "FloatingPointError: "
+
+
+def not_finite(error: EngineError) -> str | None:
+    """What the training engine said when it gave up over numbers that are not finite; None for any other error."""
+    if isinstance(error, EngineJobError) and error.reason.startswith(NOT_FINITE):
+        return error.reason.removeprefix(NOT_FINITE)
+    return None

@@ -1,0 +1,98 @@
+"""A new run that shares the records of another one up to an iteration, and goes on with other settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infra.artifacts import ArtifactError, open_store
+from infra.gc.collector import collecting_paused
+from infra.runs.records import RecordExists, create_run
+from infra.settings import Settings
+from ppo_core.records import InputError
+from ppo_core.spec import RunSpec, differing_keys
+from tasks.runs.iteration_record import IterationRecord
+from tasks.runs.record_chain import made_with, record_digest
+from tasks.runs.run_state import committed, committed_at, spec_of_run, with_changes
+from tasks.verify_artifact import needs_of
+
+FIXED = ("model.", "sft.", "sft: ")
+"""What made the policy that the new run goes on with: other values would say something untrue."""
+
+
+def parse_place(place: str) -> tuple[str, int]:
+    """`RUN@ITERATION`. Raises InputError for anything else."""
+    run, at, iteration = place.rpartition("@")
+    if not at or not run or not iteration.isdecimal():
+        raise InputError(f"{place!r}: write RUN@ITERATION, for example demo@12")
+    return run, int(iteration)
+
+
+def fork_spec(source: str, iteration: int, overrides: list[str], folder: str | None = None) -> RunSpec:
+    """The spec of a run that goes on from there. Raises InputError as `fork_run` does, but for a name that is taken."""
+    before = spec_of_run(source, folder)
+    spec = before.with_overrides(overrides)
+    fixed = [line for line in differing_keys(before.document(), spec.document()) if line.startswith(FIXED)]
+    if fixed:
+        raise InputError(f"a fork goes on with the policy of {source}, so these cannot change: {'; '.join(fixed)}")
+    committed_at(source, iteration)
+    return spec
+
+
+def fork_run(source: str, iteration: int, new: str, overrides: list[str], folder: str | None = None) -> RunSpec:
+    """Create run `new` with the records 0 to `iteration` of run `source`; returns its spec.
+
+    Raises InputError for an unknown run or iteration, a name that is taken, or settings that a fork cannot change.
+    """
+    root = open_store(Settings().store_root).root
+    before, spec = spec_of_run(source, folder), fork_spec(source, iteration, overrides, folder)
+    with collecting_paused(root):  # or what the new run shares could go before its records name it
+        records = committed(source).records[: iteration + 1]
+        require_kept(records[-1])
+        try:
+            create_run(root, new, spec.model_dump(mode="json"), shared_records(before, spec, records, new))
+        except RecordExists:
+            raise InputError(f"run {new} exists: choose another name") from None
+    return spec
+
+
+def shared_records(
+    before: RunSpec, spec: RunSpec, records: list[IterationRecord], new: str
+) -> dict[int, dict[str, Any]]:
+    """The records of a run with spec `before` as those of run `new` with another spec, chained anew."""
+    source, started_with, previous = records[-1], spec.model_dump(mode="json"), None
+    shared: dict[int, dict[str, Any]] = {}
+    for record in records:
+        changed = changed_sections(spec, with_changes(before, record.changed))
+        told = {
+            "run": new,
+            "forked_from": f"{source.run}@{source.iteration}",
+            "lease": 0,
+            "changed": changed,
+            "spec_digest": made_with(started_with, changed),
+            "spec": started_with if record.iteration == 0 else None,
+            "previous": previous,
+        }
+        shared[record.iteration] = record.model_copy(update=told).model_dump(mode="json")
+        previous = record_digest(shared[record.iteration])
+    return shared
+
+
+def changed_sections(spec: RunSpec, made_with: RunSpec) -> dict[str, Any]:
+    """What of `made_with` is no part of `spec`; whole sections, for a fork may change what they consist of."""
+    document = spec.document()
+    return {name: value for name, value in made_with.document().items() if document[name] != value}
+
+
+def require_kept(record: IterationRecord) -> None:
+    """Raise InputError where retention has removed what going on from this record needs."""
+    store = open_store(Settings().store_root)
+    for _, ref in needs_of(record):
+        try:
+            missing = store.find(ref.kind, ref.key) is None
+        except ArtifactError:
+            missing = False  # damaged: made again when the run starts
+        if missing:
+            raise InputError(
+                f"iteration {record.iteration} of run {record.run} cannot be gone on from: its {ref.kind} {ref.key} is "
+                "not kept (checkpoint.keep_last, keep_every): choose an iteration that is kept"
+            )

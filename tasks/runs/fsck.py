@@ -1,0 +1,263 @@
+"""Whether everything that runs have stored is there, byte for byte, and what can be made again where it is not.
+
+`verify` proves that bytes follow from their inputs; this reads them. It writes nothing, and runs may write meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing, ArtifactRef, ArtifactStore, open_store
+from infra.artifacts.export import check_export
+from infra.gc.collector import open_collector
+from infra.mlflow.alias_journal import Journals
+from infra.runs.listing import Contents
+from infra.runs.records import NOTES, RecordError, RunRecords, list_runs, open_runs, remedy_for
+from infra.settings import Settings
+from infra.storage.rereading import ChangedOnTheWay
+from ppo_core.records import InputError
+from tasks.runs.iteration_record import IterationRecord
+from tasks.runs.lineage import step_of
+from tasks.runs.reachability import Needs
+from tasks.runs.record_chain import ChainedRecord, RecordsOfEarlierVersion, first_break, link, record_digest
+from tasks.verify_artifact import needs_of
+
+Progress = Callable[[str], None]
+Artifact = tuple[str, str, str]
+"""Kind, key and digest."""
+RELEASED = ("checkpoint", "experience")
+"""What retention (checkpoint.keep_last) removes."""
+Repair = Literal["spec", "records", "artifact", "set aside", "copy"]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Something that is not as it was written, and what helps; without a `repair`, only a person can.
+
+    `repair` says what is done: the spec is written again; the records from `iteration` on are taken out of the run;
+    the artifact `ref` of that iteration is made again, or, where nothing needs it, set aside; the copy of the best
+    policy is made again.
+    """
+
+    what: str
+    complaint: str
+    remedy: str
+    repair: Repair | None = None
+    iteration: int = 0
+    ref: ArtifactRef | None = None
+
+
+@dataclass
+class Findings:
+    """What was read of a run (or, without one, of the rest of the store), and what of it is damaged.
+
+    A run `releases` checkpoints where any of its records has a retention.
+    """
+
+    run: str | None
+    damages: list[Damage] = field(default_factory=list)
+    records: int = 0
+    artifacts: int = 0
+    bytes: int = 0
+    releases: bool = False
+
+    def to_repair(self, repair: Repair) -> list[Damage]:
+        """The damages that are repaired in this way."""
+        return [damage for damage in self.damages if damage.repair == repair]
+
+
+def check_store(progress: Progress) -> Iterator[Findings]:
+    """Everything: run by run, and then what belongs to none."""
+    store = open_store(Settings().store_root)
+    seen: set[Artifact] = set()
+    for run in open_runs(store.root).names(started=False):
+        yield check_run(run, progress, seen)
+    yield check_rest(store, progress, seen)
+
+
+def check_run(run: str, progress: Progress, seen: set[Artifact] | None = None) -> Findings:
+    """The records of a run, the artifacts that they need, and the copy of its best policy on this machine.
+
+    Artifacts in `seen` are not read again; those that are found sound are added. Raises InputError for an unknown run.
+    """
+    store = open_store(Settings().store_root)
+    runs = open_runs(store.root)
+    if run not in runs.names(started=False):
+        known = ", ".join(list_runs(store.root)) or "none"
+        raise InputError(f"there is no run {run} in {store.root} (runs there: {known})")
+    records = runs.records(run)
+    read = set[Artifact]() if seen is None else seen
+    while True:
+        found = Findings(run)
+        try:
+            contents = records.contents()
+        except (RecordError, ChangedOnTheWay) as error:
+            found.damages.append(Damage("records", str(error), ""))
+            return found
+        believed = check_records(records, contents, found)
+        check_artifacts(store, believed, found, progress, read)
+        # A rollback, or retention, may have taken away what was missed: then look again.
+        if not found.damages or records.contents() == contents:
+            break
+    check_copy(run, found)
+    return found
+
+
+def check_records(records: RunRecords, contents: Contents, found: Findings) -> list[IterationRecord]:
+    """Every document of a run. Returns the records that can be believed."""
+    run, links, suspects = records.run, dict[int, ChainedRecord](), list[int]()
+    for iteration, mark in contents.iterations.items():
+        try:
+            (document,) = records.marked([mark])
+            if document is not None:
+                links[iteration] = link(run, document)
+        except RecordError as error:
+            suspects.append(iteration)
+            found.damages.append(_of_record(run, iteration, error))
+        except ChangedOnTheWay as error:
+            suspects.append(iteration)
+            found.damages.append(Damage(f"record of iteration {iteration}", str(error), ""))
+    found.records = len(links)
+    found.releases = any(one.record.retention.keep_last is not None for one in links.values())
+    readable = {number: one for number, one in links.items() if not suspects or number < suspects[0]}
+    broken = first_break(run, list(readable), list(readable.values()))
+    if broken is not None and isinstance(broken[1], RecordsOfEarlierVersion):
+        found.damages.append(Damage("records", str(broken[1]), ""))
+        return []
+    if broken is not None:
+        suspects.append(broken[0])
+        found.damages.append(_of_record(run, *broken))
+    believed = [one for number, one in readable.items() if not suspects or number < min(suspects)]
+    check_spec(records, believed, list(links.values()), found)
+    for kind in NOTES:
+        try:
+            for note in records.notes(kind):
+                if note.get("record") is not None:
+                    link(run, note["record"], remedy=remedy_for(run, kind))
+        except (RecordError, ChangedOnTheWay) as error:
+            found.damages.append(Damage(f"notes of {kind}", str(error), ""))
+    return [one.record for one in believed]
+
+
+def _of_record(run: str, iteration: int, error: RecordError) -> Damage:
+    return Damage(f"record of iteration {iteration}", str(error), remedy_for(run, iteration), "records", iteration)
+
+
+def check_spec(records: RunRecords, believed: list[ChainedRecord], links: list[ChainedRecord], found: Findings) -> None:
+    """The spec of a run against the copy in its first record, which counts only where that record is believed."""
+    copy = believed[0].record.spec if believed else None
+    try:
+        spec = records.read_spec()
+        complaint = f"run {records.run} has lost its spec" if spec is None and links else None
+    except (RecordError, ChangedOnTheWay) as error:
+        spec, complaint = None, str(error)
+    if spec is not None and copy is not None and record_digest(spec) != record_digest(copy):
+        complaint = f"the spec of run {records.run} is not the one that its first record has"
+    if complaint is None:
+        return
+    # Of a first record that no later one names, nothing says that it, and not the spec, is the right one.
+    if copy is not None and (spec is None or len(believed) > 1):
+        found.damages.append(Damage("spec", complaint, remedy_for(records.run), "spec"))
+    else:
+        told = "put spec.json back from a copy; no record that can be believed has one"
+        found.damages.append(Damage("spec", complaint, told))
+
+
+def check_artifacts(
+    store: ArtifactStore, records: list[IterationRecord], found: Findings, progress: Progress, seen: set[Artifact]
+) -> None:
+    """Every byte of what records need, and what each artifact was made from."""
+    named = Needs(store).named(records)
+    last = {(ref.kind, ref.key) for _, ref in needs_of(records[-1], best=True)} if records else set()
+    for iteration, ref in named:
+        found.artifacts += 1
+        artifact = (ref.kind, ref.key, ref.digest)
+        if artifact in seen:
+            continue
+        progress(f"run {found.run}: {found.artifacts} of {len(named)} artifacts")
+        # What only an earlier record needs to be gone on from, retention may have removed.
+        released = found.releases and ref.kind in RELEASED and (ref.kind, ref.key) not in last
+        if _is_sound(store, found, iteration, ref, may_be_gone=released):
+            seen.add(artifact)
+    check_lineage(store, records, found)
+
+
+def check_lineage(store: ArtifactStore, records: list[IterationRecord], found: Findings) -> None:
+    """That each artifact, as far as it is there and sound, was made from what its record says."""
+    told = [damage.ref for damage in found.damages if damage.ref is not None]
+    for record, before in zip(records, [None, *records], strict=False):
+        if not any(ref in told for ref in (record.rollouts, record.scores, record.experience, record.checkpoint)):
+            _check_lineage(store, found, record, before)
+
+
+def _is_sound(store: ArtifactStore, found: Findings, iteration: int, ref: ArtifactRef, *, may_be_gone: bool) -> bool:
+    what = f"{ref.kind} of iteration {iteration}"
+    try:
+        found.bytes += store.check(ref)
+        return True
+    except (ArtifactCorrupted, ArtifactMissing) as error:
+        if may_be_gone and isinstance(error, ArtifactMissing):
+            return False  # of another run it may be missed
+        remedy = f"`ppoflow fsck {found.run} --repair` makes it again from its inputs"
+        found.damages.append(Damage(what, str(error), remedy, "artifact", iteration, ref))
+    except (ArtifactError, ChangedOnTheWay) as error:
+        found.damages.append(Damage(what, str(error), ""))
+    return False
+
+
+def _check_lineage(
+    store: ArtifactStore, found: Findings, record: IterationRecord, before: IterationRecord | None
+) -> None:
+    try:
+        complaints = step_of(store, record, before).complaints
+    except (ArtifactError, ChangedOnTheWay):
+        return  # it has been reported already
+    for complaint in complaints:
+        remedy = remedy_for(str(found.run), record.iteration)
+        found.damages.append(
+            Damage(f"record of iteration {record.iteration}", complaint, remedy, "records", record.iteration)
+        )
+
+
+def check_copy(run: str, found: Findings) -> None:
+    """The copy of the best policy, where this machine has one."""
+    try:
+        check_export(Settings().best_policy_folder(run))
+    except ArtifactCorrupted as error:
+        found.damages.append(
+            Damage("copy of the best policy", str(error), f"`ppoflow fsck {run} --repair` makes it again", "copy")
+        )
+
+
+def check_rest(store: ArtifactStore, progress: Progress, seen: set[Artifact]) -> Findings:
+    """The artifacts that were not read for a run, and the journals of promotions."""
+    found, needs = Findings(None), Needs(store)
+    needed, read = needs.of_all(), {(kind, key) for kind, key, _ in seen}
+    for stored in open_collector(store.root).artifacts():
+        name = (stored.kind, stored.key)
+        if name in read:
+            continue
+        found.artifacts += 1
+        progress(f"{found.artifacts} artifacts besides")
+        place = ArtifactRef(kind=stored.kind, uri=stored.key, digest="")
+        try:
+            found.bytes += store.check(place.model_copy(update={"digest": store.manifest(place).digest}))
+        except ArtifactMissing:
+            continue  # removed meanwhile
+        except (ArtifactError, ChangedOnTheWay) as error:
+            unneeded = name not in needed and not needs.unreadable and isinstance(error, ArtifactCorrupted)
+            remedy = "no record needs it: `ppoflow fsck --repair` sets it aside, `ppoflow gc` removes it"
+            found.damages.append(
+                Damage("/".join(name), str(error), remedy, "set aside", ref=place)
+                if unneeded
+                else Damage("/".join(name), str(error), "")
+            )
+    journals = Journals(store.root)
+    for model in journals.models():
+        try:
+            journals.of(model).moves()
+        except (RecordError, ChangedOnTheWay) as error:
+            found.damages.append(Damage(f"promotions of {model}", str(error), ""))
+    return found

@@ -1,0 +1,177 @@
+"""Limits that a healthy run never meets, and what happens when one is passed: stop, roll back, or warn."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.artifacts import REMOTE, ArtifactError, ArtifactRef
+from ppo_core.spec import GuardsSpec
+from tasks.runs.iteration_record import Attempt, IterationRecord, read_record
+from tasks.stages.context import Workbench
+
+START_FACTOR = 3.0
+"""An iteration against checkpoint 0: policy and critic, and two moments of each."""
+
+
+class DivergedError(RuntimeError):
+    """Training has gone wrong; the message names metric, value and limit, where the evidence is, and how to go on."""
+
+
+class DiskSpaceError(RuntimeError):
+    """The next iteration would not fit on the disk."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A metric on the wrong side of a limit."""
+
+    metric: str
+    value: float
+    setting: str
+    limit: float
+
+    def __str__(self) -> str:
+        return f"{self.metric}={self.value:.4g} passes guards.{self.setting}={self.limit:g}"
+
+
+def violations(guards: GuardsSpec, metrics: Mapping[str, float], first_length: float | None) -> list[Violation]:
+    """Every limit that an iteration's metrics pass; nan passes all. `first_length`: mean response length at first."""
+    growth = None
+    if first_length and "rollout/response_length" in metrics:
+        growth = metrics["rollout/response_length"] / first_length
+    above = [
+        ("kl/reference", metrics.get("kl/reference"), "max_kl", guards.max_kl),
+        ("length growth", growth, "max_length_growth", guards.max_length_growth),
+        ("policy/clip_fraction", metrics.get("policy/clip_fraction"), "max_clip_fraction", guards.max_clip_fraction),
+        (
+            "sampler/logprob_difference_mean",
+            metrics.get("sampler/logprob_difference_mean"),
+            "max_sampler_difference",
+            guards.max_sampler_difference,
+        ),
+    ]
+    found = [
+        Violation(metric, value, setting, limit)
+        for metric, value, setting, limit in above
+        if value is not None and limit is not None and not value <= limit
+    ]
+    entropy = metrics.get("policy/entropy")
+    if entropy is not None and guards.min_entropy is not None and not entropy >= guards.min_entropy:
+        found.append(Violation("policy/entropy", entropy, "min_entropy", guards.min_entropy))
+    return found
+
+
+def passed_limits(bench: Workbench, record: IterationRecord) -> list[Violation]:
+    """The limits that a drafted record passes."""
+    first = read_record(bench.records.read(1)) if record.iteration > 1 else None
+    first_length = first.metrics.get("rollout/response_length") if first is not None else None
+    return violations(bench.spec.guards, record.metrics, first_length)
+
+
+def keep_evidence(bench: Workbench, iteration: int, passed: list[str], record: IterationRecord | None) -> str:
+    """Note a diverged iteration, so that what it made is kept and can be looked at. Returns the note's place.
+
+    The same iteration again, the run having been started again, makes no second note.
+    """
+    notes = bench.records.notes("divergences")
+    number = len(notes)
+    told = {
+        "iteration": iteration,
+        "passed": passed,
+        "checkpoint": record.checkpoint.digest if record is not None else None,
+        "record": record.model_dump(mode="json") if record is not None else None,
+    }
+    if not notes or any(notes[-1][key] != told[key] for key in ("iteration", "passed", "checkpoint")):
+        number = bench.records.note("divergences", told)
+    return bench.records.note_place("divergences", number)
+
+
+def diverged(run: str, iteration: int, passed: list[str], evidence: str, cure: str = "") -> DivergedError:
+    """What a person is told."""
+    last = iteration - 1
+    return DivergedError(
+        f"iteration {iteration} of run {run} diverged: {'; '.join(passed)}. It is no part of the run, which stands at "
+        f"iteration {last}; its evidence is kept: {evidence}. {cure}To go back and try with lower learning rates and "
+        "other samples, go on with --set guards.on_divergence=rollback; with other settings: "
+        f"ppoflow fork {run}@{last} NEW --set update.learning_rate=…; regardless: --set guards.on_divergence=warn"
+    )
+
+
+def current_attempt(bench: Workbench, iteration: int) -> Attempt:
+    """How often the run was rolled back to before an iteration, and what that left of its learning rates.
+
+    An iteration that no rollback gave up stays as it was, also when it is done again later.
+    """
+    return last_attempt([note for note in bench.records.notes("rollbacks") if note["after"] < iteration])
+
+
+def last_attempt(rollbacks: Sequence[Mapping[str, Any]]) -> Attempt:
+    """The attempt that the last of these notes began."""
+    return Attempt.model_validate(rollbacks[-1]["attempt"]) if rollbacks else Attempt()
+
+
+def roll_back(bench: Workbench, iteration: int, passed: list[str]) -> int | None:
+    """Give up the diverged iteration and some before it. Returns the iteration to go on after, None after too many."""
+    guards, attempt = bench.spec.guards, last_attempt(bench.records.notes("rollbacks"))
+    if attempt.number >= guards.max_rollbacks:
+        return None
+    after = max(0, iteration - 1 - guards.rollback_iterations)
+    lower = Attempt(number=attempt.number + 1, rate_factor=attempt.rate_factor * guards.rollback_rate_factor)
+    bench.records.note("rollbacks", {"after": after, "attempt": lower.model_dump(), "passed": passed})
+    bench.supersede(after)
+    return after
+
+
+def finish_rollback(bench: Workbench) -> None:
+    """Take out the records that the last rollback gave up and, being killed, left."""
+    notes = bench.records.notes("rollbacks")
+    last = bench.records.last()
+    if not notes or last is None or last <= notes[-1]["after"]:
+        return
+    if read_record(bench.records.read(last)).attempt < notes[-1]["attempt"]["number"]:
+        bench.supersede(notes[-1]["after"])
+
+
+def check_disk(bench: Workbench, previous: IterationRecord) -> None:
+    """Raise DiskSpaceError where the next iteration would not fit beside what is there."""
+    factor = bench.spec.guards.min_free_disk
+    needed = math.ceil(factor * iteration_bytes(bench, previous))
+    place = disk_folder(bench)
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise DiskSpaceError(
+            f"{free / 2**30:.2f} GiB are free at {place}, and iteration {previous.iteration + 1} may take "
+            f"{needed / 2**30:.2f} GiB (guards.min_free_disk={factor:g} times the one before it): make room (ppoflow "
+            "gc; checkpoint.keep_last and checkpoint.every make runs smaller), then start the same command again"
+        )
+
+
+def disk_folder(bench: Workbench) -> Path:
+    """A folder on the disk on which artifacts are made."""
+    remote = bench.store.root.startswith(REMOTE)
+    place = bench.settings.cache_folder if remote else Path(bench.store.root)
+    while not place.exists():
+        place = place.parent
+    return place
+
+
+def iteration_bytes(bench: Workbench, record: IterationRecord) -> float:
+    """What an iteration like this one takes in the store."""
+    if record.experience is None:
+        return START_FACTOR * size_of(bench, record.checkpoint)
+    # A full checkpoint is the large part, and the next one may be full where this one is not.
+    parts: list[ArtifactRef | None] = [record.base or record.checkpoint, record.rollouts, record.scores]
+    return sum(size_of(bench, ref) for ref in (*parts, record.experience, record.evaluation) if ref is not None)
+
+
+def size_of(bench: Workbench, ref: ArtifactRef) -> int:
+    """Bytes of an artifact; none where it is missing or damaged, which here is nobody's concern."""
+    try:
+        return sum(entry.size for entry in bench.store.manifest(ref).files.values())
+    except ArtifactError:
+        return 0

@@ -1,0 +1,107 @@
+"""Evaluating policies outside of their runs: the same prompts and seeds for all that are compared.
+
+What is made lies in the store like any other artifact, and comes from there where it was made before: the evaluation
+that a run has made of its own policy is found again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from infra.artifacts import open_store
+from infra.mlflow.tracking import RunTracker
+from infra.runs.lease import Heartbeat, Lease, LeaseHeld, acquire_lease
+from infra.runs.records import open_records
+from infra.settings import Settings
+from ppo_core.records import InputError
+from ppo_core.spec import ModelSpec, RunSpec
+from tasks.evaluate_policy import evaluate_policy
+from tasks.prepare_dataset import prepare_dataset
+from tasks.runs.policies import Policy
+from tasks.stages.context import Watch, Workbench
+from tasks.stages.engines import Engines
+from tasks.stages.references import DatasetRef, EvaluationRef
+
+TRAINING = "training"
+TOKENIZER_FILE = "policy/tokenizer.json"
+
+
+@contextmanager
+def open_evaluation(policy: Policy, spec: RunSpec, title: str, watch: Watch) -> Iterator[Workbench]:
+    """Means to evaluate with, beside whatever the policy's run is doing; rollout and scoring engines start at once.
+
+    Only what is pinned is safe from the collector, and only who has a lease can pin: so each evaluation holds one of
+    its own. `title` names its MLflow run.
+    """
+    if spec.dataset.evaluation is None:
+        raise InputError(
+            f"the spec of run {policy.run} has no held-out prompts (dataset.evaluation is not set): name some with "
+            "--set dataset.evaluation=FILE"
+        )
+    settings = Settings()
+    store = open_store(settings.store_root)
+    lease = a_lease(store.root)
+    try:
+        bench = Workbench(
+            spec=spec,
+            run=policy.run,
+            settings=settings,
+            store=store,
+            records=open_records(store.root, policy.run),
+            engines=Engines(spec, settings, settings.log_folder(lease.run)),
+            tracker=RunTracker(settings.tracking_uri, spec.name, title, settings.mlflow_folder / "artifacts"),
+            watch=watch,
+            lease=lease,
+        )
+        with Heartbeat(lease, on_lost=bench.engines.close):
+            try:
+                for name, seat in bench.engines.seats.items():
+                    if name != TRAINING:
+                        seat.start()
+                yield bench
+            finally:
+                bench.engines.close()
+    finally:
+        lease.release()
+
+
+def a_lease(root: str) -> Lease:
+    """The first lease for evaluations that nobody holds."""
+    number = 1
+    while True:
+        try:
+            return acquire_lease(root, f"_evaluation-{number}")
+        except LeaseHeld:
+            number += 1
+
+
+def evaluate_held_out(bench: Workbench, policy: Policy, like: Policy | None = None) -> tuple[DatasetRef, EvaluationRef]:
+    """The policy's answers to the held-out prompts of the bench's spec, scored by that spec's reward.
+
+    `like` is the policy whose run has that spec; without, it is this one's.
+    """
+    target = bench.spec
+    bench.spec = target if like is None else fitted(bench, policy, like)
+    try:
+        dataset = prepare_dataset(bench)
+        return dataset, evaluate_policy(bench, policy.checkpoint, dataset)
+    finally:
+        bench.spec = target
+
+
+def fitted(bench: Workbench, policy: Policy, like: Policy) -> RunSpec:
+    """The bench's spec with what belongs to the policy and not to the test: its precision and its tokenizer."""
+    tokenizers = [bench.store.manifest(one.checkpoint.bare()).files.get(TOKENIZER_FILE) for one in (policy, like)]
+    if tokenizers[0] is not None and tokenizers[0] == tokenizers[1]:
+        model = bench.spec.model.model_copy(update={"dtype": policy.spec.model.dtype})
+    else:
+        model = absolute(policy.spec.model, Path(policy.spec.folder))
+    return bench.spec.model_copy(update={"model": model})
+
+
+def absolute(model: ModelSpec, folder: Path) -> ModelSpec:
+    """A model section whose paths do not start at a spec's folder any more."""
+    paths = {name: path for name, path in (("path", model.path), ("tokenizer", model.tokenizer)) if path is not None}
+    return model.model_copy(update={name: str((folder / path).absolute()) for name, path in paths.items()})

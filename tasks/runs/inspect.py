@@ -1,0 +1,62 @@
+"""Where a run stands, read from its records, and what its process does now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from infra.artifacts import ArtifactError, open_store
+from infra.settings import Settings
+from ppo_core.records import InputError
+from tasks.runs.iteration_record import IterationRecord, best_in_words
+from tasks.runs.progress import doing_now
+from tasks.runs.run_state import committed
+from tasks.stages.references import CheckpointRef
+
+
+@dataclass(frozen=True)
+class RunSoFar:
+    """A run's records, how many iterations it is meant to have, and where its last checkpoint lies."""
+
+    run: str
+    records: list[IterationRecord]
+    iterations: int
+    location: str
+
+    def summary(self) -> str:
+        """Position and best policy in a few lines."""
+        last = self.records[-1]
+        return "\n".join(
+            [
+                f"run {self.run}: iteration {last.iteration} of {self.iterations}, data at {last.cursor}",
+                f"  {best_in_words(last.best, self.records[last.best.iteration].metrics)}",
+                f"  checkpoint         {self.location}",
+            ]
+        )
+
+
+def read_run(run: str) -> RunSoFar:
+    """The run of this name. Raises InputError for one without records, naming those there are."""
+    chain = committed(run)
+    assert chain.spec is not None
+    last, planned = chain.records[-1], int(chain.spec["iterations"])
+    return RunSoFar(run, chain.records, max(planned, last.iteration), location_of(last.checkpoint))
+
+
+def read_status(run: str) -> tuple[RunSoFar | None, list[str]]:
+    """The run of this name, and what its process does now, in lines. Raises InputError where there is neither."""
+    now = doing_now(run)
+    try:
+        return read_run(run), now
+    except InputError:
+        if not now:
+            raise
+        return None, [f"run {run}: no iteration is committed yet", *now]
+
+
+def location_of(checkpoint: CheckpointRef) -> str:
+    """Where the store has a checkpoint now: a store may have moved since the record was written."""
+    store = open_store(Settings().store_root)
+    try:
+        return store.location(checkpoint.bare())
+    except ArtifactError as error:
+        return f"{checkpoint.kind}/{checkpoint.key} cannot be had ({error})"

@@ -1,0 +1,141 @@
+"""Where a policy is from, down to the prompts: read from the registry, the run's records and the store's manifests.
+
+A record names what its iteration made; the manifest of each artifact names what it was made from. Both must say the
+same. What retention has removed is known from the record alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from infra.artifacts import ArtifactError, ArtifactMissing, ArtifactRef, ArtifactStore, open_store
+from infra.mlflow.registry import aliases_of
+from infra.settings import Settings
+from tasks.promote_policy import history
+from tasks.runs.iteration_record import IterationRecord
+from tasks.runs.policies import Policy, find_policy
+from tasks.runs.run_state import committed
+
+SHOWN_DIGITS = 12
+
+
+@dataclass(frozen=True)
+class Link:
+    """One artifact of the chain: `made_from` are the digests of its inputs as its manifest has them; None: removed."""
+
+    kind: str
+    digest: str
+    made_from: tuple[str, ...] | None
+    fact: str = ""
+
+    def line(self) -> str:
+        """As people read it."""
+        gone = "  (removed by retention; as its record says)" if self.made_from is None else ""
+        fact = f"  {self.fact}" if self.fact else ""
+        return f"{self.kind:<11}{self.digest[:SHOWN_DIGITS]}{fact}{gone}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one iteration made, the latest first, and what is wrong with its chain."""
+
+    iteration: int
+    links: list[Link]
+    complaints: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """The whole chain of a policy, the latest iteration first; the dataset at its end."""
+
+    policy: Policy
+    aliases: list[str]
+    steps: list[Step]
+    dataset: Link
+    moves: list[str]
+
+    @property
+    def complaints(self) -> list[str]:
+        """Everything that does not fit together."""
+        return [complaint for step in self.steps for complaint in step.complaints]
+
+
+def trace(name: str) -> Lineage:
+    """The lineage of what `name` means. Raises InputError, RegistryError, RecordError or ArtifactError."""
+    settings = Settings()
+    policy = find_policy(name)
+    store = open_store(settings.store_root)
+    records = committed(policy.run).records[: policy.iteration + 1]
+    steps = [step_of(store, made, before) for made, before in zip(records, [None, *records], strict=False)][::-1]
+    dataset = policy.record.dataset
+    counts = ", ".join(f"{count} {split}" for split, count in sorted(dataset.counts.items()))
+    sources = " and ".join(filter(None, (policy.spec.dataset.train, policy.spec.dataset.evaluation)))
+    aliases: list[str] = []
+    moves: list[str] = []
+    if policy.version is not None:
+        known = aliases_of(settings.tracking_uri, policy.version.name)
+        aliases = sorted(alias for alias, version in known.items() if version == policy.version.version)
+        moves = history(policy.version.name)
+    return Lineage(policy, aliases, steps, link_to(store, dataset.bare(), f"{counts} prompts of {sources}"), moves)
+
+
+def step_of(store: ArtifactStore, record: IterationRecord, previous: IterationRecord | None) -> Step:
+    """One iteration's part of the chain, checked against the manifests."""
+    metrics = record.metrics
+    made: list[tuple[ArtifactRef | None, str]] = [
+        (record.checkpoint, "the start" if previous is None else ""),
+        (record.experience, _shown("KL", metrics, "kl/reference")),
+        (record.scores, _shown("mean score", metrics, "score/mean")),
+        (record.rollouts, "" if record.rollouts is None else f"{record.rollouts.num_responses} responses"),
+        (record.evaluation, _shown("held-out score", metrics, "evaluation/score")),
+    ]
+    links = [link_to(store, _bare(ref), fact) for ref, fact in made if ref is not None]
+    complaints = [
+        f"iteration {record.iteration}: {link.kind} {link.digest[:SHOWN_DIGITS]} was made from other inputs than its "
+        f"record says: {', '.join(sorted(digest[:SHOWN_DIGITS] for digest in unexpected))}"
+        for link in links
+        if (unexpected := set(link.made_from or ()) - expected_inputs(link.kind, record, previous))
+    ]
+    return Step(record.iteration, links, complaints)
+
+
+def expected_inputs(kind: str, record: IterationRecord, previous: IterationRecord | None) -> set[str]:
+    """The digests of what an artifact of this kind can have been made from, by the records."""
+    before = [previous.checkpoint if previous is not None else None, record.dataset]
+    by_kind: dict[str, list[ArtifactRef | None]] = {
+        "rollouts": before,
+        "scores": [record.rollouts, record.dataset],
+        "experience": [*before, record.reference, record.rollouts, record.scores],
+        "checkpoint": [*before, record.experience],
+        "evaluation": [record.checkpoint, record.dataset],
+    }
+    return {ref.digest for ref in by_kind[kind] if ref is not None}
+
+
+def link_to(store: ArtifactStore, ref: ArtifactRef, fact: str = "") -> Link:
+    """An artifact with its inputs; without them where the store has it no more. ArtifactError for a damaged one."""
+    try:
+        manifest = store.manifest(ref)
+        if manifest.digest != ref.digest:
+            raise ArtifactError(f"what the store has under this key has the digest {manifest.digest[:SHOWN_DIGITS]}")
+        inputs = [given for one in manifest.inputs for given in answers_of(store, ref, one)]
+    except ArtifactMissing:
+        return Link(ref.kind, ref.digest, None, fact)
+    except ArtifactError as error:
+        raise ArtifactError(f"the lineage ends at {ref.kind} {ref.digest[:SHOWN_DIGITS]}: {error}") from error
+    return Link(ref.kind, ref.digest, tuple(given.digest for given in inputs), fact)
+
+
+def answers_of(store: ArtifactStore, made: ArtifactRef, given: ArtifactRef) -> tuple[ArtifactRef, ...]:
+    """An input; of an evaluation's answers, which no record names, what they were sampled from."""
+    if made.kind == "evaluation" and given.kind == "rollouts":
+        return store.manifest(given).inputs
+    return (given,)
+
+
+def _shown(name: str, metrics: dict[str, float], key: str) -> str:
+    return f"{name} {metrics[key]:.4f}" if key in metrics else ""
+
+
+def _bare(ref: ArtifactRef) -> ArtifactRef:
+    return ArtifactRef(kind=ref.kind, uri=ref.uri, digest=ref.digest)

@@ -1,0 +1,118 @@
+"""Policies by the names that people give them: a registered version, or a run's checkpoint; and where each is from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from infra.artifacts import ArtifactRef
+from infra.mlflow.registry import RegistryError, Version, describe
+from infra.settings import Settings
+from ppo_core.records import InputError
+from ppo_core.spec import RunSpec
+from tasks.runs.iteration_record import IterationRecord
+from tasks.runs.run_state import committed, committed_at, with_changes
+from tasks.stages.references import CheckpointRef
+
+REGISTERED = "models:/"
+RUN_TAG, ITERATION_TAG, CHECKPOINT_TAG = "ppoflow.run", "ppoflow.iteration", "ppoflow.checkpoint"
+KL = "kl/reference"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A policy, the run and iteration that made it, and the version it is registered as, if it is.
+
+    `next` is the record of the iteration after it, which sampled from it.
+    """
+
+    name: str
+    run: str
+    record: IterationRecord
+    checkpoint: CheckpointRef
+    spec: RunSpec
+    next: IterationRecord | None = None
+    version: Version | None = None
+
+    @property
+    def iteration(self) -> int:
+        """The iteration that made it."""
+        return self.record.iteration
+
+    def divergence(self) -> tuple[float, str] | None:
+        """KL to the reference per response as its run measured it, and on what; None where it did not."""
+        if self.iteration == 0:
+            return 0.0, "it is the reference"
+        if self.next is not None and KL in self.next.metrics:
+            return self.next.metrics[KL], f"on its own responses, in iteration {self.next.iteration}"
+        if KL in self.record.metrics:
+            return self.record.metrics[KL], f"in iteration {self.iteration}, on responses from before its last update"
+        return None
+
+
+def find_policy(name: str, folder: str | None = None) -> Policy:
+    """The policy that `models:/NAME@ALIAS`, `models:/NAME/VERSION`, `RUN` (its best) or `RUN@ITERATION` means.
+
+    `folder`: where the sources of the run's spec are now, if they have moved. Raises InputError or RegistryError.
+    """
+    settings = Settings()
+    if name.startswith(REGISTERED):
+        return registered_policy(describe(settings.tracking_uri, name), name, folder)
+    run, at, number = name.rpartition("@") if "@" in name else (name, "", "")
+    if at and not number.isdigit():
+        raise InputError(
+            f"{name!r} names no policy: write models:/NAME@ALIAS, models:/NAME/VERSION, RUN or RUN@ITERATION"
+        )
+    record = committed_at(run, int(number) if at else None)
+    return policy_of(f"{run}@{record.iteration}", run, record, record.checkpoint, folder)
+
+
+def registered_policy(version: Version, name: str, folder: str | None) -> Policy:
+    """The policy behind a registered version. Raises InputError where ppoflow did not register it."""
+    missing = [tag for tag in (RUN_TAG, ITERATION_TAG, CHECKPOINT_TAG) if tag not in version.tags]
+    if missing:
+        raise InputError(
+            f"{name} carries no lineage (the tags {', '.join(missing)} are missing): only versions that a run of "
+            "ppoflow has registered can be traced, evaluated and promoted"
+        )
+    run, iteration = version.tags[RUN_TAG], int(version.tags[ITERATION_TAG])
+    checkpoint = ArtifactRef.model_validate(json.loads(version.tags[CHECKPOINT_TAG]))
+    record = committed_at(run, iteration)
+    if record.checkpoint.digest != checkpoint.digest:
+        raise InputError(
+            f"{name} is not what iteration {iteration} of run {run} made (digest {checkpoint.digest[:12]} against "
+            f"{record.checkpoint.digest[:12]}): the iteration was done again since, or the run is another of this name"
+        )
+    made = record.checkpoint.model_copy(update={"uri": checkpoint.uri})
+    return policy_of(name, run, record, made, folder, version)
+
+
+def policy_of(
+    name: str,
+    run: str,
+    record: IterationRecord,
+    checkpoint: CheckpointRef,
+    folder: str | None,
+    version: Version | None = None,
+) -> Policy:
+    """A policy with the spec that made it."""
+    chain = committed(run)
+    spec = with_changes(RunSpec.model_validate(chain.spec), record.changed)
+    if folder is not None:
+        spec = spec.model_copy(update={"folder": folder})
+    following = next(iter(chain.records[record.iteration + 1 :]), None)
+    return Policy(name, run, record, checkpoint, spec, following, version)
+
+
+def registered(policy: Policy) -> Version:
+    """The version that a policy is registered as. Raises RegistryError for one that is not."""
+    if policy.version is None:
+        raise RegistryError(f"{policy.name} is no registered version: name it as models:/NAME@ALIAS or models:/NAME/3")
+    return policy.version
+
+
+def require_policy(name: str, overrides: list[str], folder: str | None) -> Policy:
+    """What `find_policy` finds; raises before anything is started, also for overrides that its spec refuses."""
+    policy = find_policy(name, folder)
+    policy.spec.with_overrides(overrides)
+    return policy

@@ -1,0 +1,149 @@
+"""What the records of all runs of a store need. Records never change, so each is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from infra.artifacts import ArtifactError, ArtifactRef, ArtifactStore
+from infra.runs.listing import Contents
+from infra.runs.records import RecordError, RunRecords, Runs, open_runs, remedy_for
+from tasks.runs.iteration_record import IterationRecord
+from tasks.runs.promoted import Promoted
+from tasks.runs.record_chain import ChainedRecord, RecordsOfEarlierVersion, check_chain, link, unless_changed
+
+Name = tuple[str, str]
+
+
+def kept_iterations(records: list[IterationRecord]) -> set[int]:
+    """The iterations whose training state the last record's retention keeps: the last ones, every so many, the best.
+
+    Of each of these also the best until then: whoever goes back to it goes on with that best.
+    """
+    if not records:
+        return set()
+    rule = records[-1].retention
+    if rule.keep_last is None:
+        return {record.iteration for record in records}
+    kept = {record.iteration for record in records[-rule.keep_last :]}
+    if rule.keep_every is not None:
+        kept |= {record.iteration for record in records if record.iteration % rule.keep_every == 0}
+    return kept | {record.best.iteration for record in records if record.iteration in kept}
+
+
+class Needs:
+    """What the runs of a store need; remembers what it has read, so that asking again costs what is new.
+
+    `unreadable` says of which runs (or journals) the last look could not tell, and why.
+    """
+
+    def __init__(
+        self,
+        store: ArtifactStore,
+        runs: Runs | None = None,
+        promoted: Callable[[], set[Name]] | None = None,
+    ) -> None:
+        self._store = store
+        self._runs = open_runs(store.root) if runs is None else runs
+        self._opened: dict[str, RunRecords] = {}
+        self._records: dict[tuple[str, str], ChainedRecord | None] = {}
+        self._inputs: dict[Name, list[ArtifactRef]] = {}
+        self._promoted = Promoted(store.root).needs if promoted is None else promoted
+        self.unreadable: dict[str, str] = {}
+
+    def of_all(self) -> set[Name]:
+        """What the records of all runs need, diverged iterations (kept as evidence) included."""
+        self.unreadable = {}
+        needed: set[Name] = set()
+        for run in self._runs.names(started=False):
+            needed |= self._told(f"run {run}", lambda run=run: self._of_run(run))  # type: ignore[misc]
+        return needed | self._told("the journal of promotions", self._promoted)
+
+    def among(self, wanted: Iterable[Name]) -> Callable[[], set[Name]]:
+        """Looks which of `wanted` the records need. What cannot be read may need anything, so it keeps all of them."""
+        names = set(wanted)
+
+        def look() -> set[Name]:
+            needed = self.of_all()
+            return needed | names if self.unreadable else needed
+
+        return look
+
+    def _told(self, whose: str, read: Callable[[], set[Name]]) -> set[Name]:
+        try:
+            return read()
+        except RecordError as error:
+            self.unreadable[whose] = str(error)
+            return set()
+
+    def _of_run(self, run: str) -> set[Name]:
+        if run not in self._opened:
+            self._opened[run] = self._runs.records(run)
+        records = self._opened[run]
+
+        def read(contents: Contents) -> set[Name]:
+            needed = self.of(self._chain(records, contents))
+            for found in self._read(records, contents.notes.get("divergences", ())):
+                needed |= self.of([found.record])
+            return needed
+
+        return unless_changed(records, read)
+
+    def of(self, records: list[IterationRecord]) -> set[Name]:
+        """What a run's records need."""
+        return {(ref.kind, ref.key) for _, ref in self.named(records)}
+
+    def named(self, records: list[IterationRecord]) -> list[tuple[int, ArtifactRef]]:
+        """The same as references, each once, with the iteration that made it.
+
+        What was sampled, scored and evaluated is always kept.
+        """
+        kept = kept_iterations(records)
+        found: dict[tuple[str, str, str], tuple[int, ArtifactRef]] = {}
+        for record in records:
+            refs = [record.dataset, record.reference, record.rollouts, record.scores, record.evaluation]
+            if record.evaluation is not None:
+                refs += self._inputs_of(record.evaluation)
+            made = [(record.iteration, ref) for ref in refs]
+            if record.iteration in kept:
+                base = record.iteration - len(record.replay)
+                made += [(record.iteration, record.checkpoint), (record.iteration, record.experience)]
+                made += [(base, record.base), *((base + n, ref) for n, ref in enumerate(record.replay, 1))]
+            for iteration, ref in made:
+                if ref is not None:
+                    found.setdefault((ref.kind, ref.key, ref.digest), (iteration, ref))
+        return list(found.values())
+
+    def records_of(self, records: RunRecords) -> list[IterationRecord]:
+        """A run's records, in order. Raises RecordError where they are not whole."""
+        return unless_changed(records, lambda contents: self._chain(records, contents))
+
+    def _chain(self, records: RunRecords, contents: Contents) -> list[IterationRecord]:
+        found = self._read(records, contents.iterations.values())
+        there = [n for n, mark in contents.iterations.items() if self._records[records.run, mark] is not None]
+        with suppress(RecordsOfEarlierVersion):  # what they need is known all the same
+            check_chain(records.run, there, found)
+        return [one.record for one in found]
+
+    def _read(self, records: RunRecords, marks: Iterable[str]) -> list[ChainedRecord]:
+        marks = list(marks)
+        new = [mark for mark in marks if (records.run, mark) not in self._records]
+        for mark, document in zip(new, records.marked(new), strict=True):
+            # The note of a diverged iteration holds its record, if it came to one.
+            of_note = document is not None and "record" in document
+            told = document["record"] if document is not None and of_note else document
+            remedy = remedy_for(records.run, "divergences") if of_note else None
+            self._records[records.run, mark] = None if told is None else link(records.run, told, remedy=remedy)
+        found = [self._records[records.run, mark] for mark in marks]
+        return [one for one in found if one is not None]
+
+    def _inputs_of(self, ref: ArtifactRef) -> list[ArtifactRef]:
+        """What an artifact was made from, but for checkpoints; nothing where it is missing or damaged itself."""
+        name = ref.kind, ref.key
+        if name not in self._inputs:
+            try:
+                inputs = self._store.manifest(ref.model_copy()).inputs
+            except ArtifactError:
+                return []
+            self._inputs[name] = [given for given in inputs if given.kind != "checkpoint"]
+        return self._inputs[name]

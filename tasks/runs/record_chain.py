@@ -1,0 +1,203 @@
+"""The chain of a run's records: whether they are what this run has written, all of them and in this order.
+
+    spec.json ◄── record 0, which has a copy of it ◄── record 1 ◄── record 2 ◄── …
+
+Each record names its run, its iteration, the digest of the spec that it was made with, and the digest of the record
+before it. So a record that is missing, that comes from another run or another place, or that was written over is
+noticed before anything is built on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from infra.artifacts.manifest import sha256_of
+from infra.runs.listing import Contents
+from infra.runs.records import RecordCorrupted, RecordError, RecordMissing, RunRecords, remedy_for
+from ppo_core.records import content_digest
+from tasks.runs.iteration_record import IterationRecord, read_record
+
+T = TypeVar("T")
+LOOKS = 3
+"""A reader that comes amid a rollback sees old and new records: so often it looks until nothing changes meanwhile."""
+NO_PART_OF_A_RUN = "folder"
+
+
+class RecordsOfEarlierVersion(RecordCorrupted):
+    """The records of a run are those of a version that did not chain them."""
+
+
+@dataclass(frozen=True)
+class ChainedRecord:
+    """A record and the digest of the document that it was read from."""
+
+    record: IterationRecord
+    digest: str
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The records of a run, checked, and the spec that it began with; without records perhaps None."""
+
+    run: str
+    links: tuple[ChainedRecord, ...]
+    spec: Mapping[str, Any] | None
+    spec_is_lost: bool = False
+
+    @property
+    def records(self) -> list[IterationRecord]:
+        """In the order of the iterations, which begin with 0."""
+        return [link.record for link in self.links]
+
+
+def record_digest(document: Mapping[str, Any]) -> str:
+    """The digest by which the next record names this one, or by which a spec is compared."""
+    return sha256_of(dict(document))
+
+
+def made_with(spec: Mapping[str, Any], changed: Mapping[str, Any]) -> str:
+    """The digest of the spec that an iteration was made with: the run's own, and what had changed since."""
+    document = with_values(spec, changed)
+    document.pop(NO_PART_OF_A_RUN, None)
+    return content_digest(document)
+
+
+def with_values(document: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """A nested document with these values by dotted names."""
+    result = deepcopy(dict(document))
+    for name, value in changed.items():
+        *sections, key = name.split(".")
+        target = result
+        for section in sections:
+            if not isinstance(target.get(section), dict):
+                target[section] = {}
+            target = target[section]
+        target[key] = value
+    return result
+
+
+def link(run: str, document: Mapping[str, Any], *, remedy: str | None = None) -> ChainedRecord:
+    """The record that a document holds. Raises RecordCorrupted where it holds none."""
+    try:
+        return ChainedRecord(read_record(dict(document)), record_digest(document))
+    except ValidationError as error:
+        problem, iteration = error.errors()[0], document.get("iteration", "?")
+        where = ".".join(str(part) for part in problem["loc"])
+        raise RecordCorrupted(
+            f"the record of iteration {iteration} of run {run} is none that this version can read ({where}: "
+            f"{problem['msg']}): {remedy or remedy_for(run, iteration)}"
+        ) from error
+
+
+def check_chain(run: str, numbers: Sequence[int], links: Sequence[ChainedRecord]) -> None:
+    """Raise RecordMissing for a gap, and RecordCorrupted for a record that is not this run's or not in its place."""
+    broken = first_break(run, numbers, links)
+    if broken is not None:
+        raise broken[1]
+
+
+def first_break(
+    run: str, numbers: Sequence[int], links: Sequence[ChainedRecord]
+) -> tuple[int, RecordMissing | RecordCorrupted] | None:
+    """The iteration from which on the records cannot be believed, and why; None where all can."""
+    for expected, number in enumerate(numbers):
+        if number != expected:
+            return expected, RecordMissing(
+                f"run {run} has a record of iteration {number} and none of iteration {expected}: "
+                f"{remedy_for(run, expected)}"
+            )
+    if links and not any(found.record.spec or found.record.previous for found in links):
+        return 0, RecordsOfEarlierVersion(
+            f"run {run} is of a form that this version does not read, for its records name neither spec nor "
+            "predecessor: go on with the version of ppoflow that wrote it, or train again under another name"
+        )
+    for number in range(len(links)):
+        broken = _broken(run, number, links)
+        if broken is not None:
+            suspect, complaint = broken
+            told = f"the record of iteration {number} of run {run} {complaint}: {remedy_for(run, suspect)}"
+            return suspect, RecordCorrupted(told)
+    return None
+
+
+def _broken(run: str, number: int, links: Sequence[ChainedRecord]) -> tuple[int, str] | None:
+    """Which record cannot be believed, and what is wrong with the one of iteration `number`."""
+    record, spec = links[number].record, links[0].record.spec
+    if record.run != run:
+        return number, f"is one of run {record.run}"
+    if record.iteration != number:
+        return number, f"is one of iteration {record.iteration}"
+    if spec is None or (record.previous is None) != (number == 0):
+        return number, "names neither spec nor predecessor"
+    if number and record.previous != links[number - 1].digest:
+        # One of the two was written over, and nothing tells which.
+        return number - 1, (
+            f"follows another record (digest {_shown(record.previous)}) than that of iteration {number - 1} "
+            f"({_shown(links[number - 1].digest)})"
+        )
+    expected = made_with(spec, record.changed)
+    if record.spec_digest != expected:
+        return number, f"was made with another spec (digest {record.spec_digest[:12]}, the run's is {expected[:12]})"
+    return None
+
+
+def _shown(digest: str | None) -> str:
+    return "none" if digest is None else digest[:12]
+
+
+def read_chain(records: RunRecords) -> Chain:
+    """The records of a run, all of them checked; also while another process writes them.
+
+    Raises RecordMissing or RecordCorrupted with the remedy where one is missing, damaged, or not this run's.
+    """
+    return unless_changed(records, lambda contents: _read(records, contents.iterations))
+
+
+def unless_changed(records: RunRecords, read: Callable[[Contents], T]) -> T:
+    """What `read` makes of a run's contents. An error counts where the run was the same before and after it."""
+    for look in range(1, LOOKS + 1):
+        contents = records.contents()
+        try:
+            return read(contents)
+        except RecordError:
+            if look == LOOKS or records.contents() == contents:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _read(records: RunRecords, iterations: Mapping[int, str]) -> Chain:
+    documents = zip(iterations, records.marked(iterations.values()), strict=True)
+    there = {number: document for number, document in documents if document is not None}
+    links = [link(records.run, document) for document in there.values()]
+    check_chain(records.run, list(there), links)
+    stored = records.read_spec()
+    if not links:
+        return Chain(records.run, (), stored)
+    spec = links[0].record.spec
+    assert spec is not None
+    if stored is not None and record_digest(stored) != record_digest(spec):
+        raise RecordCorrupted(
+            f"the spec of run {records.run} is not the one that its first record has: {remedy_for(records.run)}"
+        )
+    return Chain(records.run, tuple(links), spec, spec_is_lost=stored is None)
+
+
+def spec_in(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The copy of the spec in a run's first record."""
+    spec = read_record(dict(document)).spec
+    if spec is None:
+        raise RecordMissing("the first record of this run has no copy of its spec")
+    return spec
+
+
+def spec_document(records: RunRecords) -> dict[str, Any] | None:
+    """The spec that a run began with; where its document is lost, the copy in its first record. None for a new run."""
+    document = records.read_spec()
+    if document is None and records.last() is not None:
+        return read_record(records.read(0)).spec
+    return document

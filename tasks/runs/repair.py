@@ -1,0 +1,44 @@
+"""Repairs that need no engine: a lost spec, records that cannot be believed, damaged artifacts that nothing needs."""
+
+from __future__ import annotations
+
+from infra.artifacts import open_store
+from infra.runs.lease import acquire_lease
+from infra.runs.records import open_records
+from infra.settings import Settings
+from tasks.runs.fsck import Findings, check_lineage, check_records
+from tasks.runs.record_chain import spec_in
+
+
+def repair_records(run: str) -> list[str]:
+    """Write a lost spec again, and take the records from the first damaged one on out of the run; what was done.
+
+    What is damaged is looked at again, for a run may have gone on since it was found. Raises LeaseHeld where a process
+    has the run.
+    """
+    done = []
+    store = open_store(Settings().store_root)
+    lease = acquire_lease(store.root, run)
+    try:
+        records, found = open_records(store.root, run, lease=lease), Findings(run)
+        check_lineage(store, check_records(records, records.contents(), found), found)
+        if found.to_repair("spec"):
+            records.restore_spec(spec_in(records.read(0)))
+            done.append(f"the spec of run {run} is written again")
+        suspects = [damage.iteration for damage in found.to_repair("records")]
+        if suspects:
+            taken = sorted(records.supersede(min(suspects) - 1))
+            done.append(
+                f"iterations {', '.join(map(str, taken))} are taken out of run {run} and kept aside: "
+                f"`ppoflow resume {run}` makes them again"
+            )
+    finally:
+        lease.release()
+    return done
+
+
+def set_aside_unneeded(found: Findings) -> list[str]:
+    """Set aside what is damaged and no record needs; what was done."""
+    store = open_store(Settings().store_root)
+    refs = [damage.ref for damage in found.to_repair("set aside") if damage.ref is not None]
+    return [f"{ref.kind}/{ref.key} was set aside at {store.set_aside(ref.kind, ref.key)}" for ref in refs]

@@ -1,0 +1,143 @@
+"""Where a run stands: nothing yet, or after its last committed iteration. And which spec it really has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from infra.artifacts import open_store
+from infra.runs.records import RunRecords, list_runs, open_records
+from infra.settings import Settings
+from ppo_core.records import InputError
+from ppo_core.spec import RunSpec, Section, differing_keys
+from tasks.runs.iteration_record import IterationRecord, read_record
+from tasks.runs.record_chain import Chain, read_chain, spec_document, with_values
+
+MAY_CHANGE = ("iterations: ", "checkpoint.", "engines.", "guards.", "promotion.", "registry.", "training.")
+"""What a run may go on with another value of: its length, how engines run, what is kept, where its policy goes."""
+
+
+def recorded_spec(records: RunRecords) -> RunSpec | None:
+    """The spec that a run was started with, its folder included; None for a new run."""
+    document = spec_document(records)
+    return None if document is None else RunSpec.model_validate(document)
+
+
+def spec_of_run(run: str, folder: str | None = None) -> RunSpec:
+    """The spec of a run that exists. `folder`: where its sources are now, if they have moved.
+
+    Raises InputError where there is no such run, naming those there are.
+    """
+    root = open_store(Settings().store_root).root
+    spec = recorded_spec(open_records(root, run))
+    if spec is None:
+        known = ", ".join(list_runs(root)) or "none"
+        raise InputError(f"there is no run {run} in {root} (runs there: {known})")
+    return spec if folder is None else spec.model_copy(update={"folder": folder})
+
+
+def restore_spec(records: RunRecords) -> bool:
+    """Write a lost spec again, from the copy in the run's first record; whether it was lost."""
+    chain = read_chain(records)
+    if chain.spec_is_lost and chain.spec is not None:
+        records.restore_spec(chain.spec)
+    return chain.spec_is_lost
+
+
+def effective_spec(spec: RunSpec, records: RunRecords) -> RunSpec:
+    """The spec a run really has: learning-rate decay ends where the run was first meant to end.
+
+    Raises InputError when the run exists with another spec, listing the keys that differ, and RecordError where its
+    records are not whole.
+    """
+    document = read_chain(records).spec
+    recorded = None if document is None else RunSpec.model_validate(document)
+    decay = spec.update.decay_iterations or spec.iterations
+    if recorded is not None and spec.update.decay_iterations is None:
+        decay = recorded.update.decay_iterations or recorded.iterations
+    resolved = spec.model_copy(update={"update": spec.update.model_copy(update={"decay_iterations": decay})})
+    if recorded is not None:
+        refuse_other_spec(records.run, recorded.document(), resolved.document())
+    return resolved
+
+
+def refuse_other_spec(run: str, recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> None:
+    """Raise InputError naming every key that differs and may not."""
+    keys = [line for line in differing_keys(recorded, requested) if not line.startswith(MAY_CHANGE)]
+    if keys:
+        listed = "\n  ".join(keys)
+        raise InputError(
+            f"run {run} exists with another spec (recorded -> requested):\n  {listed}\n"
+            f"choose another --run name, or restore these keys; ppoflow fork {run}@ITERATION NEW --set … goes on from "
+            "there with other settings"
+        )
+
+
+def changed_values(recorded: RunSpec, now: RunSpec) -> dict[str, Any]:
+    """The keys that have other values now than recorded, as far as they may change, by their dotted names."""
+    before, after = fields_of(recorded), fields_of(now)
+    return {key: value for key, value in after.items() if key not in before or before[key] != value}
+
+
+def fields_of(section: Section, prefix: str = "") -> dict[str, Any]:
+    """The fields of a spec by their dotted names, as JSON. One that holds a mapping of the user's is one value."""
+    document = section.model_dump(mode="json", exclude={"folder"})
+    fields: dict[str, Any] = {}
+    for name, value in section:
+        if isinstance(value, Section):
+            fields |= fields_of(value, f"{prefix}{name}.")
+        elif name in document:
+            fields[f"{prefix}{name}"] = document[name]
+    return fields
+
+
+def with_changes(spec: RunSpec, changed: Mapping[str, Any]) -> RunSpec:
+    """The spec with these values by dotted names."""
+    return RunSpec.model_validate(with_values(spec.model_dump(mode="json"), changed))
+
+
+def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots."""
+    leaves: dict[str, Any] = {}
+    for key, value in document.items():
+        if isinstance(value, Mapping) and value:
+            leaves |= flat(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
+
+
+def last_record(records: RunRecords) -> IterationRecord | None:
+    """The record of the last committed iteration, None for a new run."""
+    last = records.last()
+    return None if last is None else read_record(records.read(last))
+
+
+def record_at(records: RunRecords, iteration: int) -> IterationRecord:
+    """The record of one iteration."""
+    return read_record(records.read(iteration))
+
+
+def committed(run: str) -> Chain:
+    """The records of a run, checked. Raises InputError where it has none, naming the runs that there are."""
+    root = open_store(Settings().store_root).root
+    chain = read_chain(open_records(root, run))
+    if not chain.links:
+        known = ", ".join(list_runs(root)) or "none"
+        raise InputError(f"run {run} has no committed iteration in {root} (runs there: {known})")
+    return chain
+
+
+def committed_at(run: str, iteration: int | None) -> IterationRecord:
+    """The record of an iteration (None: the best), all of the run's checked. Raises InputError where there is none."""
+    records = committed(run).records
+    if iteration is None:
+        return records[records[-1].best.iteration]
+    if not 0 <= iteration < len(records):
+        raise InputError(f"run {run} has no iteration {iteration}: it has 0..{len(records) - 1}")
+    return records[iteration]
+
+
+def first_record(records: RunRecords) -> IterationRecord:
+    """Record 0: the policy that PPO started from."""
+    return record_at(records, 0)

@@ -1,0 +1,30 @@
+"""What people are told of a store that does not answer while a run waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+
+from prefect.logging import get_run_logger
+from prefect.runtime import deployment, flow_run
+
+from infra.storage.outage import at_once, stop_waiting, told_to, under_way
+
+__all__ = ["at_once", "outages_told", "stop_waiting"]
+
+
+@contextmanager
+def outages_told(say: Callable[[str], None]) -> Iterator[None]:
+    """While open, it is said to whoever looks on, and written to the log on the run's page.
+
+    A flow run that Prefect has started again waits for the store from its start as it does later.
+    """
+    log = get_run_logger()
+
+    def tell(text: str) -> None:
+        say(f"! {text}")
+        log.warning(text)
+
+    again = deployment.id is not None and flow_run.run_count > 1
+    with told_to(tell), under_way() if again else nullcontext():
+        yield

@@ -1,0 +1,1 @@
+"""What stages are made of: the decorator, the cache look-up, the run's context and the engines' jobs."""

@@ -1,0 +1,215 @@
+"""Everything a run's tasks work with: the spec, the store, the records, the engines, the tracker."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from infra.artifacts import ArtifactStore, open_store
+from infra.artifacts.fingerprint import code_fingerprint, file_digest, file_digests
+from infra.engines.protocol import EngineInput, EngineJob, EngineProgress
+from infra.gc.collector import Collector, open_collector
+from infra.mlflow.circuit_breaker import Patience
+from infra.mlflow.tracking import RunTracker
+from infra.runs.lease import Heartbeat, Lease, acquire_lease
+from infra.runs.records import RunRecords, open_records
+from infra.settings import Settings
+from infra.storage.objects import StoreUnavailable
+from ppo_core import records
+from ppo_core.records import InputError, content_digest
+from ppo_core.spec import RunSpec
+from tasks.reports.reporting import Reporting
+from tasks.runs.reachability import Needs
+from tasks.stages.engines import PROGRAMS, Engines, require_shared_store
+from tasks.stages.jobs import Fulfilled, Order, Watch, ask
+from tasks.stages.timings import Timings
+
+Resolve = Callable[[RunSpec, RunRecords], RunSpec]
+BACK_OFF_S = 30.0
+
+
+@dataclass
+class Workbench:
+    """One run's means. Tasks get it as their first argument; Prefect never stores it.
+
+    Without a `lease` the run's records can be read only.
+    """
+
+    spec: RunSpec
+    run: str
+    settings: Settings
+    store: ArtifactStore
+    records: RunRecords
+    engines: Engines
+    tracker: RunTracker
+    watch: Watch
+    lease: Lease | None = None
+    timings: Timings = field(default_factory=Timings)
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    source_digests: dict[str, str] = field(default_factory=dict)
+    folder_digests: dict[str, str] = field(default_factory=dict)
+    pages: Patience = field(default_factory=lambda: Patience(BACK_OFF_S, is_outage=lambda error: True))
+    reported: set[int] = field(default_factory=set)
+    reporting: Reporting = field(default_factory=Reporting)
+    released: set[tuple[str, str]] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @cached_property
+    def needs(self) -> Needs:
+        """What the records of all runs need."""
+        return Needs(self.store)
+
+    @cached_property
+    def collector(self) -> Collector:
+        """The collector of the store."""
+        return open_collector(self.store.root)
+
+    def fingerprint(self, engine: str) -> str:
+        """Of the code that runs in an engine."""
+        with self.lock:
+            if engine not in self.fingerprints:
+                root = Path(inspect.getfile(records)).parent
+                self.fingerprints[engine] = code_fingerprint(PROGRAMS[engine], root)
+            return self.fingerprints[engine]
+
+    def pin(self, kind: str, key: str) -> None:
+        """Keep an artifact from being collected until a record names it, or the run ends."""
+        self.released.discard((kind, key))
+        if self.lease is not None:
+            self.lease.pin(kind, key)
+
+    def supersede(self, after: int) -> list[int]:
+        """Take the records after iteration `after` out of the run; what is done instead is reported anew."""
+        taken = self.records.supersede(after)
+        self.reported -= set(taken)
+        self.reporting.forget(taken)
+        return taken
+
+    def path(self, name: str) -> Path:
+        """A path of the spec; relative ones start at the spec's folder."""
+        return Path(self.spec.folder) / name
+
+    def sources(self, *names: str | None) -> EngineInput:
+        """The folder of the user's code and data, with the digests of the pieces `names` that a stage uses."""
+        with self.lock:
+            if not {name for name in names if name} <= set(self.source_digests):
+                self.source_digests |= self._describe_sources()
+            used = {name: self.source_digests[name] for name in names if name}
+            return EngineInput(Path(self.spec.folder).absolute(), content_digest(used))
+
+    def rewards(self) -> EngineInput:
+        """The sources of the reward functions."""
+        return self.sources(*self.spec.reward.weights)
+
+    def folder_input(self, name: str) -> EngineInput:
+        """A folder on disk as an engine's input."""
+        folder = self.path(name)
+        if not folder.is_dir():
+            raise InputError(f"there is no folder {folder}: give a path relative to the spec, or an absolute one")
+        with self.lock:
+            if name not in self.folder_digests:
+                self.folder_digests[name] = content_digest(file_digests(folder))
+            return EngineInput(folder.absolute(), self.folder_digests[name])
+
+    def tokenizer(self) -> EngineInput:
+        """Where the tokenizer lies."""
+        model = self.spec.model
+        return self.folder_input(str(model.tokenizer or model.path))
+
+    def model_inputs(self) -> dict[str, EngineInput]:
+        """The starting model's folder, where the spec names one."""
+        return {"model": self.folder_input(self.spec.model.path)} if self.spec.model.path else {}
+
+    def fulfil(self, engine: str, order: Order, watch: Watch | None = None) -> Fulfilled:
+        """Have one of the run's engines do what a stage asks for; see `tasks.stages.jobs`."""
+        silence = self.spec.engines.reward_timeout_s if engine == "scoring" else self.spec.engines.timeout_s
+        watch = watch or self.watch
+        watch(EngineProgress(engine, order.job, 0, 0, ""))  # the engine may have to start first
+        seat, sent = self.engines.seats[engine], time.perf_counter()
+        done = seat.fulfil(order, self.store, silence_s=silence, watch=watch)
+        return replace(done, hops_s=time.perf_counter() - sent - done.engine_s - done.store_s)
+
+    def _describe_sources(self) -> dict[str, str]:
+        spec = self.spec
+        data = [spec.dataset.train, spec.dataset.evaluation, spec.sft.data if spec.sft else None]
+        code = [*spec.reward.weights, *(name for name in data if name and ":" in name)]
+        job = EngineJob(
+            "describe_sources",
+            {"sources": EngineInput(Path(spec.folder).absolute(), "")},
+            None,
+            {"functions": code},
+        )
+        silence = spec.engines.reward_timeout_s
+        digests = ask(self.engines.scoring, job, silence_s=silence, watch=self.watch).result
+        for name in data:
+            if name and ":" not in name:
+                path = self.path(name)
+                if not path.is_file():
+                    raise InputError(f"there is no file {path}: give a JSONL file or path/to/file.py:function")
+                digests[name] = file_digest(path)
+        return digests
+
+
+@contextmanager
+def open_workbench(
+    spec: RunSpec,
+    run: str | None = None,
+    watch: Watch | None = None,
+    effective: Resolve | None = None,
+    *,
+    note: Mapping[str, str] = {},
+    wait: bool = False,
+    keep: Callable[[], bool] | None = None,
+) -> Iterator[Workbench]:
+    """Open a run's means and start its engines; everything is closed on the way out, whatever happens.
+
+    The run belongs to this process alone meanwhile: LeaseHeld where another one has it (with `wait`, only after that
+    one has ended), LeaseLost where this one was silent for too long and another took over. `note` is what the next
+    holder should know of this one: it gets to know it if `keep` says at the end that the run is not to be released.
+    `effective` makes the spec that the run really has of the one requested and the run's records.
+    """
+    settings = Settings()
+    require_shared_store(spec, settings.store_root)
+    name = run or spec.name
+    store = open_store(settings.store_root)
+    lease = acquire_lease(store.root, name, note=note, wait=wait)
+    try:
+        records = open_records(store.root, name, lease=lease)
+        spec = effective(spec, records) if effective is not None else spec
+        engines = Engines(spec, settings, settings.log_folder(name), run=name)
+        tracker = RunTracker(settings.tracking_uri, spec.name, name, settings.mlflow_folder / "artifacts")
+        bench = Workbench(spec, name, settings, store, records, engines, tracker, watch or ignore, lease)
+        with Heartbeat(lease, on_lost=engines.close), working(bench):
+            yield bench
+    finally:
+        with suppress(StoreUnavailable):  # whoever comes next finds this process gone, or silent
+            if keep is None or not keep():
+                lease.release()
+
+
+@contextmanager
+def working(bench: Workbench) -> Iterator[None]:
+    """Have the engines run, and end them and the MLflow run as the work inside ends."""
+    try:
+        bench.engines.start()
+        yield
+    except BaseException as error:
+        if bench.lease is not None and isinstance(error, Exception):
+            bench.lease.check()  # engines that were closed because the run is another's now: say that instead
+        if bench.tracker.run_id is not None:
+            bench.tracker.finish("FAILED" if isinstance(error, Exception) else "KILLED")
+        raise
+    finally:
+        bench.reporting.close()
+        bench.engines.close()
+
+
+def ignore(progress: Any) -> None:
+    """A watch that looks away."""

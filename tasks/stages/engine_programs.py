@@ -1,0 +1,169 @@
+"""The engines' programs: what an engine is started with, on whatever machine it is started."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.artifacts.fingerprint import code_fingerprint
+from infra.engines.hardware import has_nvidia_gpu
+from infra.engines.process import EngineProcess
+from infra.settings import Settings, reward_environment
+from ppo_core import records
+from ppo_core.records import InputError
+from ppo_core.spec import RunSpec
+
+PROGRAMS = {role: f"ppo_core.engines.{role}" for role in ("rollout", "training", "scoring")}
+
+# Where gloo, nccl and vLLM would else take the address that the machine's name or its way out has.
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """Plain data that `launch` makes an engine of. `role` names the program, `name` the engine and its log.
+
+    `gpus` are those of its machine that it sees; None: all.
+    """
+
+    role: str
+    name: str
+    num_ranks: int = 1
+    deterministic: bool = False
+    gpus: tuple[int, ...] | None = None
+
+
+def plan_engines(spec: RunSpec) -> dict[str, EnginePlan]:
+    """The engines of a run by name."""
+    deterministic = spec.engines.deterministic
+    rollout = [
+        EnginePlan("rollout", name, deterministic=deterministic, gpus=_share(spec, number))
+        for number, name in enumerate(rollout_names(spec))
+    ]
+    training = EnginePlan("training", "training", num_ranks=spec.training.num_ranks, deterministic=deterministic)
+    return {plan.name: plan for plan in (EnginePlan("scoring", "scoring"), training, *rollout)}
+
+
+def rollout_names(spec: RunSpec) -> list[str]:
+    """The names of the rollout engines: rollout, rollout-2, rollout-3, …"""
+    return ["rollout", *(f"rollout-{number}" for number in range(2, spec.engines.rollout_engines + 1))]
+
+
+def _share(spec: RunSpec, number: int) -> tuple[int, ...] | None:
+    """Several rollout engines on one machine take its GPUs in turn; Ray does that by itself."""
+    if spec.engines.rollout_engines == 1 or spec.engines.backend == "ray":
+        return None
+    size = spec.engines.tensor_parallel_size
+    return tuple(range(number * size, (number + 1) * size))
+
+
+def launch(plan: EnginePlan, settings: Settings, logs: Path, *, called: str | None = None) -> EngineProcess:
+    """An engine that is not started yet, for the machine that this runs on."""
+    return EngineProcess(
+        called or plan.name,
+        PROGRAMS[plan.role],
+        log=logs / f"{plan.name}.log",
+        environment=_environment(plan, settings),
+        command=_command(plan, settings),
+    )
+
+
+def _command(plan: EnginePlan, settings: Settings) -> list[str]:
+    """With what the owner of this machine permits; the scoring engine runs the user's code, the others models' code."""
+    trusted = ["--trust-remote-code"] if settings.trust_remote_code else []
+    if plan.role == "training":
+        return [*training_command(plan.num_ranks), *trusted]
+    plugins = [f"--plugins={place}" for place in settings.plugins] if plan.role == "scoring" else []
+    return [sys.executable, "-m", PROGRAMS[plan.role], *plugins, *trusted]
+
+
+def launch_on_node(node: str, *, plan: EnginePlan, run: str, threads: int | None) -> EngineProcess:
+    """The same on a node of a cluster, by that node's own settings but for `threads`; messages name the node.
+
+    Ray lets an actor have one thread; an engine may have as many as there are, as elsewhere. On CPU the last bits of
+    an update depend on how many, so what the flow says goes for all nodes.
+    """
+    settings = Settings()
+    settings = settings.model_copy(update={"engine_threads": threads or settings.engine_threads or os.cpu_count()})
+    return launch(plan, settings, settings.log_folder(run), called=f"{plan.name} on {node}")
+
+
+def code_facts(role: str) -> dict[str, str]:
+    """What must be the same on all machines of a run: cache keys speak for the code of the machine that makes them."""
+    engine, ours = Path(inspect.getfile(records)).parent, Path(__file__).parents[1]
+    return {
+        "python": ".".join(str(number) for number in sys.version_info[:2]),
+        "engine's code": code_fingerprint(PROGRAMS[role], engine)[:12],
+        "orders' code": code_fingerprint("tasks.stages.jobs", ours)[:12],
+    }
+
+
+def _environment(plan: EnginePlan, settings: Settings) -> Mapping[str, str]:
+    if plan.role == "rollout":
+        return rollout_environment(settings, deterministic=plan.deterministic, gpus=plan.gpus)
+    if plan.role == "training":
+        return training_environment(settings, num_ranks=plan.num_ranks, deterministic=plan.deterministic)
+    return scoring_environment(settings)
+
+
+def quiet(settings: Settings) -> dict[str, str]:
+    """What every engine gets: passive threads (spinning ones slow a shared machine fivefold), no telemetry, and no
+    socket but on loopback: all processes of an engine are on one machine."""
+    threads = {"OMP_NUM_THREADS": str(settings.engine_threads)} if settings.engine_threads else {}
+    return {
+        **ON_LOOPBACK,
+        "OMP_WAIT_POLICY": "passive",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "DO_NOT_TRACK": "1",
+        **threads,
+    }
+
+
+def scoring_environment(settings: Settings) -> dict[str, str]:
+    """With the variables that this machine's owner passes on to reward functions.
+
+    Raises InputError where one of them is not set.
+    """
+    passed = reward_environment(settings.reward_env)
+    if missing := [name for name in settings.reward_env if name not in passed]:
+        raise InputError(
+            f"PPOFLOW_REWARD_ENV names {', '.join(missing)}, which is not set here: export it where ppoflow runs, or "
+            "take it out of the list"
+        )
+    return {**passed, **quiet(settings)}
+
+
+def rollout_environment(
+    settings: Settings, *, deterministic: bool = False, gpus: tuple[int, ...] | None = None
+) -> dict[str, str]:
+    """vLLM's switches: on CPU its core lives in the engine's own process and nothing is compiled."""
+    common = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", **quiet(settings)}
+    if has_nvidia_gpu():
+        seen = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(str(number) for number in gpus)}
+        return {**common, **seen, **({"VLLM_BATCH_INVARIANT": "1"} if deterministic else {})}
+    switches = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1"}
+    # Else vLLM cuts long contexts by the size of the batch, and logprobs depend in their last bits on the company.
+    return {**common, **switches, "VLLM_CPU_ATTN_SPLIT_KV": "0"}
+
+
+def training_environment(settings: Settings, *, num_ranks: int, deterministic: bool) -> dict[str, str]:
+    """What DeepSpeed's first rank must find, launcher or not; it starts the other ranks itself."""
+    return {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(num_ranks),
+        "TRANSFORMERS_VERBOSITY": "error",
+        # What torch asks for before it makes cuBLAS deterministic; without a GPU nothing reads it.
+        **({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if deterministic else {}),
+        **quiet(settings),
+    }
+
+
+def training_command(num_ranks: int) -> list[str]:
+    """The training engine's command line."""
+    return [sys.executable, "-m", PROGRAMS["training"], "--num-ranks", str(num_ranks)]

@@ -1,0 +1,163 @@
+"""The engines of a run, and where each of them works. Heavy ones start early, side by side."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from infra.artifacts import REMOTE, ArtifactStore, open_store
+from infra.engines.protocol import Engine
+from infra.engines.ray import RayEngine
+from infra.engines.ray_cluster import RayCluster
+from infra.engines.ray_host import Blueprint
+from infra.settings import Settings
+from ppo_core.records import InputError
+from ppo_core.spec import RunSpec
+from tasks.stages.engine_programs import (
+    PROGRAMS,
+    EnginePlan,
+    code_facts,
+    launch,
+    launch_on_node,
+    plan_engines,
+    rollout_names,
+)
+from tasks.stages.jobs import Fulfilled, Order, Watch, fulfil
+
+__all__ = ["PROGRAMS", "Engines", "LocalSeat", "RaySeat", "Seat", "require_shared_store"]
+
+
+class Seat(Protocol):
+    """Where one engine works: orders go there. `reads_our_folders`: whether it is on this machine."""
+
+    @property
+    def reads_our_folders(self) -> bool: ...
+
+    def start(self) -> None:
+        """Begins to start the engine and returns at once."""
+
+    def fulfil(self, order: Order, store: ArtifactStore, *, silence_s: float, watch: Watch) -> Fulfilled:
+        """Has the engine do it, and blocks until it is stored. `store` is the caller's own view of the run's store."""
+        ...
+
+    def close(self) -> None:
+        """Ends the engine and everything below it."""
+
+
+@dataclass(frozen=True)
+class LocalSeat:
+    """The engine is a child of this process."""
+
+    engine: Engine
+    reads_our_folders: ClassVar[bool] = True
+
+    def start(self) -> None:
+        """See `Seat`."""
+        self.engine.start()
+
+    def fulfil(self, order: Order, store: ArtifactStore, *, silence_s: float, watch: Watch) -> Fulfilled:
+        """See `Seat`."""
+        return fulfil(order, store, self.engine, silence_s=silence_s, watch=watch)
+
+    def close(self) -> None:
+        """See `Seat`."""
+        self.engine.close()
+
+
+@dataclass(frozen=True)
+class RaySeat:
+    """The engine is in an actor of a Ray cluster, which opens the store itself."""
+
+    engine: RayEngine
+    reads_our_folders: ClassVar[bool] = False
+
+    def start(self) -> None:
+        """See `Seat`."""
+        self.engine.start()
+
+    def fulfil(self, order: Order, store: ArtifactStore, *, silence_s: float, watch: Watch) -> Fulfilled:
+        """See `Seat`."""
+        work = partial(_fulfil_there, order=order, silence_s=silence_s)
+        done: Fulfilled = self.engine.call(work, on_progress=watch)
+        return done
+
+    def close(self) -> None:
+        """See `Seat`."""
+        self.engine.close()
+
+
+def _fulfil_there(store: ArtifactStore, engine: Engine, watch: Watch, *, order: Order, silence_s: float) -> Fulfilled:
+    return fulfil(order, store, engine, silence_s=silence_s, watch=watch)
+
+
+class Engines:
+    """Starts all engines at once and ends them together.
+
+    `seats` has every engine by its name, `rollout_names` are those that share an iteration's prompts; `scoring`, which
+    runs the user's code in the user's folder, is always here.
+    """
+
+    def __init__(self, spec: RunSpec, settings: Settings, logs: Path, *, run: str = "") -> None:
+        require_shared_store(spec, settings.store_root)
+        plans = plan_engines(spec)
+        scoring = launch(plans.pop("scoring"), settings, logs)
+        self._cluster = RayCluster(spec.engines.address)
+        self.scoring: Engine = scoring
+        self.rollout_names = rollout_names(spec)
+        self.seats: dict[str, Seat] = {"scoring": LocalSeat(scoring)}
+        for name, plan in plans.items():
+            if spec.engines.backend == "ray":
+                self.seats[name] = RaySeat(self._on_ray(plan, spec, settings, logs, run or spec.name))
+            else:
+                self.seats[name] = LocalSeat(launch(plan, settings, logs))
+
+    def _on_ray(self, plan: EnginePlan, spec: RunSpec, settings: Settings, logs: Path, run: str) -> RayEngine:
+        resources = resources_of(plan.role, spec)
+        threads = settings.engine_threads or int(resources.get("CPU", 0)) or None
+        return RayEngine(
+            plan.name,
+            self._cluster,
+            Blueprint(
+                partial(launch_on_node, plan=plan, run=run, threads=threads),
+                partial(open_store, settings.store_root),
+                partial(code_facts, plan.role),
+            ),
+            resources=resources,
+            placement_timeout_s=spec.engines.placement_timeout_s,
+            log=logs / f"{plan.name}.log",
+        )
+
+    def start(self) -> None:
+        """Start them; they import while the caller goes on. The scoring engine is needed first.
+
+        RayUnavailable where there is no cluster: better now than after the first stage.
+        """
+        for seat in self.seats.values():
+            if not seat.reads_our_folders:
+                self._cluster.connect()
+            seat.start()
+
+    def close(self) -> None:
+        """End them and everything below them, all at once."""
+        with ThreadPoolExecutor(len(self.seats)) as pool:
+            list(pool.map(lambda seat: seat.close(), self.seats.values()))
+        self._cluster.close()
+
+
+def resources_of(role: str, spec: RunSpec) -> dict[str, float]:
+    """What an engine asks of Ray: what the spec says, or the GPUs that it works with."""
+    if role == "rollout":
+        return spec.engines.rollout_resources or {"GPU": float(spec.engines.tensor_parallel_size)}
+    return spec.engines.training_resources or {"GPU": float(spec.training.num_ranks)}
+
+
+def require_shared_store(spec: RunSpec, store_root: str) -> None:
+    """Raise InputError where engines on other machines could not reach the store."""
+    if spec.engines.backend == "ray" and not store_root.startswith(REMOTE):
+        raise InputError(
+            f"engines.backend=ray with the store {store_root}: the engines run on other machines, which cannot reach a "
+            "folder of this one. Set PPOFLOW_STORE=s3://BUCKET/PREFIX, here and on every node"
+        )

@@ -1,0 +1,101 @@
+"""An order is one stage's work as plain data, so that it can be done wherever its engine is.
+
+    the flow                          beside the engine: in this process, or on another machine
+    Order ─────────────────────────► fetch the inputs, run the engine's job into a scratch folder,
+    Fulfilled (reference, facts) ◄── finish it, write its stats.json, put it into the store
+
+Only this crosses: an order and what came of it. Artifacts go through the store.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.artifacts import ArtifactRef, ArtifactStore
+from infra.engines.protocol import Engine, EngineInput, EngineJob, EngineJobError, EngineProgress, EngineReply
+from ppo_core.records import InputError
+
+STATS = "stats.json"
+Watch = Callable[[EngineProgress], None]
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A folder of the user's that was stored to reach another machine; the engine is told the folder's own digest."""
+
+    ref: ArtifactRef
+    digest: str
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to make, of what, and what to store it as. Survives pickling.
+
+    `inputs` are artifacts to fetch; `folders` lie on the engine's machine already, or are shipped. `lineage` is what
+    the stored artifact names as its inputs. `finish`, a function of a module, completes what the engine made.
+    """
+
+    job: str
+    spec: Mapping[str, Any]
+    kind: str
+    key: str
+    inputs: Mapping[str, ArtifactRef] = field(default_factory=dict)
+    folders: Mapping[str, EngineInput | Shipped] = field(default_factory=dict)
+    lineage: tuple[ArtifactRef, ...] = ()
+    finish: Callable[[Path], None] | None = None
+
+
+@dataclass(frozen=True)
+class Fulfilled:
+    """The artifact made, what the engine says of it, and the seconds: in the engine, with the store, on the way.
+
+    Those on the way only the sender knows.
+    """
+
+    ref: ArtifactRef
+    result: dict[str, Any]
+    engine_s: float
+    store_s: float
+    hops_s: float = 0.0
+
+
+def fulfil(order: Order, store: ArtifactStore, engine: Engine, *, silence_s: float, watch: Watch | None) -> Fulfilled:
+    """Run the job into a new folder and store it; after a failure the folder is gone."""
+    started = time.perf_counter()
+    inputs = {name: EngineInput(store.fetch(ref), ref.digest) for name, ref in order.inputs.items()}
+    for name, given in order.folders.items():
+        inputs[name] = EngineInput(store.fetch(given.ref), given.digest) if isinstance(given, Shipped) else given
+    output = store.scratch()
+    try:
+        asked = time.perf_counter()
+        job = EngineJob(order.job, inputs, output, order.spec)
+        reply = ask(engine, job, silence_s=silence_s, watch=watch)
+        answered = time.perf_counter()
+        if order.finish is not None:
+            order.finish(output)
+        (output / STATS).write_text(json.dumps(reply.result, indent=2, sort_keys=True) + "\n")
+        ref = store.put(output, order.kind, order.key, order.lineage)
+    finally:
+        shutil.rmtree(output, ignore_errors=True)
+    return Fulfilled(
+        ref,
+        reply.result,
+        engine_s=reply.seconds,
+        store_s=asked - started + time.perf_counter() - answered,
+    )
+
+
+def ask(engine: Engine, job: EngineJob, *, silence_s: float, watch: Watch | None = None) -> EngineReply:
+    """Have an engine do a job. Raises InputError (in the engine's words) for a user's mistake, else EngineError."""
+    try:
+        return engine.run(job, timeout_s=silence_s, on_progress=watch)
+    except EngineJobError as error:
+        if error.error_type == "InputError":
+            raise InputError(error.reason) from None
+        raise

@@ -1,0 +1,70 @@
+"""Asking a policy by hand, through the same rollout engine that training uses."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from infra.artifacts import ArtifactMissing, ArtifactRef, open_store
+from infra.artifacts.export import check_export
+from infra.engines.protocol import EngineInput, EngineJob
+from infra.mlflow.registry import describe
+from infra.settings import Settings
+from ppo_core.records import InputError
+from tasks.checks.state_folder import require_writable_state
+from tasks.runs.inspect import read_run
+from tasks.runs.policies import CHECKPOINT_TAG
+from tasks.stages.engine_programs import EnginePlan, launch
+from tasks.stages.jobs import ask
+
+
+def sample_policy(
+    model: str, prompt: str, *, temperature: float, max_tokens: int, count: int, seed: int, chat: bool
+) -> list[str]:
+    """`count` answers. Raises InputError where `model` names no policy."""
+    settings = Settings()
+    require_writable_state(settings)
+    policy = find_policy(model, settings)
+    engine = launch(EnginePlan("rollout", "sample"), settings, settings.home / "logs")
+    document = {
+        "prompt": prompt,
+        "temperature": temperature,
+        "max_tokens": max_tokens,
+        "count": count,
+        "seed": seed,
+        "chat": chat,
+    }
+    job = EngineJob("sample", {"policy": EngineInput(policy, str(policy))}, None, document)
+    try:
+        return list(ask(engine, job, silence_s=600.0).result["responses"])
+    finally:
+        engine.close()
+
+
+def find_policy(model: str, settings: Settings) -> Path:
+    """The Hugging Face folder of a registered model, a folder, or a run's best policy."""
+    if model.startswith("models:/"):
+        version = describe(settings.tracking_uri, model)
+        if CHECKPOINT_TAG in version.tags and (stored := stored_policy(version.tags[CHECKPOINT_TAG], settings)):
+            return stored
+        source = version.source
+        if not source.startswith("file://"):
+            raise InputError(f"{model} lies at {source}, which this machine cannot read: use one whose source is local")
+        return Path(unquote(urlsplit(source).path))
+    if (Path(model) / "config.json").is_file():
+        check_export(Path(model))
+        return Path(model).absolute()
+    if "/" in model:
+        raise InputError(f"{model} is no Hugging Face folder (no config.json): give a folder, a run or models:/…")
+    best = read_run(model).records[-1].best
+    return open_store(settings.store_root).fetch(best.checkpoint.bare()) / "policy"
+
+
+def stored_policy(reference: str, settings: Settings) -> Path | None:
+    """The folder of the policy in our store that a version's lineage names, wherever MLflow sees it; None if gone."""
+    checkpoint = ArtifactRef.model_validate(json.loads(reference))
+    with suppress(ArtifactMissing):
+        return open_store(settings.store_root).fetch(checkpoint) / "policy"
+    return None

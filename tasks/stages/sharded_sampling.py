@@ -1,0 +1,146 @@
+"""Sampling responses with one rollout engine or several: what is stored is the same, byte for byte.
+
+    drawn prompts ─┬─► rollout:   prompts 0..85    ─► shard ─┐
+                   ├─► rollout-2: prompts 86..170  ─► shard ─┼─► rollout: merge ─► rollouts
+                   └─► rollout-3: prompts 171..255 ─► shard ─┘
+
+Every shard is an artifact of its own, so a retry after a death samples only what is missing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from prefect.client.schemas.objects import State
+
+from infra.engines.protocol import EngineProgress
+from infra.storage.outage import stop_waiting
+from ppo_core.records import GenerateJob, GenerateShardJob
+from tasks.stages.context import Workbench
+from tasks.stages.find_verified import find_whole
+from tasks.stages.jobs import Fulfilled, Order, Watch
+from tasks.stages.references import RolloutsRef, StageRef
+from tasks.stages.stage import Work, key_of, order_of, perform
+
+ROLE = "rollout"
+LOOK_S = 1.0
+"""So often a waiting main thread looks for Ctrl-C: a signal that another thread got does not wake it."""
+
+
+def sample_responses(
+    bench: Workbench, stage: str, job: GenerateJob, inputs: Mapping[str, StageRef]
+) -> State[Any] | StageRef:
+    """The rollouts: from the store (as the state `Cached`), or sampled now by all rollout engines."""
+    work = Work(stage, "rollouts", ROLE, "generate_rollouts", job, inputs, made=RolloutsRef)
+    names = bench.engines.rollout_names
+    if min(len(names), job.num_prompts) == 1:
+        return perform(bench, work)
+    return perform(bench, work, make=lambda key: by_several(bench, work, key, job, names))
+
+
+def by_several(bench: Workbench, work: Work, key: str, job: GenerateJob, names: Sequence[str]) -> Fulfilled:
+    """Sample shards side by side and merge them. Waits for all of them, also where one fails: they are kept."""
+    started = time.perf_counter()
+    parts = cut(job.num_prompts, len(names))
+    shards = [
+        replace(
+            work,
+            kind="shard",
+            job="generate_shard",
+            spec=GenerateShardJob(whole=job, first=part.start, count=len(part)),
+            made=StageRef,
+        )
+        for part in parts
+    ]
+    orders = [order_of(bench, shard, key_of(bench, shard)) for shard in shards]
+    for order in orders:
+        bench.pin(order.kind, order.key)
+    found = [find_whole(bench, order.kind, order.key) for order in orders]
+    looked_s = time.perf_counter() - started
+    missing = {number: order for number, order in enumerate(orders) if found[number] is None}
+    rows = sum(len(parts[number]) for number in missing) * job.samples_per_prompt
+    together = Together(bench.watch, rows, len(missing))
+    with ThreadPoolExecutor(len(orders)) as pool:
+        sent = {
+            number: pool.submit(bench.fulfil, names[number], order, together.part(number))
+            for number, order in missing.items()
+        }
+        try:
+            done = {number: future.result() for number, future in all_done(sent).items()}
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                # The run ends, and what is under way would hold it up.
+                bench.engines.close()
+                stop_waiting()
+            raise
+    refs = [ref or done[number].ref for number, ref in enumerate(found)]
+    merged = bench.fulfil(names[0], merging(order_of(bench, work, key), refs))
+    slowest = max(done.values(), key=lambda shard: shard.engine_s + shard.store_s + shard.hops_s, default=None)
+    return after(merged, slowest, looked_s)
+
+
+def merging(whole: Order, shards: Sequence[Any]) -> Order:
+    """The order that stores, under the whole's key and with its lineage, what the shards hold."""
+    inputs = {f"shard_{number}": ref for number, ref in enumerate(shards)}
+    return replace(whole, job="merge_rollouts", spec={}, inputs=inputs)
+
+
+def after(merged: Fulfilled, slowest: Fulfilled | None, looked_s: float) -> Fulfilled:
+    """The merged artifact with the seconds of the longest way to it."""
+    if slowest is None:
+        return replace(merged, store_s=merged.store_s + looked_s)
+    return replace(
+        merged,
+        engine_s=merged.engine_s + slowest.engine_s,
+        store_s=merged.store_s + slowest.store_s + looked_s,
+        hops_s=merged.hops_s + slowest.hops_s,
+    )
+
+
+def cut(number: int, parts: int) -> list[range]:
+    """0 to `number` in at most `parts` contiguous ranges, none empty, whose lengths differ by one at most.
+
+    >>> cut(5, 3)
+    [range(0, 1), range(1, 3), range(3, 5)]
+    """
+    parts = min(number, parts)
+    bounds = [number * part // parts for part in range(parts + 1)]
+    return [range(start, stop) for start, stop in pairwise(bounds)]
+
+
+def all_done(sent: Mapping[int, Future[Fulfilled]]) -> Mapping[int, Future[Fulfilled]]:
+    """The same, when all have ended."""
+    while wait(sent.values(), timeout=LOOK_S).not_done:
+        continue
+    return sent
+
+
+@dataclass
+class Together:
+    """Shows the progress of several engines as that of one."""
+
+    watch: Watch
+    total: int
+    engines: int
+    done: dict[int, int] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def part(self, number: int) -> Watch:
+        """The watch of one engine."""
+
+        def see(progress: EngineProgress) -> None:
+            with self.lock:
+                if progress.total:
+                    self.done[number] = progress.done
+                    note = f"{progress.note} of {self.engines} engines"
+                    done = sum(self.done.values())
+                    progress = EngineProgress(ROLE, "generate_rollouts", done, self.total, note)
+                self.watch(progress)
+
+        return see

@@ -1,0 +1,152 @@
+"""What all stages share: look in the store, else run an engine's job, store its folder, return a reference.
+
+A stage is a pure function: its key is the sha256 over its name, the spec it reads, the digests of its inputs and the
+fingerprint of the engine's code. Prefect's own result cache is not relied on; what the store has comes back in
+Prefect's state `Cached`, so its pages tell the truth.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from prefect import Task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import TaskRunContext
+from prefect.states import Completed
+
+from infra.artifacts import ArtifactRef
+from infra.artifacts.manifest import ArtifactError
+from infra.engines.protocol import EngineError, EngineInput
+from infra.runs.lease import LeaseLost
+from infra.runs.records import RecordError
+from infra.storage.objects import StoreUnavailable
+from ppo_core.records import InputError, content_digest
+from ppo_core.spec import Section
+from tasks.stages.context import Workbench
+from tasks.stages.find_verified import find_whole
+from tasks.stages.jobs import STATS, Fulfilled, Order
+from tasks.stages.references import StageRef
+from tasks.stages.source_upload import ship
+
+P = ParamSpec("P")
+R = TypeVar("R")
+RETRIES = 2
+RETRY_DELAYS_S = [1.0, 5.0]
+LASTING = (InputError, ValueError, ArtifactError, RecordError, LeaseLost, StoreUnavailable)
+"""Errors that the same stage would meet again; a store that does not answer has been waited for already."""
+
+
+class Stage(Task[P, R]):
+    """A task whose result a plain call returns, also when it comes in the state `Cached`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, return_state=True, **kwargs).result()
+
+
+def stage(name: str, *, retries: int = RETRIES) -> Callable[[Callable[P, Any]], Stage[P, Any]]:
+    """Make a function a stage: retried when an engine died or hung, never for input that cannot be used."""
+
+    def wrap(function: Callable[P, Any]) -> Stage[P, Any]:
+        return Stage(
+            fn=function,
+            name=name,
+            task_run_name=partial(run_name, name),
+            retries=retries,
+            retry_delay_seconds=RETRY_DELAYS_S[:retries],
+            retry_condition_fn=may_help_again,
+            cache_policy=NO_CACHE,
+            persist_result=False,
+        )
+
+    return wrap
+
+
+def run_name(stage: str, parameters: dict[str, Any]) -> str:
+    """What Prefect's pages call one run of a stage: with the iteration that it is of, where it works on a run."""
+    bench = parameters.get("bench")
+    return f"{stage}-{bench.timings.iteration}" if isinstance(bench, Workbench) else stage
+
+
+def told(result: R, message: str, name: str = "Completed") -> State[R] | R:
+    """A stage's result in a state that says what came out, as logs and pages show it; outside of Prefect the result."""
+    return result if TaskRunContext.get() is None else Completed(name=name, message=message, data=result)
+
+
+def may_help_again(task: Any, task_run: TaskRun, state: State[Any]) -> bool:
+    """Whether a failed stage is worth another try."""
+    error = state.result(raise_on_failure=False)
+    return error.retryable if isinstance(error, EngineError) else not isinstance(error, LASTING)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One stage's work: `inputs` are artifacts, `paths` other folders; `finish` completes the folder made.
+
+    `restoration` is what an engine that has lost its warm state needs besides to have it again; the result is the same.
+    """
+
+    stage: str
+    kind: str
+    engine: str
+    job: str
+    spec: Section
+    inputs: Mapping[str, StageRef] = field(default_factory=dict)
+    paths: Mapping[str, EngineInput] = field(default_factory=dict)
+    made: type[StageRef] = StageRef
+    finish: Callable[[Path], None] | None = None
+    restoration: Mapping[str, ArtifactRef] = field(default_factory=dict)
+
+
+def key_of(bench: Workbench, work: Work) -> str:
+    """The cache key."""
+    digests = {name: ref.digest for name, ref in work.inputs.items()}
+    digests |= {name: given.digest for name, given in work.paths.items()}
+    spec = work.spec.model_dump(mode="json")
+    return content_digest([work.stage, work.job, spec, digests, bench.fingerprint(work.engine)])
+
+
+def perform(
+    bench: Workbench, work: Work, make: Callable[[str], Fulfilled] | None = None, *, begun: float | None = None
+) -> State[Any] | StageRef:
+    """The stage's reference: from the store (as the state `Cached`), or made now, by one order or by `make(key)`.
+
+    `begun` is when the stage's work began, where this is only the end of it.
+    """
+    started = time.perf_counter()
+    key = key_of(bench, work)
+    with bench.timings.outside("store"):
+        bench.pin(work.kind, key)
+        found = find_whole(bench, work.kind, key)
+    if found is not None:
+        ref = work.made.of(found, json.loads((bench.store.fetch(found) / STATS).read_text()))
+        bench.timings.add(work.stage, wall=time.perf_counter() - started, cached=True)
+        return told(ref, f"{ref.in_words()}; {work.kind}/{key} was in the store", "Cached")
+    done = bench.fulfil(work.engine, order_of(bench, work, key)) if make is None else make(key)
+    bench.timings.add_outside("store", done.store_s)
+    bench.timings.add_outside("hops", done.hops_s)
+    bench.timings.add(work.stage, wall=time.perf_counter() - started, engine=done.engine_s)
+    ref = work.made.of(done.ref, done.result)
+    return told(ref, f"{ref.in_words()} in {time.perf_counter() - (begun or started):.1f} s")
+
+
+def order_of(bench: Workbench, work: Work, key: str) -> Order:
+    """The work as an order to its engine."""
+    inputs = {name: ref.bare() for name, ref in work.inputs.items()}
+    here = bench.engines.seats[work.engine].reads_our_folders
+    return Order(
+        job=work.job,
+        spec=work.spec.model_dump(mode="json"),
+        kind=work.kind,
+        key=key,
+        inputs={**inputs, **work.restoration},
+        folders=work.paths if here else {name: ship(bench, given) for name, given in work.paths.items()},
+        lineage=tuple(inputs.values()),
+        finish=work.finish,
+    )

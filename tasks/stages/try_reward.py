@@ -1,0 +1,56 @@
+"""Trying a spec's reward functions on a few rows, in the scoring engine, without a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.engines.protocol import EngineInput, EngineJob
+from infra.settings import Settings
+from ppo_core.spec import RunSpec
+from tasks.checks.state_folder import require_writable_state
+from tasks.stages.dataset_job import reward_trial
+from tasks.stages.engine_programs import EnginePlan, launch
+from tasks.stages.jobs import ask
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """One row with its trial completion and what the functions say of it."""
+
+    prompt: Any
+    completion: str
+    components: dict[str, float | None]
+    score: float | None
+
+    def cells(self) -> list[str]:
+        """As a table shows it."""
+        prompt = self.prompt if isinstance(self.prompt, str) else str(self.prompt[-1].get("content", ""))
+        values = [*self.components.values(), self.score]
+        return [prompt, self.completion, *("none" if value is None else f"{value:g}" for value in values)]
+
+
+def try_reward(spec: RunSpec, completions: list[str]) -> list[TrialRow]:
+    """Score five rows. Raises InputError or EngineError with the complaint for what cannot be a reward."""
+    settings = Settings()
+    require_writable_state(settings)
+    engine = launch(EnginePlan("scoring", "reward"), settings, settings.home / "logs")
+    document = {**reward_trial(spec), "completions": completions}
+    job = EngineJob("try_reward", {"sources": EngineInput(Path(spec.folder).absolute(), "")}, None, document)
+    try:
+        rows = ask(engine, job, silence_s=spec.engines.reward_timeout_s).result["rows"]
+    finally:
+        engine.close()
+    return [TrialRow(**row) for row in rows]
+
+
+def complaints(rows: list[TrialRow]) -> list[str]:
+    """What a user should look at before training on these scores."""
+    scores = [row.score for row in rows]
+    found = []
+    if any(score is None for score in scores):
+        found.append(f"{scores.count(None)} of {len(scores)} rows have no score (None): they will not be learned from")
+    if len(scores) > 1 and len(set(scores)) == 1:
+        found.append(f"every row has the same score ({scores[0]}): PPO learns nothing from that; try --completion TEXT")
+    return found
