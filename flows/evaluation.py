@@ -45,9 +45,9 @@ def evaluate(model: str, overrides: list[str] | None = None, folder: str | None 
     spec = policy.spec.with_overrides(overrides or [])
     title = f"evaluation of {policy.run}@{policy.iteration}"
     console = RunConsole(title, 0)
-    with console, open_evaluation(policy, spec, title, console.progress) as bench:
-        dataset, evaluation = evaluate_held_out(bench, policy)
-        complaint = report_evaluation(bench, policy, evaluation)
+    with console, open_evaluation(policy, spec, title, console.progress) as context:
+        dataset, evaluation = evaluate_held_out(context, policy)
+        complaint = report_evaluation(context, policy, evaluation)
     return EvaluationReport(
         policy=policy.name,
         run=policy.run,

@@ -7,7 +7,7 @@ artifacts ◄── made again from their inputs, to the recorded digest        
 from __future__ import annotations
 
 from flows.console import RunConsole
-from flows.ppo import take_over
+from flows.ppo import finish_interrupted
 from flows.recovery import mend
 from infra.artifacts import ArtifactRef
 from tasks.prefect.crashed_runs import holder_note
@@ -18,7 +18,7 @@ from tasks.runs.errors import LeaseHeld
 from tasks.runs.fsck import Findings
 from tasks.runs.repair import repair_records, set_aside_unneeded
 from tasks.runs.run_state import effective_spec, last_record, spec_of_run
-from tasks.stages.context import Workbench, open_workbench
+from tasks.stages.context import RunContext, open_run_context
 
 Wanted = list[tuple[int, ArtifactRef]]
 
@@ -53,23 +53,23 @@ def remake_damaged(run: str, damaged: Wanted, folder: str | None = None) -> list
     """
     console, spec = RunConsole(run, 0), spec_of_run(run, folder)
     also_tag(spec.name)
-    with console, open_workbench(spec, run, console.progress, effective_spec, note=holder_note()) as bench:
-        take_over(bench, console)
-        return remake(bench, console, damaged)
+    with console, open_run_context(spec, run, console.progress, effective_spec, note=holder_note()) as context:
+        finish_interrupted(context, console)
+        return remake(context, console, damaged)
 
 
-def remake(bench: Workbench, console: RunConsole, damaged: Wanted) -> list[str]:
+def remake(context: RunContext, console: RunConsole, damaged: Wanted) -> list[str]:
     """The same with what the tasks of a run work with."""
     done = []
     for iteration, ref in damaged:
         # A copy that this machine has kept of a remote store says nothing of that store.
-        bench.store.set_aside(ref.kind, ref.key, digest=ref.digest)
-        again = mend(bench, console, [(iteration, ref)]) is None
+        context.store.set_aside(ref.kind, ref.key, digest=ref.digest)
+        again = mend(context, console, [(iteration, ref)]) is None
         verdict = "is whole again, with the same digest" if again else "could not be made again to the same digest"
         done.append(f"{ref.kind} of iteration {iteration} {verdict}")
-    last = last_record(bench.records)
+    last = last_record(context.records)
     if last is not None:
-        done.append(f"the best policy is copied to {export_best(bench, usable_best(bench, last))}")
+        done.append(f"the best policy is copied to {export_best(context, usable_best(context, last))}")
     return done
 
 

@@ -23,7 +23,7 @@ from tasks.runs.guards import check_disk, current_attempt, diverged, keep_eviden
 from tasks.runs.iteration_record import Attempt, IterationRecord
 from tasks.runs.run_state import record_at
 from tasks.score_rollouts import score_rollouts
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 from tasks.stages.references import DatasetRef
 from tasks.start_policy import start_policy
 from tasks.update_policy import update_policy
@@ -32,17 +32,17 @@ StageName = Literal["generate", "score", "advantages", "update", "evaluate"]
 STAGES: tuple[StageName, ...] = ("generate", "score", "advantages", "update", "evaluate")
 
 
-def begin(bench: Workbench, dataset: DatasetRef) -> IterationRecord:
+def begin(context: RunContext, dataset: DatasetRef) -> IterationRecord:
     """Record 0: the policy that PPO starts from, and how good it is."""
-    bench.timings.iteration = 0
-    checkpoint = start_policy(bench, dataset)
-    evaluation = evaluate_policy(bench, checkpoint, dataset) if bench.spec.dataset.evaluation else None
+    context.timings.iteration = 0
+    checkpoint = start_policy(context, dataset)
+    evaluation = evaluate_policy(context, checkpoint, dataset) if context.spec.dataset.evaluation else None
     made = Made(checkpoint=checkpoint, evaluation=evaluation)
-    return commit_iteration(bench, draft_record(bench, made, dataset, None, Attempt()))
+    return commit_iteration(context, draft_record(context, made, dataset, None, Attempt()))
 
 
 def run_stages(
-    bench: Workbench,
+    context: RunContext,
     dataset: DatasetRef,
     previous: IterationRecord,
     attempt: Attempt,
@@ -52,7 +52,7 @@ def run_stages(
 ) -> Made:
     """The iteration after `previous`; of the stages before `start`, what the record `given` has is taken."""
     number, restoration = previous.iteration + 1, previous.restoration()
-    bench.timings.iteration = number
+    context.timings.iteration = number
 
     def taken(name: StageName, ref: ArtifactRef | None) -> bool:
         return ref is not None and STAGES.index(name) < STAGES.index(start)
@@ -61,7 +61,7 @@ def run_stages(
         rollouts = given.rollouts
     else:
         rollouts = generate_rollouts(
-            bench,
+            context,
             previous.checkpoint,
             dataset,
             iteration=number,
@@ -71,12 +71,12 @@ def run_stages(
     if given is not None and taken("score", given.scores):
         scores = given.scores
     else:
-        scores = score_rollouts(bench, rollouts, dataset)
+        scores = score_rollouts(context, rollouts, dataset)
     if given is not None and taken("advantages", given.experience):
         experience = given.experience
     else:
         experience = compute_advantages(
-            bench,
+            context,
             previous.checkpoint,
             previous.reference,
             rollouts,
@@ -88,23 +88,23 @@ def run_stages(
         checkpoint = given.checkpoint
     else:
         checkpoint = update_policy(
-            bench,
+            context,
             previous.checkpoint,
             experience,
             dataset,
             iteration=number,
             rate_factor=attempt.rate_factor,
-            full=given.checkpoint.full if given is not None else writes_full(bench.spec, number),
+            full=given.checkpoint.full if given is not None else writes_full(context.spec, number),
             restoration=restoration,
         )
     evaluated = given is not None and given.evaluation is not None  # perhaps only as the last one, then
-    due = evaluated or evaluates_at(bench.spec, number)
-    evaluation = evaluate_policy(bench, checkpoint, dataset) if due else None
+    due = evaluated or evaluates_at(context.spec, number)
+    evaluation = evaluate_policy(context, checkpoint, dataset) if due else None
     return Made(checkpoint, rollouts, scores, experience, evaluation)
 
 
 def iterate(
-    bench: Workbench,
+    context: RunContext,
     console: RunConsole,
     dataset: DatasetRef,
     previous: IterationRecord,
@@ -113,44 +113,44 @@ def iterate(
     start: StageName = "generate",
 ) -> IterationRecord:
     """One iteration, from the record before to its own; after a rollback, the earlier record to go on from."""
-    check_disk(bench, previous)
-    attempt = current_attempt(bench, previous.iteration + 1)
+    check_disk(context, previous)
+    attempt = current_attempt(context, previous.iteration + 1)
     try:
-        made = run_stages(bench, dataset, previous, attempt, given=given, start=start)
+        made = run_stages(context, dataset, previous, attempt, given=given, start=start)
     except EngineError as error:
         complaint = not_finite(error)
         if complaint is None:
             raise
-        return gone_wrong(bench, console, previous.iteration + 1, [complaint], None)
-    draft = draft_record(bench, made, dataset, previous, attempt)
-    passed = [str(violation) for violation in passed_limits(bench, draft)]
-    if passed and bench.spec.guards.on_divergence == "warn":
+        return gone_wrong(context, console, previous.iteration + 1, [complaint], None)
+    draft = draft_record(context, made, dataset, previous, attempt)
+    passed = [str(violation) for violation in passed_limits(context, draft)]
+    if passed and context.spec.guards.on_divergence == "warn":
         console.say(f"! iteration {draft.iteration}: {'; '.join(passed)}; going on, as guards.on_divergence=warn says")
         draft = draft.model_copy(update={"violations": passed})
     elif passed:
-        return gone_wrong(bench, console, draft.iteration, passed, draft)
-    return commit_iteration(bench, draft)
+        return gone_wrong(context, console, draft.iteration, passed, draft)
+    return commit_iteration(context, draft)
 
 
 def gone_wrong(
-    bench: Workbench, console: RunConsole, iteration: int, passed: list[str], draft: IterationRecord | None
+    context: RunContext, console: RunConsole, iteration: int, passed: list[str], draft: IterationRecord | None
 ) -> IterationRecord:
     """Keep the evidence, then go back to an earlier record, or raise DivergedError."""
-    evidence = keep_evidence(bench, iteration, passed, draft)
-    if bench.spec.guards.on_divergence != "rollback":
-        raise diverged(bench.run, iteration, passed, evidence)
-    after = roll_back(bench, iteration, passed)
+    evidence = keep_evidence(context, iteration, passed, draft)
+    if context.spec.guards.on_divergence != "rollback":
+        raise diverged(context.run, iteration, passed, evidence)
+    after = roll_back(context, iteration, passed)
     if after is None:
-        spent = f"It was rolled back {bench.spec.guards.max_rollbacks} times (guards.max_rollbacks) before. "
-        raise diverged(bench.run, iteration, passed, evidence, spent)
-    attempt = current_attempt(bench, after + 1)
-    count = f"rollback {attempt.number} of {bench.spec.guards.max_rollbacks}"
+        spent = f"It was rolled back {context.spec.guards.max_rollbacks} times (guards.max_rollbacks) before. "
+        raise diverged(context.run, iteration, passed, evidence, spent)
+    attempt = current_attempt(context, after + 1)
+    count = f"rollback {attempt.number} of {context.spec.guards.max_rollbacks}"
     console.say(
         f"! iteration {iteration} diverged: {'; '.join(passed)} (evidence: {evidence}); {count}: back to iteration "
         f"{after}, with other samples and learning rates times {attempt.rate_factor:g}"
     )
-    bench.timings.restart()
-    return record_at(bench.records, after)
+    context.timings.restart()
+    return record_at(context.records, after)
 
 
 def writes_full(spec: RunSpec, iteration: int) -> bool:

@@ -35,10 +35,10 @@ from tasks.runs.progress import ProgressFile
 from tasks.runs.retention import release, remove_leftovers
 from tasks.runs.run_state import effective_spec, first_record, last_record, record_at, restore_spec
 from tasks.runs.store_outages import outages_told, stop_waiting
-from tasks.stages.context import Workbench, open_workbench
-from tasks.stages.find_verified import hold
+from tasks.stages.context import RunContext, open_run_context
+from tasks.stages.find_verified import pin_all
 from tasks.stages.references import DatasetRef
-from tasks.verify_artifact import needs_of
+from tasks.verify_artifact import resume_inputs
 
 MIB = 2**20
 DAMAGES = 3
@@ -90,128 +90,130 @@ def train(
     with outages_told(console.say):
         for note in check_deployed(spec, run):
             console.say(note)
-    opened = open_workbench(
+    opened = open_run_context(
         spec, run, console.progress, effective_spec, note=holder_note(), wait=wait, keep=lambda: not page_is_open()
     )
-    with console, outages_told(console.say), opened as bench:
-        console.step(f"run {bench.run}; Prefect page {page_url()} (flow ppo-training)")
-        take_over(bench, console)
-        greet(console, bench, last_record(bench.records))
-        begin_report(bench, partial(tell, console), console.say)
+    with console, outages_told(console.say), opened as context:
+        console.step(f"run {context.run}; Prefect page {page_url()} (flow ppo-training)")
+        finish_interrupted(context, console)
+        greet(console, context, last_record(context.records))
+        begin_report(context, partial(tell, console), console.say)
         try:
-            dataset = prepare_dataset(bench)
-            record = last_whole(bench, console)
+            dataset = prepare_dataset(context)
+            record = last_whole(context, console)
             if rerun is not None:
-                record = do_again(bench, console, dataset, rerun)
+                record = rerun_iteration(context, console, dataset, rerun)
             if record is None:
-                record = begin_shown(bench, console, dataset)
-            record = go_on(bench, console, dataset, record)
-            return finish(bench, console, record)
+                record = begin_shown(context, console, dataset)
+            record = train_loop(context, console, dataset, record)
+            return finish(context, console, record)
         except BaseException:
             stop_waiting()
-            leave_best(bench, console)
+            leave_best(context, console)
             raise
 
 
-def begin_shown(bench: Workbench, console: RunConsole, dataset: DatasetRef) -> IterationRecord:
+def begin_shown(context: RunContext, console: RunConsole, dataset: DatasetRef) -> IterationRecord:
     """Record 0, and what its policy answers."""
-    record = begin(bench, dataset)
-    show(bench, console, record)
+    record = begin(context, dataset)
+    show(context, console, record)
     console.samples("answers before PPO", record, record)
     return record
 
 
-def take_over(bench: Workbench, console: RunConsole) -> None:
+def finish_interrupted(context: RunContext, console: RunConsole) -> None:
     """Finish what holders of the run that died have left half done, and have Prefect's pages say that they died."""
-    if bench.lease is not None:
-        for name in mark_crashed(bench.lease.predecessors):
+    if context.lease is not None:
+        for name in mark_crashed(context.lease.predecessors):
             console.say(f"flow run {name} had died; Prefect shows it as Crashed now")
-    if restore_spec(bench.records):
-        console.say(f"the spec of run {bench.run} was lost; it is written again from the run's first record")
-    if freed := remove_leftovers(bench):
+    if restore_spec(context.records):
+        console.say(f"the spec of run {context.run} was lost; it is written again from the run's first record")
+    if freed := remove_leftovers(context):
         console.say(f"removed what dead processes had left in the store: {freed / MIB:.1f} MiB")
-    finish_rollback(bench)
+    finish_rollback(context)
 
 
-def go_on(bench: Workbench, console: RunConsole, dataset: DatasetRef, record: IterationRecord) -> IterationRecord:
+def train_loop(
+    context: RunContext, console: RunConsole, dataset: DatasetRef, record: IterationRecord
+) -> IterationRecord:
     """Iterate up to the last iteration. What is found damaged on the way is made again."""
-    damages, bench.timings.iteration = 0, record.iteration
-    while record.iteration < bench.spec.iterations:
+    damages, context.timings.iteration = 0, record.iteration
+    while record.iteration < context.spec.iterations:
         try:
-            after = iterate(bench, console, dataset, record)
+            after = iterate(context, console, dataset, record)
         except (ArtifactCorrupted, ArtifactMissing) as error:
             damages += 1
             console.say(f"! {error}")
             if damages == DAMAGES:
                 raise
-            dataset = prepare_dataset(bench)
-            record = last_whole(bench, console) or begin_shown(bench, console, dataset)
+            dataset = prepare_dataset(context)
+            record = last_whole(context, console) or begin_shown(context, console, dataset)
             continue
         damages = 0
         if after.iteration > record.iteration:  # not rolled back
-            show(bench, console, after)
-            release(bench)
-            for whose, complaint in bench.needs.unreadable.items():
+            show(context, console, after)
+            release(context)
+            for whose, complaint in context.needs.unreadable.items():
                 console.say_once(f"! what {whose} needs cannot be told, so no checkpoint is removed: {complaint}")
         record = after
     return record
 
 
-def do_again(bench: Workbench, console: RunConsole, dataset: DatasetRef, rerun: Rerun) -> IterationRecord:
+def rerun_iteration(context: RunContext, console: RunConsole, dataset: DatasetRef, rerun: Rerun) -> IterationRecord:
     """Take an iteration and those after it out of the run, and do it again from a stage on."""
-    given, previous = record_at(bench.records, rerun.iteration), record_at(bench.records, rerun.iteration - 1)
+    given, previous = record_at(context.records, rerun.iteration), record_at(context.records, rerun.iteration - 1)
     made = (given.rollouts, given.scores, given.experience, given.checkpoint)[: STAGES.index(rerun.start)]
     taken = [(rerun.iteration, ref) for ref in made if ref is not None]
-    hold(bench, [ref for _, ref in taken])
-    if mend(bench, console, [*needs_of(previous), *taken]) is not None:
+    pin_all(context, [ref for _, ref in taken])
+    if mend(context, console, [*resume_inputs(previous), *taken]) is not None:
         raise InputError(f"iteration {rerun.iteration} cannot be done again: what it starts from is not whole")
-    replaced = bench.supersede(previous.iteration)
+    replaced = context.supersede(previous.iteration)
     console.say(f"iteration {rerun.iteration} again from stage {rerun.start}; taken out of the run: {replaced}")
-    record = iterate(bench, console, dataset, previous, given=given, start=rerun.start)
+    record = iterate(context, console, dataset, previous, given=given, start=rerun.start)
     if record.iteration == rerun.iteration:
-        show(bench, console, record)
+        show(context, console, record)
     return record
 
 
-def finish(bench: Workbench, console: RunConsole, record: IterationRecord) -> RunReport:
+def finish(context: RunContext, console: RunConsole, record: IterationRecord) -> RunReport:
     """Register the best policy and say where everything is. Without a registry the run is done all the same."""
-    best = usable_best(bench, record)
+    best = usable_best(context, record)
     try:
-        registered = register_policy(bench, record, best)
+        registered = register_policy(context, record, best)
     except RegistryError as error:
         registered = None
         console.say(f"the policy is not registered: {error}; the same command tries again, without training")
-    tell(console, report_end(bench))
-    folder = export_best(bench, best)
-    console.samples("answers after PPO", record, first_record(bench.records))
+    tell(console, report_end(context))
+    folder = export_best(context, best)
+    console.samples("answers after PPO", record, first_record(context.records))
     return RunReport(
-        run=bench.run,
+        run=context.run,
         iterations=record.iteration,
         best_iteration=best.iteration,
         best_value=best.value,
-        best=best_in_words(best, record_at(bench.records, best.iteration).metrics),
+        best=best_in_words(best, record_at(context.records, best.iteration).metrics),
         policy=registered,
         policy_folder=folder,
         metrics=record.metrics,
     )
 
 
-def show(bench: Workbench, console: RunConsole, record: IterationRecord) -> None:
+def show(context: RunContext, console: RunConsole, record: IterationRecord) -> None:
     """Tell people, Prefect and MLflow of a committed iteration."""
     console.iteration(record)
     if record.cached_stages:
         console.say(f"iteration {record.iteration}: from the store came {', '.join(record.cached_stages)}")
-    tell(console, report(bench, record))
+    tell(console, report(context, record))
     if record.best.iteration == record.iteration:
-        export_best(bench, record.best)
+        export_best(context, record.best)
 
 
-def leave_best(bench: Workbench, console: RunConsole) -> None:
+def leave_best(context: RunContext, console: RunConsole) -> None:
     """However a run ends, the best policy that was committed lies in its folder. Never hides why the run ended."""
     try:
-        last = last_record(bench.records)
+        last = last_record(context.records)
         if last is not None:
-            export_best(bench, usable_best(bench, last))
+            export_best(context, usable_best(context, last))
     except (ArtifactError, OSError, StoreUnavailable) as error:
         console.say(f"! the best policy could not be left in the run's folder: {error}")
 
@@ -223,15 +225,15 @@ def tell(console: RunConsole, complaint: str | None) -> None:
     console.complaint = complaint
 
 
-def greet(console: RunConsole, bench: Workbench, record: IterationRecord | None) -> None:
+def greet(console: RunConsole, context: RunContext, record: IterationRecord | None) -> None:
     """Say where the run starts, or goes on, and what it does otherwise than its spec says."""
-    for note in bench.spec.notes():
+    for note in context.spec.notes():
         console.say(note)
     if record is None:
-        console.step(f"a new run of {bench.spec.iterations} iterations; engines are starting")
+        console.step(f"a new run of {context.spec.iterations} iterations; engines are starting")
     else:
         console.step(
-            f"going on after iteration {record.iteration} of {bench.spec.iterations}, data at {record.cursor}; "
+            f"going on after iteration {record.iteration} of {context.spec.iterations}, data at {record.cursor}; "
             "engines are starting"
         )
 

@@ -23,7 +23,7 @@ from tasks.promote_policy import Approval, Trial, alias_at, move_alias, roll_bac
 from tasks.runs.held_out import evaluate_held_out, open_evaluation
 from tasks.runs.policies import Policy, find_policy, registered
 from tasks.runs.promotion_gates import check_gates, passed
-from tasks.stages.context import Watch, Workbench
+from tasks.stages.context import OnProgress, RunContext
 
 HOUR_S = 3600
 ASK_AGAIN_S = 2
@@ -75,21 +75,21 @@ def promote(
         return PromotionReport(trial=trial, moved=moved, verdict=moved)
 
 
-def held_trial(candidate: Policy, champion: Policy | None, spec: RunSpec, watch: Watch) -> Trial:
+def held_trial(candidate: Policy, champion: Policy | None, spec: RunSpec, on_progress: OnProgress) -> Trial:
     """Compare with engines that are gone when a person is asked."""
     version = registered(candidate)
-    with open_evaluation(candidate, spec, f"promotion of {version.name}/{version.version}", watch) as bench:
-        return try_candidate(bench, candidate, champion)
+    with open_evaluation(candidate, spec, f"promotion of {version.name}/{version.version}", on_progress) as context:
+        return try_candidate(context, candidate, champion)
 
 
-def try_candidate(bench: Workbench, candidate: Policy, champion: Policy | None) -> Trial:
-    """Evaluate both on the held-out set of the bench's spec, compare, and look at the gates."""
-    spec, version = bench.spec.promotion, registered(candidate)
-    dataset, evaluation = evaluate_held_out(bench, candidate)
+def try_candidate(context: RunContext, candidate: Policy, champion: Policy | None) -> Trial:
+    """Evaluate both on the held-out set of the context's spec, compare, and look at the gates."""
+    spec, version = context.spec.promotion, registered(candidate)
+    dataset, evaluation = evaluate_held_out(context, candidate)
     other = comparison = None
     if champion is not None:
-        _, other = evaluate_held_out(bench, champion, candidate)
-        comparison = compare_policies(bench, evaluation, other, dataset)
+        _, other = evaluate_held_out(context, champion, candidate)
+        comparison = compare_policies(context, evaluation, other, dataset)
     trial = Trial(
         model=version.name,
         alias=spec.alias,
@@ -100,7 +100,7 @@ def try_candidate(bench: Workbench, candidate: Policy, champion: Policy | None) 
         champion_evaluation=other,
         comparison=comparison,
     )
-    show_trial(bench, trial)
+    show_trial(context, trial)
     return trial
 
 

@@ -11,84 +11,84 @@ from infra.artifacts import ArtifactError, ArtifactRef
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.iteration_record import Attempt, IterationRecord
 from tasks.runs.run_state import last_record, record_at, recorded_spec, with_changes
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 from tasks.start_policy import start_policy
-from tasks.verify_artifact import needs_of, set_aside_damaged
+from tasks.verify_artifact import resume_inputs, set_aside_damaged
 
 
-def last_whole(bench: Workbench, console: RunConsole) -> IterationRecord | None:
+def last_whole(context: RunContext, console: RunConsole) -> IterationRecord | None:
     """The last record of which all that going on needs is whole, after making again what can be; None: none is.
 
     Records after it are taken out of the run, and their iterations done again.
     """
-    last = last_record(bench.records)
+    last = last_record(context.records)
     if last is None:
         return None
     lost: set[str] = set()
     for iteration in reversed(range(last.iteration + 1)):
-        record = record_at(bench.records, iteration)
-        if lost & {ref.digest for _, ref in needs_of(record)}:
+        record = record_at(context.records, iteration)
+        if lost & {ref.digest for _, ref in resume_inputs(record)}:
             continue
-        missing = mend(bench, console, needs_of(record, best=True))
-        if missing is not None and missing.digest not in {ref.digest for _, ref in needs_of(record)}:
+        missing = mend(context, console, resume_inputs(record, best=True))
+        if missing is not None and missing.digest not in {ref.digest for _, ref in resume_inputs(record)}:
             console.say("! the best policy is lost; the best of those that are there takes its place")
-            missing = mend(bench, console, needs_of(record))
+            missing = mend(context, console, resume_inputs(record))
         if missing is not None:
             lost.add(missing.digest)
             continue
         if iteration < last.iteration:
-            bench.supersede(iteration)
+            context.supersede(iteration)
             console.say(f"! falling back to iteration {iteration}, the last whole one; those after it are done again")
         return record
-    bench.supersede(-1)
+    context.supersede(-1)
     console.say("! no iteration is whole: the run begins anew")
     return None
 
 
-def mend(bench: Workbench, console: RunConsole, needs: Iterable[tuple[int, ArtifactRef]]) -> ArtifactRef | None:
+def mend(context: RunContext, console: RunConsole, needs: Iterable[tuple[int, ArtifactRef]]) -> ArtifactRef | None:
     """Make again what is not whole of `needs` (artifacts, each with its iteration), to the same digest.
 
     None once all is whole, else the first that could not be made again.
     """
     for iteration, ref in needs:
-        complaint = set_aside_damaged(bench, ref)
+        complaint = set_aside_damaged(context, ref)
         if complaint is None:
             continue
         console.say(f"! {complaint}; making it again")
-        if not remake(bench, iteration, ref):
+        if not remake(context, iteration, ref):
             console.say(f"! {ref.kind} of iteration {iteration} could not be made again to the same digest")
             return ref
         console.say(f"{ref.kind} of iteration {iteration} is whole again, with the same digest")
     return None
 
 
-def remake(bench: Workbench, iteration: int, ref: ArtifactRef) -> bool:
+def remake(context: RunContext, iteration: int, ref: ArtifactRef) -> bool:
     """Run the stages of an iteration that `ref` needs; the latest ones first, earlier ones where those do not do."""
-    record = record_at(bench.records, iteration)
-    with settings_of(bench, record):
-        dataset = prepare_dataset(bench)
+    record = record_at(context.records, iteration)
+    with settings_of(context, record):
+        dataset = prepare_dataset(context)
         if iteration == 0:
-            start_policy(bench, dataset)
-            return set_aside_damaged(bench, ref) is None
-        previous = record_at(bench.records, iteration - 1)
+            start_policy(context, dataset)
+            return set_aside_damaged(context, ref) is None
+        previous = record_at(context.records, iteration - 1)
         attempt = Attempt(number=record.attempt, rate_factor=record.rate_factor)
         for start in reversed(STAGES[: STAGES.index("update") + 1]):
             try:
-                run_stages(bench, dataset, previous, attempt, given=record, start=start)
+                run_stages(context, dataset, previous, attempt, given=record, start=start)
             except ArtifactError:
                 continue
-            if set_aside_damaged(bench, ref) is None:
+            if set_aside_damaged(context, ref) is None:
                 return True
     return False
 
 
 @contextmanager
-def settings_of(bench: Workbench, record: IterationRecord) -> Iterator[None]:
+def settings_of(context: RunContext, record: IterationRecord) -> Iterator[None]:
     """Have the spec that the record was made with; some of it may have been changed since."""
-    now = bench.spec
-    made_with = with_changes(recorded_spec(bench.records) or now, record.changed)
-    bench.spec = made_with.model_copy(update={"folder": now.folder})
+    now = context.spec
+    made_with = with_changes(recorded_spec(context.records) or now, record.changed)
+    context.spec = made_with.model_copy(update={"folder": now.folder})
     try:
         yield
     finally:
-        bench.spec = now
+        context.spec = now

@@ -20,7 +20,7 @@ from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.run_state import record_at, with_changes
 from tasks.runs.verification import Comparison, check_recorded, chosen_iterations, compared, open_verification
 from tasks.score_rollouts import score_rollouts
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 from tasks.start_policy import start_policy
 from tasks.update_policy import update_policy
 
@@ -48,14 +48,14 @@ def verify(run: str, iterations: str | None = None, folder: str | None = None) -
         folder: Where the spec's folder (data, reward functions) is now, if it has moved
     """
     console = RunConsole(run, 0)
-    with console, open_verification(run, folder, console.progress) as bench:
-        also_tag(bench.spec.name)
-        chosen = chosen_iterations(bench.records, iterations)
-        recorded, found = bench.spec, list[Comparison]()
+    with console, open_verification(run, folder, console.progress) as context:
+        also_tag(context.spec.name)
+        chosen = chosen_iterations(context.records, iterations)
+        recorded, found = context.spec, list[Comparison]()
         for iteration in chosen:
-            record = record_at(bench.records, iteration)
-            bench.spec = with_changes(recorded, record.changed)
-            for comparison in verify_iteration(bench, record):
+            record = record_at(context.records, iteration)
+            context.spec = with_changes(recorded, record.changed)
+            for comparison in verify_iteration(context, record):
                 found.append(comparison)
                 verdict = "same" if comparison.same else f"DIFFERS: {comparison.found[:12]}"
                 console.say(f"iteration {iteration}: {comparison.stage} {comparison.recorded[:12]} {verdict}")
@@ -64,29 +64,29 @@ def verify(run: str, iterations: str | None = None, folder: str | None = None) -
         return VerifyReport(run=run, comparisons=found)
 
 
-def verify_iteration(bench: Workbench, record: IterationRecord) -> Iterator[Comparison]:
+def verify_iteration(context: RunContext, record: IterationRecord) -> Iterator[Comparison]:
     """The stages of one iteration, each from its recorded inputs; first, that these are what was recorded."""
-    check_recorded(bench, record)
+    check_recorded(context, record)
     number, dataset = record.iteration, record.dataset
-    bench.timings.iteration = number
-    yield compared(number, "prepare_dataset", dataset, prepare_dataset(bench))
+    context.timings.iteration = number
+    yield compared(number, "prepare_dataset", dataset, prepare_dataset(context))
     if number == 0:
-        yield compared(0, "start_policy", record.checkpoint, start_policy(bench, dataset))
+        yield compared(0, "start_policy", record.checkpoint, start_policy(context, dataset))
     else:
-        yield from verify_update(bench, record, record_at(bench.records, number - 1))
+        yield from verify_update(context, record, record_at(context.records, number - 1))
     if record.evaluation is not None:
-        evaluation = evaluate_policy(bench, record.checkpoint, dataset)
+        evaluation = evaluate_policy(context, record.checkpoint, dataset)
         yield compared(number, "evaluate_policy", record.evaluation, evaluation)
 
 
-def verify_update(bench: Workbench, record: IterationRecord, previous: IterationRecord) -> Iterator[Comparison]:
+def verify_update(context: RunContext, record: IterationRecord, previous: IterationRecord) -> Iterator[Comparison]:
     """Rollouts, scores, experience and the update."""
     number, dataset, restoration = record.iteration, record.dataset, previous.restoration()
     assert record.rollouts is not None
     assert record.scores is not None
     assert record.experience is not None
     rollouts = generate_rollouts(
-        bench,
+        context,
         previous.checkpoint,
         dataset,
         iteration=number,
@@ -94,9 +94,9 @@ def verify_update(bench: Workbench, record: IterationRecord, previous: Iteration
         attempt=record.attempt,
     )
     yield compared(number, "generate_rollouts", record.rollouts, rollouts)
-    yield compared(number, "score_rollouts", record.scores, score_rollouts(bench, record.rollouts, dataset))
+    yield compared(number, "score_rollouts", record.scores, score_rollouts(context, record.rollouts, dataset))
     experience = compute_advantages(
-        bench,
+        context,
         previous.checkpoint,
         previous.reference,
         record.rollouts,
@@ -106,7 +106,7 @@ def verify_update(bench: Workbench, record: IterationRecord, previous: Iteration
     )
     yield compared(number, "compute_advantages", record.experience, experience)
     checkpoint = update_policy(
-        bench,
+        context,
         previous.checkpoint,
         record.experience,
         dataset,

@@ -11,7 +11,7 @@ from ppo_core.spec import RunSpec
 from tasks.runs.iteration_record import Attempt, Best, IterationRecord, read_record
 from tasks.runs.record_chain import made_with, record_digest, spec_document
 from tasks.runs.run_state import changed_values
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef, ExperienceRef, RolloutsRef, ScoresRef
 from tasks.stages.stage import stage, told
 
@@ -35,24 +35,24 @@ class Made:
 
 
 def draft_record(
-    bench: Workbench, made: Made, dataset: DatasetRef, previous: IterationRecord | None, attempt: Attempt
+    context: RunContext, made: Made, dataset: DatasetRef, previous: IterationRecord | None, attempt: Attempt
 ) -> IterationRecord:
     """The record of the iteration after `previous`, not yet written."""
-    spec, checkpoint = bench.spec, made.checkpoint.model_copy(update={"losses": ()})
-    metrics = made.metrics() | bench.timings.measured()
+    spec, checkpoint = context.spec, made.checkpoint.model_copy(update={"losses": ()})
+    metrics = made.metrics() | context.timings.measured()
     if made.rollouts is not None:
         metrics |= throughput(metrics, made.rollouts)
     iteration = 0 if previous is None else previous.iteration + 1
-    started_with = spec_document(bench.records) or spec.model_dump(mode="json")
+    started_with = spec_document(context.records) or spec.model_dump(mode="json")
     changed = changed_values(RunSpec.model_validate(started_with), spec)
     position = 0 if previous is None else previous.position + spec.rollout.prompts_per_iteration
     epoch, index = divmod(position, dataset.counts["train"])
     record = IterationRecord(
-        run=bench.run,
+        run=context.run,
         iteration=iteration,
         spec_digest=made_with(started_with, changed),
         spec=started_with if previous is None else None,
-        previous=record_digest(bench.records.read(previous.iteration)) if previous is not None else None,
+        previous=record_digest(context.records.read(previous.iteration)) if previous is not None else None,
         dataset=dataset,
         reference=previous.reference if previous is not None else checkpoint,
         checkpoint=checkpoint,
@@ -66,13 +66,13 @@ def draft_record(
         epoch=epoch,
         index=index,
         next_kl_coef=made.experience.next_kl_coef if made.experience is not None else spec.advantages.kl.coef,
-        best=best_of(spec.registry.metric, metrics, iteration, checkpoint, records_before(bench, previous)),
-        cached_stages=bench.timings.cached_stages(),
+        best=best_of(spec.registry.metric, metrics, iteration, checkpoint, records_before(context, previous)),
+        cached_stages=context.timings.cached_stages(),
         attempt=attempt.number,
         rate_factor=attempt.rate_factor,
         changed=changed,
         retention=spec.checkpoint,
-        lease=bench.lease.number if bench.lease is not None else 0,
+        lease=context.lease.number if context.lease is not None else 0,
         committed_at_ms=int(time.time() * 1000),
     )
     return record if previous is None else record.model_copy(update=replayable(record, previous))
@@ -86,26 +86,26 @@ def replayable(record: IterationRecord, previous: IterationRecord) -> dict[str, 
 
 
 @stage("commit_iteration", retries=1)
-def commit_iteration(bench: Workbench, record: IterationRecord) -> IterationRecord:
+def commit_iteration(context: RunContext, record: IterationRecord) -> IterationRecord:
     """Write a record, create-only; with the first one also the run's spec."""
-    committed = write_once(bench, record)
-    if bench.lease is not None:
-        bench.lease.unpin_all()
-    bench.timings.restart()
+    committed = write_once(context, record)
+    if context.lease is not None:
+        context.lease.unpin_all()
+    context.timings.restart()
     took = committed.metrics["seconds/iteration"]
     return told(
-        committed, f"iteration {committed.iteration} of {bench.spec.iterations} is on record, after {took:.1f} s"
+        committed, f"iteration {committed.iteration} of {context.spec.iterations} is on record, after {took:.1f} s"
     )
 
 
-def write_once(bench: Workbench, record: IterationRecord) -> IterationRecord:
+def write_once(context: RunContext, record: IterationRecord) -> IterationRecord:
     """Create the record; where an earlier try already has, that one counts, if it made the same."""
-    if record.iteration == 0 and bench.records.read_spec() is None:
-        bench.records.create_spec(record.spec or bench.spec.model_dump(mode="json"))
+    if record.iteration == 0 and context.records.read_spec() is None:
+        context.records.create_spec(record.spec or context.spec.model_dump(mode="json"))
     try:
-        bench.records.commit(record.iteration, record.model_dump(mode="json"))
+        context.records.commit(record.iteration, record.model_dump(mode="json"))
     except RecordExists:
-        existing = read_record(bench.records.read(record.iteration))
+        existing = read_record(context.records.read(record.iteration))
         if existing.checkpoint.digest != record.checkpoint.digest:
             raise
         return existing
@@ -128,16 +128,16 @@ def best_of(
     return best
 
 
-def records_before(bench: Workbench, previous: IterationRecord | None) -> Iterator[IterationRecord]:
+def records_before(context: RunContext, previous: IterationRecord | None) -> Iterator[IterationRecord]:
     """What the best so far must be compared with: one record, unless the metric has changed since."""
     if previous is None:
         return
-    if previous.best.metric != bench.spec.registry.metric:
-        yield from (read_record(document) for document in bench.records.all())
+    if previous.best.metric != context.spec.registry.metric:
+        yield from (read_record(document) for document in context.records.all())
     elif previous.best.iteration == previous.iteration:
         yield previous
     else:
-        yield read_record(bench.records.read(previous.best.iteration))
+        yield read_record(context.records.read(previous.best.iteration))
 
 
 def throughput(metrics: dict[str, float], rollouts: RolloutsRef) -> dict[str, float]:

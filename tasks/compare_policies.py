@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import Field
 
 from ppo_core.records import CompareJob
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 from tasks.stages.references import DatasetRef, EvaluationRef, StageRef
-from tasks.stages.stage import Work, perform, stage
+from tasks.stages.stage import StageSpec, run_cached, stage
 
 
 class ComparisonRef(StageRef):
@@ -27,10 +27,10 @@ class ComparisonRef(StageRef):
 
 @stage("compare_policies")
 def compare_policies(
-    bench: Workbench, candidate: EvaluationRef, champion: EvaluationRef, dataset: DatasetRef
+    context: RunContext, candidate: EvaluationRef, champion: EvaluationRef, dataset: DatasetRef
 ) -> ComparisonRef:
     """The paired differences of the spec's metric, and what their bootstrap says of the gain."""
-    spec = bench.spec
+    spec = context.spec
     job = CompareJob(
         metric=spec.promotion.metric,
         pass_score=spec.evaluation.pass_score,
@@ -38,7 +38,7 @@ def compare_policies(
         resamples=spec.promotion.resamples,
     )
     inputs = {"candidate": candidate, "champion": champion, "dataset": dataset}
-    work = Work(
+    work = StageSpec(
         "compare_policies", "comparison", "scoring", "compare_evaluations", job, inputs=inputs, made=ComparisonRef
     )
-    return perform(bench, work)
+    return run_cached(context, work)

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from infra.artifacts import ArtifactRef
 from ppo_core.records import ComputeAdvantagesJob, OptimizerSettings
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef, ExperienceRef, RolloutsRef, ScoresRef
-from tasks.stages.stage import Work, perform, stage
+from tasks.stages.stage import StageSpec, run_cached, stage
 
 
 @stage("compute_advantages")
 def compute_advantages(
-    bench: Workbench,
+    context: RunContext,
     checkpoint: CheckpointRef,
     reference: CheckpointRef,
     rollouts: RolloutsRef,
@@ -23,7 +23,7 @@ def compute_advantages(
     restoration: Mapping[str, ArtifactRef],
 ) -> ExperienceRef:
     """What the update learns from, and the next KL coefficient. `restoration`: see `IterationRecord`."""
-    spec = bench.spec
+    spec = context.spec
     job = ComputeAdvantagesJob(
         model=spec.model,
         temperature=spec.rollout.temperature,
@@ -34,9 +34,9 @@ def compute_advantages(
         deterministic=spec.engines.deterministic,
     )
     inputs = {"checkpoint": checkpoint, "reference": reference, "rollouts": rollouts, "scores": scores}
-    return perform(
-        bench,
-        Work(
+    return run_cached(
+        context,
+        StageSpec(
             "compute_advantages",
             "experience",
             "training",

@@ -7,39 +7,39 @@ import time
 from prefect.client.schemas.objects import State
 
 from ppo_core.records import EvaluateJob, GenerateJob
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef, RolloutsRef, StageRef
 from tasks.stages.sharded_sampling import sample_responses
-from tasks.stages.stage import Work, perform, stage
+from tasks.stages.stage import StageSpec, run_cached, stage
 
 
 @stage("evaluate_policy")
-def evaluate_policy(bench: Workbench, checkpoint: CheckpointRef, dataset: DatasetRef) -> EvaluationRef:
+def evaluate_policy(context: RunContext, checkpoint: CheckpointRef, dataset: DatasetRef) -> EvaluationRef:
     """The same prompts and seeds for every checkpoint, so that evaluations compare."""
-    spec, begun = bench.spec, time.perf_counter()
+    spec, begun = context.spec, time.perf_counter()
     inputs: dict[str, StageRef] = {
-        "sampled": _answers(bench, checkpoint, dataset, spec.rollout.temperature),
-        "greedy": _answers(bench, checkpoint, dataset, 0.0),
+        "sampled": _answers(context, checkpoint, dataset, spec.rollout.temperature),
+        "greedy": _answers(context, checkpoint, dataset, 0.0),
         "dataset": dataset,
     }
     job = EvaluateJob(
         reward=spec.reward, answer_column=spec.dataset.answer_column, pass_score=spec.evaluation.pass_score
     )
-    work = Work(
+    work = StageSpec(
         "evaluate_policy",
         "evaluation",
         "scoring",
         "score_evaluation",
         job,
         inputs,
-        {"sources": bench.rewards()},
+        {"sources": context.rewards()},
         EvaluationRef,
     )
-    return perform(bench, work, begun=begun)
+    return run_cached(context, work, begun=begun)
 
 
-def _answers(bench: Workbench, checkpoint: CheckpointRef, dataset: DatasetRef, temperature: float) -> RolloutsRef:
-    spec = bench.spec
+def _answers(context: RunContext, checkpoint: CheckpointRef, dataset: DatasetRef, temperature: float) -> RolloutsRef:
+    spec = context.spec
     job = GenerateJob(
         seed=spec.seed,
         stream="evaluation",
@@ -55,5 +55,5 @@ def _answers(bench: Workbench, checkpoint: CheckpointRef, dataset: DatasetRef, t
         tensor_parallel_size=spec.engines.tensor_parallel_size,
         deterministic=spec.engines.deterministic,
     )
-    outcome = sample_responses(bench, "evaluate_policy", job, {"checkpoint": checkpoint, "dataset": dataset})
+    outcome = sample_responses(context, "evaluate_policy", job, {"checkpoint": checkpoint, "dataset": dataset})
     return outcome.result() if isinstance(outcome, State) else outcome

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ppo_core.records import GenerateJob
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef, DatasetRef, RolloutsRef
 from tasks.stages.sharded_sampling import sample_responses
 from tasks.stages.stage import stage
@@ -11,10 +11,16 @@ from tasks.stages.stage import stage
 
 @stage("generate_rollouts")
 def generate_rollouts(
-    bench: Workbench, checkpoint: CheckpointRef, dataset: DatasetRef, *, iteration: int, position: int, attempt: int = 0
+    context: RunContext,
+    checkpoint: CheckpointRef,
+    dataset: DatasetRef,
+    *,
+    iteration: int,
+    position: int,
+    attempt: int = 0,
 ) -> RolloutsRef:
     """One iteration's responses; `position` is the data cursor. Another `attempt` draws other samples."""
-    spec = bench.spec
+    spec = context.spec
     job = GenerateJob(
         seed=spec.seed,
         stream=f"{iteration}, attempt {attempt}" if attempt else iteration,
@@ -30,4 +36,4 @@ def generate_rollouts(
         tensor_parallel_size=spec.engines.tensor_parallel_size,
         deterministic=spec.engines.deterministic,
     )
-    return sample_responses(bench, "generate_rollouts", job, {"checkpoint": checkpoint, "dataset": dataset})
+    return sample_responses(context, "generate_rollouts", job, {"checkpoint": checkpoint, "dataset": dataset})

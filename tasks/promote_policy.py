@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from infra.artifacts import ArtifactError, open_store
 from infra.mlflow.alias import Alias, Reason, Standing, told
 from infra.mlflow.alias_journal import Journals
-from infra.mlflow.current_user import this_person
+from infra.mlflow.current_user import current_user
 from infra.mlflow.registry import MODEL_URI, InvalidModelName, Version, describe
 from infra.settings import Settings
 from ppo_core.records import InputError
@@ -21,7 +21,7 @@ from tasks.compare_policies import ComparisonRef
 from tasks.reports.prefect import page_key, prompt_text, tell_prefect
 from tasks.runs.policies import Policy, registered, registered_policy
 from tasks.runs.promotion_gates import Gate
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 from tasks.stages.references import EvaluationRef
 from tasks.stages.stage import stage
 
@@ -97,10 +97,10 @@ def require_model(model: str) -> str:
 
 
 @stage("show_trial", retries=0)
-def show_trial(bench: Workbench, trial: Trial) -> None:
+def show_trial(context: RunContext, trial: Trial) -> None:
     """Put the gates, and the prompts that got worse, on Prefect's page."""
     text, key = trial.page(), page_key(trial.model, "promotion")
-    tell_prefect(bench, "the comparison", lambda: create_markdown_artifact(text, key=key))
+    tell_prefect(context, "the comparison", lambda: create_markdown_artifact(text, key=key))
 
 
 @stage("move_alias", retries=0)
@@ -120,7 +120,7 @@ def promotion_reason(candidate: Policy, trial: Trial, approval: Approval | None)
     }
     if approval is not None:
         evidence["approval"] = {"by": approval.by, "comment": approval.comment}
-    by = f"{approval.by}, through {this_person()}" if approval is not None and approval.by else this_person()
+    by = f"{approval.by}, through {current_user()}" if approval is not None and approval.by else current_user()
     artifacts = [candidate.checkpoint.bare(), *(part.bare() for part in trial.artifacts())]
     return Reason(by, approval.comment if approval is not None else "", evidence, artifacts)
 
@@ -144,7 +144,7 @@ def roll_back(model: str, alias: str | None = None, *, to: str | None = None, wh
     if version.version == standing.version:
         raise InputError(f"{handle.name} of {handle.model!r} points to version {version.version} already")
     require_stored(version, settings)
-    return told(handle.move(standing, version.version, "rollback", Reason(by or this_person(), why)))
+    return told(handle.move(standing, version.version, "rollback", Reason(by or current_user(), why)))
 
 
 def require_stored(version: Version, settings: Settings) -> None:

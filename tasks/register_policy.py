@@ -13,7 +13,7 @@ from infra.mlflow.registry import DIGEST_TAG, register
 from tasks.commit_iteration import best_of
 from tasks.runs.iteration_record import Best, IterationRecord, best_in_words, read_record
 from tasks.runs.run_state import record_at
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef
 from tasks.stages.stage import stage, told
 
@@ -31,76 +31,76 @@ class RegisteredPolicy(BaseModel):
 
 
 @stage("register_policy", retries=1)
-def register_policy(bench: Workbench, record: IterationRecord, best: Best) -> RegisteredPolicy:
+def register_policy(context: RunContext, record: IterationRecord, best: Best) -> RegisteredPolicy:
     """Register the run's best policy; the same policy of the same run is registered once."""
-    spec = bench.spec
-    bench.store.fetch(best.checkpoint.bare())  # only what is whole is registered
+    spec = context.spec
+    context.store.fetch(best.checkpoint.bare())  # only what is whole is registered
     lineage = {
         DIGEST_TAG: best.checkpoint.digest,
-        "ppoflow.run": bench.run,
+        "ppoflow.run": context.run,
         "ppoflow.iteration": str(best.iteration),
         "ppoflow.metric": f"{spec.registry.metric}={best.value}",
         "ppoflow.spec_digest": record.spec_digest,
         "ppoflow.dataset_digest": record.dataset.digest,
         "ppoflow.checkpoint": json.dumps(best.checkpoint.bare().model_dump()),
-        **evaluation_of(bench, record, best),
+        **evaluation_of(context, record, best),
     }
-    in_words = best_in_words(best, record_at(bench.records, best.iteration).metrics)
-    bench.tracker.open()  # a server that cannot read our store gets the files through this MLflow run
+    in_words = best_in_words(best, record_at(context.records, best.iteration).metrics)
+    context.tracker.open()  # a server that cannot read our store gets the files through this MLflow run
     registered = register(
-        bench.settings.tracking_uri,
+        context.settings.tracking_uri,
         name=spec.model_name,
-        source=f"{bench.store.location(best.checkpoint.bare())}/policy",
+        source=f"{context.store.location(best.checkpoint.bare())}/policy",
         tags=lineage,
         aliases=[spec.registry.alias] if spec.registry.alias else [],
-        description=f"Policy of run {bench.run}, iteration {best.iteration}; {in_words}.",
-        run_id=bench.tracker.run_id,
-        model_description=model_description(bench),
+        description=f"Policy of run {context.run}, iteration {best.iteration}; {in_words}.",
+        run_id=context.tracker.run_id,
+        model_description=model_description(context),
     )
     policy = RegisteredPolicy(name=registered.name, version=registered.version, source=registered.source)
-    return told(policy, f"models:/{policy.name}/{policy.version} is iteration {best.iteration} of run {bench.run}")
+    return told(policy, f"models:/{policy.name}/{policy.version} is iteration {best.iteration} of run {context.run}")
 
 
-def model_description(bench: Workbench) -> str:
+def model_description(context: RunContext) -> str:
     """What the registered model is, for its page."""
-    name, metric = bench.spec.model_name, bench.spec.registry.metric
+    name, metric = context.spec.model_name, context.spec.registry.metric
     return (
-        f"Policies trained with PPO by runs of the spec `{bench.spec.name}`: each version is the best one of a run by "
-        f"`{metric}`, and its tags say of which run and iteration, and how good it is.\n\n"
+        f"Policies trained with PPO by runs of the spec `{context.spec.name}`: each version is the best one of a run "
+        f"by `{metric}`, and its tags say of which run and iteration, and how good it is.\n\n"
         f"- where a version comes from: `ppoflow lineage models:/{name}/1`\n"
         f'- ask it: `ppoflow sample models:/{name}/1 "…"`\n'
         f"- compare it with the champion: `ppoflow promote models:/{name}/1`"
     )
 
 
-def evaluation_of(bench: Workbench, record: IterationRecord, best: Best) -> dict[str, str]:
+def evaluation_of(context: RunContext, record: IterationRecord, best: Best) -> dict[str, str]:
     """The tag that says how good the policy was on held-out prompts; none where it was not evaluated."""
-    made = record if record.iteration == best.iteration else read_record(bench.records.read(best.iteration))
+    made = record if record.iteration == best.iteration else read_record(context.records.read(best.iteration))
     if made.evaluation is None:
         return {}
     told = {"metrics": made.evaluation.metrics, **made.evaluation.bare().model_dump()}
     return {"ppoflow.evaluation": json.dumps(told)}
 
 
-def usable_best(bench: Workbench, record: IterationRecord) -> Best:
+def usable_best(context: RunContext, record: IterationRecord) -> Best:
     """The best policy so far; where damage has taken it away, the best of those that are there."""
-    if is_stored(bench, record.best.checkpoint):
+    if is_stored(context, record.best.checkpoint):
         return record.best
-    stored = [r for r in map(read_record, bench.records.all()) if is_stored(bench, r.checkpoint)]
+    stored = [r for r in map(read_record, context.records.all()) if is_stored(context, r.checkpoint)]
     before = (r for r in stored if r.iteration < record.iteration)
     return best_of(record.best.metric, record.metrics, record.iteration, record.checkpoint, before)
 
 
-def is_stored(bench: Workbench, checkpoint: CheckpointRef) -> bool:
+def is_stored(context: RunContext, checkpoint: CheckpointRef) -> bool:
     """Whether the store has a checkpoint, as far as a look tells."""
     try:
-        return bench.store.find(checkpoint.kind, checkpoint.key) is not None
+        return context.store.find(checkpoint.kind, checkpoint.key) is not None
     except ArtifactError:
         return False
 
 
-def export_best(bench: Workbench, best: Best) -> Path:
+def export_best(context: RunContext, best: Best) -> Path:
     """Put a copy of the best policy so far into the run's own folder, with a manifest that proves it."""
-    target, ref = bench.settings.best_policy_folder(bench.run), best.checkpoint.bare()
-    export_part(bench.store.fetch(ref), bench.store.manifest(ref), ref, POLICY, target)
+    target, ref = context.settings.best_policy_folder(context.run), best.checkpoint.bare()
+    export_part(context.store.fetch(ref), context.store.manifest(ref), ref, POLICY, target)
     return target

@@ -9,15 +9,15 @@ from prefect.artifacts import create_markdown_artifact
 from infra.mlflow.tracking import Point
 from tasks.reports.prefect import page_key, prompt_text, see_mlflow, tell_prefect
 from tasks.runs.policies import Policy
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 from tasks.stages.references import EvaluationRef
 from tasks.stages.stage import stage
 
 
 @stage("report_evaluation", retries=0)
-def report_evaluation(bench: Workbench, policy: Policy, evaluation: EvaluationRef) -> str | None:
+def report_evaluation(context: RunContext, policy: Policy, evaluation: EvaluationRef) -> str | None:
     """One MLflow run for each policy and held-out set. Returns what MLflow did not take, None where it has it all."""
-    made = bench.store.manifest(evaluation.bare()).created_at
+    made = context.store.manifest(evaluation.bare()).created_at
     made_ms = int(datetime.fromisoformat(made).timestamp() * 1000)
     tags = {
         "ppoflow.evaluation": evaluation.digest,
@@ -30,13 +30,13 @@ def report_evaluation(bench: Workbench, policy: Policy, evaluation: EvaluationRe
         tags["ppoflow.version"] = f"models:/{policy.version.name}/{policy.version.version}"
     points = [Point(name, value, policy.iteration, made_ms) for name, value in sorted(evaluation.metrics.items())]
     rows = [[prompt_text(s["prompt"]), s["response"], s["score"]] for s in evaluation.samples]
-    complete = bench.tracker.open() and bench.tracker.set_tags(tags) and bench.tracker.log_points(points)
-    complete = complete and bench.tracker.log_table("samples", ("prompt", "response", "score"), rows)
-    complete = bench.tracker.finish() and complete
+    complete = context.tracker.open() and context.tracker.set_tags(tags) and context.tracker.log_points(points)
+    complete = complete and context.tracker.log_table("samples", ("prompt", "response", "score"), rows)
+    complete = context.tracker.finish() and complete
     text, key = page(policy, evaluation), page_key(policy.run, f"evaluation-{policy.iteration}")
-    about = f"How {policy.name} answers held-out prompts: {evaluation.in_words()}{see_mlflow(bench)}"
-    tell_prefect(bench, "the evaluation", lambda: create_markdown_artifact(text, key=key, description=about))
-    return None if complete else bench.tracker.last_error or "it does not answer"
+    about = f"How {policy.name} answers held-out prompts: {evaluation.in_words()}{see_mlflow(context)}"
+    tell_prefect(context, "the evaluation", lambda: create_markdown_artifact(text, key=key, description=about))
+    return None if complete else context.tracker.last_error or "it does not answer"
 
 
 def page(policy: Policy, evaluation: EvaluationRef) -> str:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from ppo_core.records import ScoreJob
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 from tasks.stages.references import DatasetRef, RolloutsRef, ScoresRef
-from tasks.stages.stage import Work, perform, stage
+from tasks.stages.stage import StageSpec, run_cached, stage
 
 
 @stage("score_rollouts")
-def score_rollouts(bench: Workbench, rollouts: RolloutsRef, dataset: DatasetRef) -> ScoresRef:
+def score_rollouts(context: RunContext, rollouts: RolloutsRef, dataset: DatasetRef) -> ScoresRef:
     """One score per response, or None where there is none."""
-    spec = bench.spec
+    spec = context.spec
     job = ScoreJob(reward=spec.reward, answer_column=spec.dataset.answer_column, split="train")
     inputs = {"rollouts": rollouts, "dataset": dataset}
-    work = Work(
-        "score_rollouts", "scores", "scoring", "score_rollouts", job, inputs, {"sources": bench.rewards()}, ScoresRef
+    work = StageSpec(
+        "score_rollouts", "scores", "scoring", "score_rollouts", job, inputs, {"sources": context.rewards()}, ScoresRef
     )
-    return perform(bench, work)
+    return run_cached(context, work)

@@ -6,16 +6,16 @@ from functools import partial
 
 from ppo_core.records import StartPolicyJob
 from tasks.reports.loss_curve import LiveCurve
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 from tasks.stages.model_card import describe_policy
 from tasks.stages.references import CheckpointRef, DatasetRef
-from tasks.stages.stage import Work, order_of, perform, stage
+from tasks.stages.stage import StageSpec, job_of, run_cached, stage
 
 
 @stage("start_policy")
-def start_policy(bench: Workbench, dataset: DatasetRef) -> CheckpointRef:
+def start_policy(context: RunContext, dataset: DatasetRef) -> CheckpointRef:
     """Also the reference of the whole run."""
-    spec = bench.spec
+    spec = context.spec
     job = StartPolicyJob(
         seed=spec.seed,
         model=spec.model,
@@ -23,9 +23,9 @@ def start_policy(bench: Workbench, dataset: DatasetRef) -> CheckpointRef:
         training=spec.training,
         deterministic=spec.engines.deterministic,
     )
-    paths = {"tokenizer": bench.tokenizer(), **bench.model_inputs()}
+    paths = {"tokenizer": context.tokenizer(), **context.model_inputs()}
     finish = partial(describe_policy, context_length=dataset.context_length)
-    work = Work(
+    work = StageSpec(
         "start_policy",
         "checkpoint",
         "training",
@@ -36,5 +36,7 @@ def start_policy(bench: Workbench, dataset: DatasetRef) -> CheckpointRef:
         CheckpointRef,
         finish,
     )
-    curve = LiveCurve(bench, dataset)
-    return perform(bench, work, make=lambda key: bench.fulfil(work.engine, order_of(bench, work, key), curve.watch))
+    curve = LiveCurve(context, dataset)
+    return run_cached(
+        context, work, make=lambda key: context.run_job(work.engine, job_of(context, work, key), curve.on_progress)
+    )

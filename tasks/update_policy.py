@@ -7,15 +7,15 @@ from functools import partial
 
 from infra.artifacts import ArtifactRef
 from ppo_core.records import UpdatePolicyJob
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 from tasks.stages.model_card import describe_policy
 from tasks.stages.references import CheckpointRef, DatasetRef, ExperienceRef
-from tasks.stages.stage import Work, perform, stage
+from tasks.stages.stage import StageSpec, run_cached, stage
 
 
 @stage("update_policy")
 def update_policy(
-    bench: Workbench,
+    context: RunContext,
     checkpoint: CheckpointRef,
     experience: ExperienceRef,
     dataset: DatasetRef,
@@ -26,7 +26,7 @@ def update_policy(
     restoration: Mapping[str, ArtifactRef],
 ) -> CheckpointRef:
     """The next checkpoint. `iteration` counts from 1; the schedules count from 0. `restoration`: `IterationRecord`."""
-    spec = bench.spec
+    spec = context.spec
     job = UpdatePolicyJob(
         seed=spec.seed,
         iteration=iteration - 1,
@@ -41,9 +41,9 @@ def update_policy(
     )
     inputs = {"checkpoint": checkpoint, "experience": experience}
     finish = partial(describe_policy, context_length=dataset.context_length)
-    return perform(
-        bench,
-        Work(
+    return run_cached(
+        context,
+        StageSpec(
             "update_policy",
             "checkpoint",
             "training",

@@ -6,11 +6,11 @@ from prefect.logging import get_run_logger
 
 from infra.artifacts import ArtifactCorrupted, ArtifactMissing, ArtifactRef
 from tasks.runs.iteration_record import IterationRecord
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 from tasks.stages.stage import stage
 
 
-def needs_of(record: IterationRecord, *, best: bool = False) -> list[tuple[int, ArtifactRef]]:
+def resume_inputs(record: IterationRecord, *, best: bool = False) -> list[tuple[int, ArtifactRef]]:
     """What going on from a record needs, each with the iteration that made it, in the order of making.
 
     With `best` also the best policy, which only the end of a run needs.
@@ -28,17 +28,17 @@ def needs_of(record: IterationRecord, *, best: bool = False) -> list[tuple[int, 
 
 
 @stage("check_artifact")
-def set_aside_damaged(bench: Workbench, ref: ArtifactRef) -> str | None:
+def set_aside_damaged(context: RunContext, ref: ArtifactRef) -> str | None:
     """None for a whole artifact; else what is wrong, and where the damaged one is kept now."""
     plain = ArtifactRef(kind=ref.kind, uri=ref.uri, digest=ref.digest)
     try:
-        if bench.store.find(ref.kind, ref.key) is None:  # a copy on this machine is of no use to another one
-            return f"the store {bench.store.root} holds no artifact {ref.kind}/{ref.key}"
-        bench.store.fetch(plain)
+        if context.store.find(ref.kind, ref.key) is None:  # a copy on this machine is of no use to another one
+            return f"the store {context.store.root} holds no artifact {ref.kind}/{ref.key}"
+        context.store.fetch(plain)
     except ArtifactMissing as error:
         return str(error)
     except ArtifactCorrupted as error:
-        kept = bench.store.set_aside(ref.kind, ref.key, digest=ref.digest)
+        kept = context.store.set_aside(ref.kind, ref.key, digest=ref.digest)
         get_run_logger().warning("%s; set aside at %s", error, kept)
         return f"{error}; it was set aside at {kept}"
     return None

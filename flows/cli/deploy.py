@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from flows.cli.application import app
-from flows.cli.friendly_errors import say, told_clearly
+from flows.cli.friendly_errors import friendly_errors, say
 
 DEPLOYMENTS = "prefect.yaml"
 
@@ -26,7 +26,7 @@ def deploy(
 
     Doing it again changes nothing that somebody has set in the UI, but for the deployments themselves.
     """
-    with told_clearly():
+    with friendly_errors():
         from tasks.prefect.automations import prepare_server
         from tasks.prefect.server import configured_url, prefect_api
         from tasks.runs.errors import InputError

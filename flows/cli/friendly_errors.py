@@ -48,7 +48,7 @@ def run_training(
     from tasks.runs.inspect import read_run
     from tasks.runs.progress import announced
     from tasks.runs.store_outages import at_once
-    from tasks.runs.summary import ending, interrupted
+    from tasks.runs.summary import interrupted, run_summary
 
     tell_step(f"asking Prefect's server at {shown_url()}" if configured_url() else "starting Prefect's server")
     try:
@@ -74,11 +74,11 @@ def run_training(
     except (EngineError, StoreUnavailable):
         say(f"what was finished is kept; go on with  {again}")
         raise
-    say(ending(report, with_set(again, f"iterations={report.iterations + 10}")))
+    say(run_summary(report, with_set(again, f"iterations={report.iterations + 10}")))
 
 
 @contextmanager
-def told_clearly(starting: str | None = None) -> Iterator[None]:
+def friendly_errors(starting: str | None = None) -> Iterator[None]:
     """Show what went wrong as a message, not as a traceback; the exit status is 2.
 
     `starting` is what a command that takes time says first.

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from flows.cli import deploy, registry, runs, store
 from flows.cli.application import Overrides, Wait, app
-from flows.cli.friendly_errors import command_line, run_training, say, set_options, told_clearly
+from flows.cli.friendly_errors import command_line, friendly_errors, run_training, say, set_options
 from ppo_core.spec import RunSpec
 
 __all__ = ["app", "deploy", "registry", "runs", "store"]
@@ -29,7 +29,7 @@ def train(
     wait: Wait = False,
 ) -> None:
     """Train a policy, or go on with the run of this name."""
-    with told_clearly(f"run {run} from {spec}" if run else f"a run from {spec}"):
+    with friendly_errors(f"run {run} from {spec}" if run else f"a run from {spec}"):
         loaded = RunSpec.from_yaml(spec, overrides or [])
         run_training(loaded, run, again(spec, run, overrides), wait=wait)
 
@@ -41,7 +41,7 @@ def check(
     overrides: Overrides = None,
 ) -> None:
     """Say in seconds whether a run can start: every row, the reward, the model, and room for both. Starts nothing."""
-    with told_clearly():
+    with friendly_errors():
         loaded = RunSpec.from_yaml(spec, overrides or [])
         from tasks.checks.run import check_run
 
@@ -55,7 +55,7 @@ def check(
 @app.command()
 def status(run: Annotated[str, typer.Argument(help="Name of the run")]) -> None:
     """Show where a run stands, from its records, and what its process does now."""
-    with told_clearly():
+    with friendly_errors():
         from flows.console import records_table
         from tasks.runs.inspect import read_status
 
@@ -79,7 +79,7 @@ def sample(
     chat: Annotated[bool, typer.Option(help="Ask through the chat template, for policies of messages")] = False,
 ) -> None:
     """Ask a trained policy, through the rollout engine."""
-    with told_clearly():
+    with friendly_errors():
         from tasks.stages.sample_policy import sample_policy
 
         for answer in sample_policy(
@@ -95,7 +95,7 @@ def reward(
     overrides: Overrides = None,
 ) -> None:
     """Try the spec's reward functions on five rows, without a model."""
-    with told_clearly():
+    with friendly_errors():
         loaded = RunSpec.from_yaml(spec, overrides or [])
         from tasks.stages.try_reward import complaints, try_reward
 

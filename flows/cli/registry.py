@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from flows.cli.application import Folder, Overrides, app
-from flows.cli.friendly_errors import say, stopping_on_sigterm, told_clearly
+from flows.cli.friendly_errors import friendly_errors, say, stopping_on_sigterm
 
 PANEL = "Registered policies"
 NOT_PROMOTED = 1
@@ -20,7 +20,7 @@ Model = Annotated[str, typer.Argument(help="Name of the registered model", show_
 @app.command(rich_help_panel=PANEL)
 def lineage(policy: Named) -> None:
     """Show where a policy is from, from its version down to the prompts. Exit status 2: it does not fit together."""
-    with told_clearly():
+    with friendly_errors():
         from flows.cli.lineage_view import lines
         from tasks.runs.errors import ArtifactError
         from tasks.runs.lineage import trace
@@ -35,7 +35,7 @@ def lineage(policy: Named) -> None:
 @app.command(rich_help_panel=PANEL)
 def evaluate(policy: Named, overrides: Overrides = None, folder: Folder = None) -> None:
     """Evaluate a policy on the held-out prompts of its run's spec."""
-    with told_clearly():
+    with friendly_errors():
         from tasks.runs.policies import require_policy
 
         require_policy(policy, overrides or [], folder)
@@ -58,7 +58,7 @@ def promote(
     folder: Folder = None,
 ) -> None:
     """Compare a candidate with the champion; if it passes the gates, it takes its place. Exit status 1: it did not."""
-    with told_clearly():
+    with friendly_errors():
         from tasks.runs.policies import registered, require_policy
 
         registered(require_policy(candidate, overrides or [], folder))
@@ -80,7 +80,7 @@ def rollback(
     reason: Annotated[str, typer.Option(help="Why; goes on record")] = "",
 ) -> None:
     """Point a model's alias to the version before the present one; on record like any other move."""
-    with told_clearly():
+    with friendly_errors():
         from tasks.promote_policy import roll_back
 
         say(roll_back(model, alias, to=to, why=reason))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from flows.cli.application import Folder, Overrides, Wait, app
-from flows.cli.friendly_errors import check_first, command_line, run_training, say, set_options, told_clearly
+from flows.cli.friendly_errors import check_first, command_line, friendly_errors, run_training, say, set_options
 
 Place = Annotated[str, typer.Argument(help="RUN@ITERATION, for example demo@12", show_default=False)]
 DIFFERS = 1
@@ -21,7 +21,7 @@ def resume(
     wait: Wait = False,
 ) -> None:
     """Go on with a run by its name alone: its records have its spec."""
-    with told_clearly(f"run {run}"):
+    with friendly_errors(f"run {run}"):
         from tasks.runs.run_state import spec_of_run
 
         spec = spec_of_run(run, folder).with_overrides(overrides or [])
@@ -37,7 +37,7 @@ def fork(
     only_create: Annotated[bool, typer.Option("--only-create", help="Do not train yet")] = False,
 ) -> None:
     """Start a new run from an iteration of another one with other settings; all before it is shared, not copied."""
-    with told_clearly(None if only_create else f"run {new} from {place}"):
+    with friendly_errors(None if only_create else f"run {new} from {place}"):
         from tasks.runs.fork import fork_run, fork_spec, parse_place
 
         source, iteration = parse_place(place)
@@ -60,7 +60,7 @@ def rerun(
     wait: Wait = False,
 ) -> None:
     """Do a stage of an iteration again, and all that follows it; what came before (the samples, say) is kept."""
-    with told_clearly(f"run {place.partition('@')[0]}, again from stage {start}"):
+    with friendly_errors(f"run {place.partition('@')[0]}, again from stage {start}"):
         from pydantic import ValidationError
 
         from flows.iteration import STAGES
@@ -87,7 +87,7 @@ def verify(
     folder: Folder = None,
 ) -> None:
     """Do iterations again from their recorded inputs, and compare every stage's digest. Exit status 1: one differs."""
-    with told_clearly():
+    with friendly_errors():
         from tasks.runs.verification import require_verifiable
 
         require_verifiable(run, iterations, folder)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.cli.application import Folder, app
-from flows.cli.friendly_errors import say, told_clearly
+from flows.cli.friendly_errors import friendly_errors, say
 
 if TYPE_CHECKING:
     from tasks.runs.fsck import Findings
@@ -31,7 +31,7 @@ def fsck(
 
     Safe while runs are writing. `verify` proves that bytes follow from their inputs; this, that they are there.
     """
-    with told_clearly():
+    with friendly_errors():
         left = look(run)
         if left and repair:
             from flows.fsck import repair as repaired
@@ -73,7 +73,7 @@ def gc(
     damaged: Annotated[bool, typer.Option("--damaged", help="Also remove what was set aside as damaged")] = False,
 ) -> None:
     """Remove what no record of any run needs: safe while runs are writing. Says first what it will remove."""
-    with told_clearly():
+    with friendly_errors():
         from tasks.runs.retention import find_garbage, remove_garbage
 
         garbage = find_garbage(damaged=damaged)

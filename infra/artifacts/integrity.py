@@ -64,7 +64,7 @@ def _require_leftover(files: FileSystem, folder: Path, kind: str, key: str) -> N
         ) from error
 
 
-def seal(files: FileSystem, folder: Path, manifest: Manifest) -> None:
+def commit_manifest(files: FileSystem, folder: Path, manifest: Manifest) -> None:
     """Make a folder durable and put its manifest in as the last file."""
     for name in manifest.files:
         files.sync_file(folder / name)

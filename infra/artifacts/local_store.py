@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from uuid import uuid4
 
-from infra.artifacts.integrity import Checker, content_of, describe, seal
+from infra.artifacts.integrity import Checker, commit_manifest, content_of, describe
 from infra.artifacts.manifest import (
     MANIFEST_NAME,
     ArtifactCorrupted,
@@ -223,7 +223,7 @@ class LocalStore:
         staged = folder if self._same_disk(folder) else self._copy(folder, names)
         try:
             manifest = describe(self._files, staged, names, kind, key, inputs, self._libraries)
-            seal(self._files, staged, manifest)
+            commit_manifest(self._files, staged, manifest)
             while not self._publish(staged, place):
                 adopted = self._adopt(kind, key)
                 if adopted is not None:

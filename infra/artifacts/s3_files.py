@@ -12,7 +12,7 @@ from pathlib import Path
 from infra.artifacts.integrity import corrupted
 from infra.artifacts.manifest import MANIFEST_NAME, ArtifactCorrupted, Manifest, is_foreign
 from infra.artifacts.s3_envelope import envelope_key, read_version, upload_prefix
-from infra.storage.objects import Objects, S3Address, Wanted
+from infra.storage.objects import DownloadRequest, Objects, S3Address
 from infra.storage.rereading import refuse_changed
 
 # Bytes that were changed on the way come right the next time; those that lie there wrong do not.
@@ -29,7 +29,7 @@ class UnnamedUpload:
     newest: datetime
 
 
-class Shelf:
+class ArtifactFiles:
     """The files of the artifacts below one address."""
 
     def __init__(self, objects: Objects, address: S3Address) -> None:
@@ -53,7 +53,7 @@ class Shelf:
         left = list(manifest.files)
         md5s: dict[str, set[str]] = {}
         for attempt in range(1, DOWNLOADS + 1):
-            wanted = [Wanted(prefix + name, manifest.files[name].size, folder / name) for name in left]
+            wanted = [DownloadRequest(prefix + name, manifest.files[name].size, folder / name) for name in left]
             arrived = self.objects.download(wanted)
             complaints: dict[str, ArtifactCorrupted] = {}
             for name in left:

@@ -32,7 +32,7 @@ from infra.artifacts.manifest import (
     validate_name,
 )
 from infra.artifacts.s3_envelope import Envelope, Version, envelope_key, manifest_of, move, parse_envelope, read_version
-from infra.artifacts.s3_files import Shelf
+from infra.artifacts.s3_files import ArtifactFiles
 from infra.storage.client import open_objects
 from infra.storage.filesystem import LocalFiles, StoreReadOnly, remove_tree
 from infra.storage.objects import Objects, S3Address
@@ -64,7 +64,7 @@ class S3Store:
         self._address = address
         self._objects = objects
         self._cache = cache
-        self._shelf = Shelf(objects, address)
+        self._shelf = ArtifactFiles(objects, address)
         self._files = LocalFiles()
         self._given_libraries = libraries
 

@@ -15,9 +15,9 @@ from typing import Protocol
 
 from infra.artifacts.store import REMOTE
 from infra.gc import local_collector as local
-from infra.gc.orphans import Leftover, StoredArtifact
+from infra.gc.orphans import Orphan, StoredArtifact
 
-__all__ = ["Collector", "Leftover", "StoredArtifact", "collecting_paused", "open_collector"]
+__all__ = ["Collector", "Orphan", "StoredArtifact", "collecting_paused", "open_collector"]
 
 
 class Collector(Protocol):
@@ -29,13 +29,13 @@ class Collector(Protocol):
     def pinned(self) -> set[tuple[str, str]]:
         """Kind and key of what the holders of runs are using."""
 
-    def leftovers(self, *, quickly: bool = False) -> list[Leftover]:
+    def leftovers(self, *, quickly: bool = False) -> list[Orphan]:
         """What processes that are gone were writing, or removing; `quickly`: only where a look costs little.
 
         On S3 that is nowhere: what is written there is made in the local cache, which removes what is left in it.
         """
 
-    def damaged(self) -> list[Leftover]:
+    def damaged(self) -> list[Orphan]:
         """The damaged artifacts that were set aside."""
 
     def collect(
@@ -47,7 +47,7 @@ class Collector(Protocol):
         must read the records then.
         """
 
-    def remove(self, leftovers: Iterable[Leftover]) -> int:
+    def remove(self, leftovers: Iterable[Orphan]) -> int:
         """Remove what `leftovers` or `damaged` found; the bytes that are free now."""
 
 

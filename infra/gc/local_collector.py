@@ -9,7 +9,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from infra.artifacts.manifest import is_kind
-from infra.gc.orphans import Leftover, StoredArtifact
+from infra.gc.orphans import Orphan, StoredArtifact
 from infra.process_identity import ProcessIdentity, identity_of_token, is_alive, this_process
 from infra.runs.local_lease import GC_LOCK
 from infra.runs.local_lease_folders import PINS, LeaseFolders
@@ -67,21 +67,21 @@ class LocalCollector:
                         found.add((kind, key))
         return found
 
-    def leftovers(self, *, quickly: bool = False) -> list[Leftover]:
+    def leftovers(self, *, quickly: bool = False) -> list[Orphan]:
         """What processes that are gone were writing, or removing."""
         of_runs = [self._root / "runs", *(run / "leases" for run in self._runs())]
         staged = [path for folder in of_runs for path in self._folders(folder) if path.name.startswith(STAGED)]
         own = [path for name in ("scratch", "trash") for path in self._folders(self._root / name)]
         return [
-            Leftover(str(path), self._size(path), why)
+            Orphan(str(path), self._size(path), why)
             for path in [*own, *staged]
             if (why := self._why_leftover(path)) is not None
         ]
 
-    def damaged(self) -> list[Leftover]:
+    def damaged(self) -> list[Orphan]:
         """The damaged artifacts that were set aside."""
         places = self._folders(self._root / "damaged")
-        return [Leftover(str(place), self._size(place), "damaged, and set aside") for place in places]
+        return [Orphan(str(place), self._size(place), "damaged, and set aside") for place in places]
 
     def collect(
         self, wanted: Iterable[tuple[str, str]], needed: Callable[[], set[tuple[str, str]]]
@@ -102,7 +102,7 @@ class LocalCollector:
             sizes = self._empty(moved)
         return [StoredArtifact(place.parent.name, place.name, size) for place, size in sizes.items()]
 
-    def remove(self, leftovers: Iterable[Leftover]) -> int:
+    def remove(self, leftovers: Iterable[Orphan]) -> int:
         """Remove what `leftovers` or `damaged` found; the bytes that are free now."""
         with writing_to(self._root):
             moved = self._move([Path(leftover.place) for leftover in leftovers])

@@ -15,7 +15,7 @@ class StoredArtifact:
 
 
 @dataclass(frozen=True)
-class Leftover:
+class Orphan:
     """What can be removed besides artifacts, and why; `place` is a folder, or an address."""
 
     place: str

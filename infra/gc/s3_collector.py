@@ -20,7 +20,7 @@ from infra.artifacts.manifest import MANIFEST_NAME, ArtifactError, is_kind
 from infra.artifacts.s3_envelope import Version, move, read_version, upload_prefix
 from infra.artifacts.s3_files import DAMAGED
 from infra.gc.hold import in_force
-from infra.gc.orphans import Leftover, StoredArtifact
+from infra.gc.orphans import Orphan, StoredArtifact
 from infra.gc.s3_orphans import Remains
 from infra.runs.checksummed_json import RecordError
 from infra.runs.names import is_run_name
@@ -29,7 +29,7 @@ from infra.runs.s3_pointer import RUNS, RunHead
 from infra.storage.client import open_objects
 from infra.storage.objects import Entry, Objects, S3Address, StoreUnavailable
 from infra.storage.outage import at_once
-from infra.storage.parallel import THREADS, several
+from infra.storage.parallel import THREADS, parallel_map
 
 Name = tuple[str, str]
 
@@ -58,19 +58,19 @@ class S3Collector:
                 key, _, name = entry.key.removeprefix(top).partition("/")
                 size = 0 if name == MANIFEST_NAME else entry.size
                 sizes[kind, key] = sizes.get((kind, key), 0) + size
-        versions = several(self._version, sizes, threads=self._threads)
+        versions = parallel_map(self._version, sizes, threads=self._threads)
         return [StoredArtifact(*name, sizes[name]) for name, version in zip(sizes, versions, strict=True) if version]
 
     def pinned(self) -> set[Name]:
         """Kind and key of what the holders of runs are using."""
-        found = several(self._pins, self._objects.folders(self._address.key(RUNS) + "/"), threads=self._threads)
+        found = parallel_map(self._pins, self._objects.folders(self._address.key(RUNS) + "/"), threads=self._threads)
         return {name for names in found for name in names}
 
-    def leftovers(self, *, quickly: bool = False) -> list[Leftover]:
+    def leftovers(self, *, quickly: bool = False) -> list[Orphan]:
         """What processes that are gone were writing, or removing; nothing `quickly`, for that takes many calls."""
         return [] if quickly else Remains(self._address, self._objects, threads=self._threads).found()
 
-    def damaged(self) -> list[Leftover]:
+    def damaged(self) -> list[Orphan]:
         """The damaged artifacts that were set aside."""
         top = self._address.key(DAMAGED) + "/"
         sizes: dict[str, int] = {}
@@ -78,27 +78,27 @@ class S3Collector:
             place = top + entry.key.removeprefix(top).partition("/")[0] + "/"
             sizes[place] = sizes.get(place, 0) + entry.size
         places = ((self._address.uri_of(place), size) for place, size in sizes.items())
-        return [Leftover(place, size, "damaged, and set aside") for place, size in places]
+        return [Orphan(place, size, "damaged, and set aside") for place, size in places]
 
     def collect(self, wanted: Iterable[Name], needed: Callable[[], set[Name]]) -> list[StoredArtifact]:
         """Remove the wanted artifacts that are neither pinned nor `needed`, and say which these were."""
         names = sorted(set(wanted))
-        seen = several(self._condemn, names, threads=self._threads)
-        condemned = {name: version for name, version in zip(names, seen, strict=True) if version is not None}
-        if not condemned:
+        seen = parallel_map(self._condemn, names, threads=self._threads)
+        marked = {name: version for name, version in zip(names, seen, strict=True) if version is not None}
+        if not marked:
             return []
         if in_force(self._objects, self._address):
-            kept = set(condemned)
+            kept = set(marked)
         else:
             # A pin goes once a record names its artifact: so read first the pins, and then the records.
             kept = self.pinned()
             kept |= needed()
-        for name in sorted(kept & set(condemned)):
-            move(self._objects, self._address, *name, condemned[name], "live")
-        going = [(name, version) for name, version in condemned.items() if name not in kept]
-        return [stored for stored in several(self._bury, going, threads=self._threads) if stored is not None]
+        for name in sorted(kept & set(marked)):
+            move(self._objects, self._address, *name, marked[name], "live")
+        going = [(name, version) for name, version in marked.items() if name not in kept]
+        return [stored for stored in parallel_map(self._bury, going, threads=self._threads) if stored is not None]
 
-    def remove(self, leftovers: Iterable[Leftover]) -> int:
+    def remove(self, leftovers: Iterable[Orphan]) -> int:
         """Remove what `leftovers` or `damaged` found and would find again; the bytes that are free now."""
         wanted = {leftover.place for leftover in leftovers}
         if not wanted:

@@ -11,12 +11,12 @@ from datetime import datetime, timedelta
 from infra.artifacts.manifest import is_kind
 from infra.artifacts.s3_files import unnamed_uploads
 from infra.gc.hold import CLOCK, GC, PAUSE_LASTS, PAUSES, server_time
-from infra.gc.orphans import Leftover
+from infra.gc.orphans import Orphan
 from infra.runs.checksummed_json import RecordError
 from infra.runs.names import is_run_name
 from infra.runs.s3_pointer import HEAD, RUNS, RunHead
 from infra.storage.objects import Entry, Objects, S3Address
-from infra.storage.parallel import several
+from infra.storage.parallel import parallel_map
 
 UNTOUCHED = timedelta(days=1)
 LEASES = "leases"
@@ -31,18 +31,18 @@ class Remains:
         self._threads = threads
         self._now = server_time(objects, address)
 
-    def found(self) -> list[Leftover]:
+    def found(self) -> list[Orphan]:
         """Everything, by place."""
         runs = [name for name in self._objects.folders(self._address.key(RUNS) + "/") if is_run_name(name)]
-        of_runs = several(self._of_run, runs, threads=self._threads)
+        of_runs = parallel_map(self._of_run, runs, threads=self._threads)
         found = [*self._uploads(), *(one for some in of_runs for one in some), *self._of_collectors()]
         return sorted(found, key=lambda leftover: leftover.place)
 
-    def _uploads(self) -> Iterator[Leftover]:
+    def _uploads(self) -> Iterator[Orphan]:
         top = self._address.key("a").removesuffix("a")
         kinds = [name for name in self._objects.folders(top) if is_kind(name)]
         names = [(kind, key) for kind in kinds for key in self._objects.folders(f"{top}{kind}/")]
-        unnamed = several(
+        unnamed = parallel_map(
             lambda name: unnamed_uploads(self._objects, self._address, *name), names, threads=self._threads
         )
         whole = {upload.prefix: upload for uploads in unnamed for upload in uploads}
@@ -54,7 +54,7 @@ class Remains:
                 if self._is_old(pending.started):
                     yield self._leftover(pending.key, 0, "an upload that was broken off a day ago")
 
-    def _of_run(self, run: str) -> list[Leftover]:
+    def _of_run(self, run: str) -> list[Orphan]:
         head = RunHead(self._objects, self._address, run)
         entries = list(self._objects.entries(head.key("")))
         try:
@@ -63,7 +63,7 @@ class Remains:
             return []
         named = {head.key(name) for name in (HEAD, *version.head.documents())}
         lease = version.head.lease
-        found: list[Leftover] = []
+        found: list[Orphan] = []
         leases: dict[str, list[Entry]] = {}
         for entry in entries:
             name = entry.key.removeprefix(head.key(""))
@@ -81,7 +81,7 @@ class Remains:
                 found.append(self._leftover(head.key(folder) + "/", 0, "of a lease that was never given, a day old"))
         return found
 
-    def _of_collectors(self) -> Iterator[Leftover]:
+    def _of_collectors(self) -> Iterator[Orphan]:
         for kind in (PAUSES, CLOCK):
             for entry in self._objects.entries(self._address.key(GC, kind) + "/"):
                 if self._now - entry.modified >= PAUSE_LASTS:
@@ -90,5 +90,5 @@ class Remains:
     def _is_old(self, modified: datetime) -> bool:
         return self._now - modified >= UNTOUCHED
 
-    def _leftover(self, key: str, size: int, why: str) -> Leftover:
-        return Leftover(self._address.uri_of(key), size, why)
+    def _leftover(self, key: str, size: int, why: str) -> Orphan:
+        return Orphan(self._address.uri_of(key), size, why)

@@ -16,7 +16,7 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from infra.artifacts.manifest import ArtifactRef
-from infra.runs.checksummed_json import SEAL, RecordCorrupted, seal
+from infra.runs.checksummed_json import SEAL, RecordCorrupted, encode
 from infra.storage.objects import SCHEME
 from infra.storage.write_once_files import LocalPages
 
@@ -26,7 +26,7 @@ _PAGE = re.compile(r"(\d{6})\.json")
 Action = Literal["promote", "rollback", "found"]
 
 
-class Pages(Protocol):
+class WriteOnceLog(Protocol):
     """Small documents in a folder, each created once and never changed; wherever the artifacts are."""
 
     def create(self, name: str, content: bytes) -> bool:
@@ -41,7 +41,7 @@ class Pages(Protocol):
     def folders(self) -> list[str]:
         """The names of the folders here, sorted."""
 
-    def below(self, folder: str) -> Pages:
+    def below(self, folder: str) -> WriteOnceLog:
         """Those in a folder here."""
 
 
@@ -70,7 +70,7 @@ class Move(BaseModel):
 class Journal:
     """The journal of one registered model."""
 
-    def __init__(self, pages: Pages, model: str) -> None:
+    def __init__(self, pages: WriteOnceLog, model: str) -> None:
         self.model = model
         self._pages = pages
         self._known: dict[str, Move] = {}
@@ -91,7 +91,7 @@ class Journal:
         """Write the move's page; False if another one has this number."""
         name = _page(move.number)
         # Two that write the same must still be told apart.
-        return self._pages.create(name, seal(name, {**move.model_dump(mode="json"), NONCE: uuid4().hex}))
+        return self._pages.create(name, encode(name, {**move.model_dump(mode="json"), NONCE: uuid4().hex}))
 
     def has_followed(self, move: Move) -> bool:
         """Whether MLflow's alias is known to have followed this move once."""
@@ -130,7 +130,7 @@ class Journals:
         return self._journals[model]
 
 
-def open_pages(root: str) -> Pages:
+def open_pages(root: str) -> WriteOnceLog:
     """The folder of promotions in the store at `root`."""
     if root.startswith(f"{SCHEME}://"):
         from infra.storage.write_once_objects import open_s3_pages
@@ -167,6 +167,6 @@ def _unsealed(name: str, content: bytes) -> Mapping[str, Any] | None:
         document = json.loads(content)
     except ValueError:
         return None
-    if not isinstance(document, dict) or document.pop(SEAL, None) is None or seal(name, document) != content:
+    if not isinstance(document, dict) or document.pop(SEAL, None) is None or encode(name, document) != content:
         return None
     return document

@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Patience:
+class CircuitBreaker:
     """Runs one call at a time on a thread of its own, so that no call costs more than its deadline.
 
     A call that fails gives None, its reason stays in `last_error`; `outage` says whether waiting may help. After an
@@ -31,7 +31,7 @@ class Patience:
     def available(self) -> bool:
         return time.monotonic() >= self._retry_at and (self._worker is None or not self._worker.is_alive())
 
-    def forgive(self) -> None:
+    def reset(self) -> None:
         """End the pause: the next call is made at once."""
         self._retry_at = 0.0
 

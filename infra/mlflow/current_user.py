@@ -7,7 +7,7 @@ import pwd
 import socket
 
 
-def this_person() -> str:
+def current_user() -> str:
     """The user of this process and its machine, as user@host."""
     try:
         user = pwd.getpwuid(os.getuid()).pw_name

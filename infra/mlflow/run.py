@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from infra.mlflow.circuit_breaker import Patience
+from infra.mlflow.circuit_breaker import CircuitBreaker
 from infra.mlflow.client import is_server, open_client, without_password
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def find_page(uri: str, run_name: str, *, patience_s: float = FIND_PATIENCE_S) -
         run = _found(client, experiments, run_name, "DESC")
         return None if run is None else run_page(uri, run.info.experiment_id, run.info.run_id)
 
-    return Patience(0.0, is_outage).call(find, patience_s)
+    return CircuitBreaker(0.0, is_outage).call(find, patience_s)
 
 
 def run_page(uri: str, experiment_id: str, run_id: str) -> str:

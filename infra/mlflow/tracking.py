@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from infra.mlflow.circuit_breaker import Patience
+from infra.mlflow.circuit_breaker import CircuitBreaker
 from infra.mlflow.client import in_short, is_server, without_password
 from infra.mlflow.entries import InputData, cell, send_datasets, send_parameters, send_points, send_table, send_tags
 from infra.mlflow.names import entry_name, marked_cut
@@ -50,7 +50,7 @@ class RunTracker:
         self.artifact_root = Path(artifact_root)
         self.nan_skipped = 0
         self._patience_s = patience_s
-        self._patience = Patience(back_off_s, is_outage)
+        self._patience = CircuitBreaker(back_off_s, is_outage)
         self._open_run: OpenRun | None = None
 
     @property
@@ -74,7 +74,7 @@ class RunTracker:
 
         Every other method opens by itself where this has failed or was never called.
         """
-        self._patience.forgive()
+        self._patience.reset()
         return self._patience.call(self._reopen, OPEN_PATIENCE_S) is not None
 
     def log_parameters(self, parameters: Mapping[str, object]) -> bool:

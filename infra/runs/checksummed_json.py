@@ -60,7 +60,7 @@ def remedy_for_name(run: str, name: str) -> str:
     return remedy_for(run, int(rest.partition("-")[0])) if kind == "iterations" else remedy_for(run, kind)
 
 
-def seal(name: str, document: Mapping[str, Any]) -> bytes:
+def encode(name: str, document: Mapping[str, Any]) -> bytes:
     """The one spelling of a document under this name."""
     if SEAL in document:
         raise ValueError(f"a record cannot have a key {SEAL!r} of its own: the store adds it")
@@ -78,10 +78,10 @@ def read_sealed(files: FileSystem, path: Path, name: str, *, remedy: str) -> dic
     except FileNotFoundError:
         # Its writer has taken it out of the run since.
         return None
-    return unseal(path, name, content, remedy=remedy)
+    return decode(path, name, content, remedy=remedy)
 
 
-def unseal(place: Path | str, name: str, content: bytes, *, remedy: str) -> dict[str, Any]:
+def decode(place: Path | str, name: str, content: bytes, *, remedy: str) -> dict[str, Any]:
     """The document that was sealed under `name`, read from `place`; RecordCorrupted or RecordFormatTooNew."""
 
     def corrupted(complaint: str) -> RecordCorrupted:
@@ -100,6 +100,6 @@ def unseal(place: Path | str, name: str, content: bytes, *, remedy: str) -> dict
             f"{place} has record format {stated} (or is damaged), this version reads up to format {RECORD_FORMAT}: "
             f"use a ppoflow that reads record format {stated}"
         )
-    if seal(name, document) != content:
+    if encode(name, document) != content:
         raise corrupted(f"does not have its own sha256 {stamp.get('sha256')}")
     return document

@@ -9,12 +9,12 @@ from infra.artifacts.store import REMOTE
 from infra.process_identity import is_alive, this_process
 from infra.runs.local_lease_folders import LeaseFolders
 from infra.runs.names import validate_run_name
-from infra.runs.owner import Holder
+from infra.runs.owner import LeaseOwner
 from infra.storage.filesystem import LocalFiles, local_root
 from infra.storage.objects import Objects, S3Address
 
 
-def holder_of(root: str | Path, run: str, *, objects: Objects | None = None) -> Holder | None:
+def holder_of(root: str | Path, run: str, *, objects: Objects | None = None) -> LeaseOwner | None:
     """Who has the run; None where nobody has, or only a process of this machine that is dead.
 
     Of a process on another machine this cannot tell whether it lives: it counts until another one takes the run over.
@@ -27,7 +27,7 @@ def holder_of(root: str | Path, run: str, *, objects: Objects | None = None) -> 
     return None if holder is None or is_alive(holder.identity) is False else holder
 
 
-def _in_folders(root: Path, run: str) -> Holder | None:
+def _in_folders(root: Path, run: str) -> LeaseOwner | None:
     folders = LeaseFolders(root, run, this_process(), LocalFiles())
     with suppress(FileNotFoundError):
         live = folders.numbers().live
@@ -35,7 +35,7 @@ def _in_folders(root: Path, run: str) -> Holder | None:
     return None
 
 
-def _on_s3(root: str, run: str, objects: Objects | None) -> Holder | None:
+def _on_s3(root: str, run: str, objects: Objects | None) -> LeaseOwner | None:
     # boto3 is worth a quarter of a second, and most stores are folders.
     from infra.runs.s3_pointer import RunHead
     from infra.storage.client import open_objects

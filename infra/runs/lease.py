@@ -17,7 +17,7 @@ from infra.process_identity import ProcessIdentity, is_alive
 from infra.runs import local_lease as local
 from infra.runs.checksummed_json import RecordError
 from infra.runs.lease_expiry import EXPIRY_S, Clock
-from infra.runs.owner import Holder, LeaseHeld, LeaseLost
+from infra.runs.owner import LeaseHeld, LeaseLost, LeaseOwner
 from infra.storage.filesystem import StoreReadOnly, StoreUnsupported
 from infra.storage.objects import StoreUnavailable
 
@@ -26,10 +26,10 @@ __all__ = [
     "HEARTBEAT_S",
     "Clock",
     "Heartbeat",
-    "Holder",
     "Lease",
     "LeaseHeld",
     "LeaseLost",
+    "LeaseOwner",
     "acquire_lease",
 ]
 
@@ -48,7 +48,7 @@ class Lease(Protocol):
 
     run: str
     number: int
-    predecessors: tuple[Holder, ...]
+    predecessors: tuple[LeaseOwner, ...]
 
     @property
     def lost(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from infra.process_identity import ProcessIdentity
-from infra.runs.owner import Holder, LeaseHeld, describe
+from infra.runs.owner import LeaseHeld, LeaseOwner, describe
 
 EXPIRY_S = 40.0
 POLL_S = 0.5
@@ -28,14 +28,14 @@ class Clock:
 class Holders(Protocol):
     """The leases of one run, by their numbers."""
 
-    def holder(self, number: int) -> Holder | None:
+    def holder(self, number: int) -> LeaseOwner | None:
         """Who has a lease; None if it has just ended."""
 
     def heartbeat(self, number: int) -> bytes | None:
         """The last beat, or None if there is none."""
 
 
-class Watch:
+class LeaseExpiry:
     """Looks at the holders of a run, again and again, until it knows which of them are gone."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Watch:
         clock: Clock,
         expiry_s: float,
     ) -> None:
-        self.holders: dict[int, Holder] = {}
+        self.holders: dict[int, LeaseOwner] = {}
         self._run = run
         self._leases = leases
         self._alive = alive
@@ -68,7 +68,7 @@ class Watch:
             gone = gone and beats is False
         return gone
 
-    def _beats(self, number: int, holder: Holder) -> bool | None:
+    def _beats(self, number: int, holder: LeaseOwner) -> bool | None:
         """Whether a holder goes on; None while that is open."""
         alive = self._alive(holder.identity)
         if alive is False:
@@ -86,7 +86,7 @@ class Watch:
             return True
         return False if now - since >= self._expiry_s else None
 
-    def _held(self, number: int, holder: Holder) -> LeaseHeld:
+    def _held(self, number: int, holder: LeaseOwner) -> LeaseHeld:
         clock = _clock_of(self._leases.heartbeat(number)) if self._alive(holder.identity) else None
         beat = "just now" if clock is None else f"{max(0.0, self._clock.boot() - clock):.0f} s ago"
         return LeaseHeld(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Contents:
+class RunListing:
     """The iterations of a run, and its notes by kind, each with a mark that no other record of the run ever bears.
 
     So whoever has read what a mark stands for need not read it again.

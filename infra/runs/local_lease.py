@@ -13,10 +13,10 @@ from pathlib import Path
 from uuid import uuid4
 
 from infra.process_identity import ProcessIdentity, is_alive, this_process
-from infra.runs.lease_expiry import EXPIRY_S, POLL_S, Clock, Watch, beat_of
+from infra.runs.lease_expiry import EXPIRY_S, POLL_S, Clock, LeaseExpiry, beat_of
 from infra.runs.local_lease_folders import HEARTBEAT, PARTIAL, PINS, SUPERSEDED, LeaseFolders
 from infra.runs.names import validate_run_name
-from infra.runs.owner import Holder, LeaseLost, loss
+from infra.runs.owner import LeaseLost, LeaseOwner, loss
 from infra.storage.filesystem import FileSystem, LocalFiles, local_root, writing_to
 
 GC_LOCK = ".gc.lock"
@@ -31,7 +31,7 @@ class LocalLease:
         self.run = run
         self.number = number
         self.folder = folders.place(number)
-        self.predecessors: tuple[Holder, ...] = ()
+        self.predecessors: tuple[LeaseOwner, ...] = ()
         self._root = root
         self._folders = folders
         self._files = files
@@ -131,13 +131,13 @@ def acquire_lease(
     seam: FileSystem = LocalFiles() if files is None else files
     place, clock, me = local_root(root), clock or Clock(), identity or this_process()
     folders = LeaseFolders(place, validate_run_name(run), me, seam)
-    watch = Watch(run, folders, alive, clock, expiry_s)
+    watch = LeaseExpiry(run, folders, alive, clock, expiry_s)
     with writing_to(place):
         folders.make()
         while True:
             numbers = folders.numbers()
             if watch.all_gone(numbers.live, refuse=not wait):
-                holder = Holder(identity=me, since_ms=clock.now_ms(), note=dict(note or {}))
+                holder = LeaseOwner(identity=me, since_ms=clock.now_ms(), note=dict(note or {}))
                 lease = LocalLease(run, numbers.highest + 1, place, folders, seam, clock)
                 if folders.publish(folders.prepare(holder, beat_of(0, clock)), lease.number) and _settle(
                     lease, folders, watch.holders
@@ -147,7 +147,7 @@ def acquire_lease(
                 clock.sleep(POLL_S)
 
 
-def _settle(lease: LocalLease, folders: LeaseFolders, known: Mapping[int, Holder]) -> bool:
+def _settle(lease: LocalLease, folders: LeaseFolders, known: Mapping[int, LeaseOwner]) -> bool:
     """Make a new lease the only one; False if others were faster."""
     try:
         if not folders.is_newest(lease.number):

@@ -24,8 +24,8 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from infra.process_identity import ProcessIdentity
-from infra.runs.checksummed_json import RecordError, read_sealed, seal
-from infra.runs.owner import Holder
+from infra.runs.checksummed_json import RecordError, encode, read_sealed
+from infra.runs.owner import LeaseOwner
 from infra.storage.filesystem import FileSystem, make_folders, read_whole, remove_tree
 
 HOLDER, HEARTBEAT, PARTIAL, PINS, SUPERSEDED = "holder.json", "heartbeat", "partial", "pins", "superseded"
@@ -72,7 +72,7 @@ class LeaseFolders:
         live = {int(match[1]) for match in found if not match[2]} - ended
         return Numbers(tuple(sorted(live)), tuple(sorted(ended)))
 
-    def holder(self, number: int) -> Holder | None:
+    def holder(self, number: int) -> LeaseOwner | None:
         """Who has a lease; None if it has just ended."""
         document: dict[str, Any] | None = None
         with suppress(RecordError):
@@ -82,9 +82,9 @@ class LeaseFolders:
             if document is None and self._files.status(self.place(number)) is None:
                 return None
         try:
-            return Holder.model_validate(document)
+            return LeaseOwner.model_validate(document)
         except ValidationError:
-            return Holder(identity=_UNKNOWN, since_ms=0)
+            return LeaseOwner(identity=_UNKNOWN, since_ms=0)
 
     def heartbeat(self, number: int) -> bytes | None:
         """The last beat, or None if there is none."""
@@ -95,12 +95,12 @@ class LeaseFolders:
                 return read_whole(self._files, place / HEARTBEAT)
         return None
 
-    def prepare(self, holder: Holder, beat: bytes) -> Path:
+    def prepare(self, holder: LeaseOwner, beat: bytes) -> Path:
         """A lease's folder under a name of its own, durable but for that name."""
         staged = self._own_name()
         try:
             self._files.make_folder(staged)
-            self._files.write(staged / HOLDER, [seal(HOLDER, holder.model_dump(mode="json"))])
+            self._files.write(staged / HOLDER, [encode(HOLDER, holder.model_dump(mode="json"))])
             self._files.sync_file(staged / HOLDER)
             self._files.write(staged / HEARTBEAT, [beat])
             self._files.sync_file(staged / HEARTBEAT)

@@ -14,8 +14,8 @@ from typing import Any
 from uuid import uuid4
 
 from infra.process_identity import this_process
-from infra.runs.checksummed_json import RecordExists, RecordMissing, read_sealed, remedy_for_name, seal
-from infra.runs.listing import Contents
+from infra.runs.checksummed_json import RecordExists, RecordMissing, encode, read_sealed, remedy_for_name
+from infra.runs.listing import RunListing
 from infra.runs.local_lease import LocalLease
 from infra.runs.local_lease_folders import TAKEN_ERRORS
 from infra.runs.names import NOTES, is_run_name, note_kind, validate_run_name
@@ -60,7 +60,7 @@ class LocalRecords:
 
     def restore_spec(self, spec: Mapping[str, Any]) -> None:
         """Write the spec of a run that has lost it, or has a damaged one; see `infra.runs.records.RunRecords`."""
-        lease, target, content = self._writing_lease(), self.folder / _SPEC, seal(_SPEC, spec)
+        lease, target, content = self._writing_lease(), self.folder / _SPEC, encode(_SPEC, spec)
         with writing_to(self._root), lease.fenced():
             lease.check()
             if self._files.status(target) is not None:
@@ -141,9 +141,9 @@ class LocalRecords:
         """Where people find a note."""
         return str(self.folder / kind / f"{number:06d}.json")
 
-    def contents(self) -> Contents:
+    def contents(self) -> RunListing:
         """What the run has now."""
-        return Contents(
+        return RunListing(
             {number: self._mark(_iteration_name(number)) for number in self._numbers("iterations")},
             {kind: tuple(self._mark(f"{kind}/{number:06d}.json") for number in self._numbers(kind)) for kind in NOTES},
         )
@@ -159,7 +159,7 @@ class LocalRecords:
 
     def _create(self, name: str, document: Mapping[str, Any]) -> None:
         lease = self._writing_lease()
-        content = seal(name, document)
+        content = encode(name, document)
         with writing_to(self._root), lease.fenced():
             self._write_once(lease, self.folder / name, content)
 
@@ -226,7 +226,7 @@ def create_run(
     place = local_root(root)
     runs, target = place / "runs", place / "runs" / validate_run_name(run)
     documents = {_SPEC: spec, **{_iteration_name(iteration): record for iteration, record in records.items()}}
-    contents = {name: seal(name, document) for name, document in documents.items()}
+    contents = {name: encode(name, document) for name, document in documents.items()}
     staged = runs / f".new-{this_process().token}-{uuid4().hex}"
     with writing_to(place):
         make_folders(seam, runs, top=place)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from infra.process_identity import ProcessIdentity
 
 
-class Holder(BaseModel):
+class LeaseOwner(BaseModel):
     """A process that has or had a run, and what it said of itself."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -22,7 +22,7 @@ class Holder(BaseModel):
 class LeaseHeld(RuntimeError):
     """Another process has the run: `holder`."""
 
-    def __init__(self, message: str, holder: Holder) -> None:
+    def __init__(self, message: str, holder: LeaseOwner) -> None:
         super().__init__(message)
         self.holder = holder
 
@@ -31,13 +31,13 @@ class LeaseLost(RuntimeError):
     """This process no longer has the run."""
 
 
-def describe(holder: Holder) -> str:
+def describe(holder: LeaseOwner) -> str:
     """A holder as people want to read of it."""
     since = datetime.fromtimestamp(holder.since_ms / 1000, UTC).isoformat(timespec="seconds")
     return f"process {holder.identity.pid} on {holder.identity.host} (since {since})"
 
 
-def loss(run: str, number: int, successor: Holder | None) -> LeaseLost:
+def loss(run: str, number: int, successor: LeaseOwner | None) -> LeaseLost:
     """What a process is told whose lease of this number is gone."""
     if successor is None:
         return LeaseLost(f"run {run}: this process no longer has the run, its lease {number} has ended")

@@ -22,7 +22,7 @@ from infra.runs.checksummed_json import (
     remedy_for,
 )
 from infra.runs.lease import Lease
-from infra.runs.listing import Contents
+from infra.runs.listing import RunListing
 from infra.runs.local_runs import LocalRuns
 from infra.runs.names import NOTES, InvalidRunName, validate_run_name
 
@@ -81,7 +81,7 @@ class RunRecords(Protocol):
     def all(self) -> list[dict[str, Any]]:
         """Every record, in the order of the iterations; not those that are superseded while this reads."""
 
-    def contents(self) -> Contents:
+    def contents(self) -> RunListing:
         """What the run has now."""
 
     def marked(self, marks: Iterable[str]) -> list[dict[str, Any] | None]:

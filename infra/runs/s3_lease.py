@@ -15,10 +15,10 @@ from contextlib import suppress
 from uuid import uuid4
 
 from infra.process_identity import ProcessIdentity, is_alive, this_process
-from infra.runs.lease_expiry import EXPIRY_S, POLL_S, Clock, Watch, beat_of
+from infra.runs.lease_expiry import EXPIRY_S, POLL_S, Clock, LeaseExpiry, beat_of
 from infra.runs.names import validate_run_name
-from infra.runs.owner import Holder, LeaseLost, loss
-from infra.runs.s3_pointer import Head, RunHead, Step, Tenure, Version
+from infra.runs.owner import LeaseLost, LeaseOwner, loss
+from infra.runs.s3_pointer import LeaseState, RunHead, RunPointer, Step, Version
 from infra.storage.client import open_objects
 from infra.storage.objects import Objects, S3Address, StoreUnavailable
 from infra.storage.outage import at_once
@@ -33,11 +33,11 @@ class S3Lease:
     `pin` does not look whether the lease is gone: what it would keep is of no use to one that has lost the run.
     """
 
-    def __init__(self, head: RunHead, tenure: Tenure, clock: Clock) -> None:
+    def __init__(self, head: RunHead, tenure: LeaseState, clock: Clock) -> None:
         self.head = head
         self.run = head.run
         self.number = tenure.number
-        self.predecessors: tuple[Holder, ...] = ()
+        self.predecessors: tuple[LeaseOwner, ...] = ()
         self._tenure = tenure
         self._clock = clock
         self._beats = 0
@@ -50,10 +50,10 @@ class S3Lease:
         """Whether this process has noticed that the run is no longer its own, or has released it."""
         return self._lost
 
-    def change(self, step: Step) -> Head:
+    def change(self, step: Step) -> RunPointer:
         """Change the head of the run, or LeaseLost."""
 
-        def fenced(head: Head) -> Head:
+        def fenced(head: RunPointer) -> RunPointer:
             self._fence(head)
             return step(head)
 
@@ -122,7 +122,7 @@ class S3Lease:
             self.head.objects.remove([self._key(HEARTBEAT)])
         return False
 
-    def _fence(self, head: Head) -> None:
+    def _fence(self, head: RunPointer) -> None:
         if self._lost or head.lease.token != self._tenure.token or head.lease.holder is None:
             self._lost = True
             other = head.lease.token != self._tenure.token
@@ -137,14 +137,14 @@ class Tenures:
 
     def __init__(self, head: RunHead) -> None:
         self._head = head
-        self._present = Tenure()
+        self._present = LeaseState()
 
-    def look(self, head: Head) -> tuple[int, ...]:
+    def look(self, head: RunPointer) -> tuple[int, ...]:
         """The numbers of the leases that some process has."""
         self._present = head.lease
         return () if head.lease.holder is None else (head.lease.number,)
 
-    def holder(self, number: int) -> Holder | None:
+    def holder(self, number: int) -> LeaseOwner | None:
         """Who has it."""
         return self._present.holder if number == self._present.number else None
 
@@ -171,20 +171,20 @@ def acquire_lease(
     address, clock = S3Address.parse(root), clock or Clock()
     head = RunHead(objects or open_objects(address.bucket), address, run)
     tenures = Tenures(head)
-    watch = Watch(run, tenures, alive, clock, expiry_s)
+    watch = LeaseExpiry(run, tenures, alive, clock, expiry_s)
     while True:
         version = head.read()
         before = version.head.lease
         if not watch.all_gone(tenures.look(version.head), refuse=not wait):
             clock.sleep(POLL_S)
             continue
-        holder = Holder(identity=identity or this_process(), since_ms=clock.now_ms(), note=dict(note or {}))
-        lease = S3Lease(head, Tenure(number=before.number + 1, token=uuid4().hex, holder=holder), clock)
+        holder = LeaseOwner(identity=identity or this_process(), since_ms=clock.now_ms(), note=dict(note or {}))
+        lease = S3Lease(head, LeaseState(number=before.number + 1, token=uuid4().hex, holder=holder), clock)
         if lease.begin(version):
             lease.predecessors = () if before.holder is None else (before.holder,)
             return lease
 
 
-def ended(head: Head) -> Head:
+def ended(head: RunPointer) -> RunPointer:
     """The head after the release of its lease."""
     return head.changed(lease=head.lease.model_copy(update={"holder": None}))

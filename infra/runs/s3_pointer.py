@@ -18,8 +18,8 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from infra.runs.checksummed_json import RecordCorrupted, seal, unseal
-from infra.runs.owner import Holder
+from infra.runs.checksummed_json import RecordCorrupted, decode, encode
+from infra.runs.owner import LeaseOwner
 from infra.storage.objects import Objects, S3Address
 from infra.storage.rereading import read_again
 
@@ -28,14 +28,14 @@ RUNS = "runs"
 REMEDY = "put back an earlier version of this object, or fork the run from an iteration that can be read"
 
 
-class Tenure(BaseModel):
+class LeaseState(BaseModel):
     """The last lease of a run that was given; without a `holder` it has ended. `token` tells attempts at it apart."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     number: int = 0
     token: str = ""
-    holder: Holder | None = None
+    holder: LeaseOwner | None = None
 
     @property
     def folder(self) -> str:
@@ -43,19 +43,19 @@ class Tenure(BaseModel):
         return f"leases/{self.number:06d}-{self.token}"
 
 
-class Head(BaseModel):
+class RunPointer(BaseModel):
     """What a run consists of. Documents are named as they lie in the run's folder."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    lease: Tenure = Tenure()
+    lease: LeaseState = LeaseState()
     spec: str | None = None
     iterations: dict[int, str] = {}
     notes: dict[str, tuple[str, ...]] = {}
     superseded: tuple[str, ...] = ()
     nonce: str = ""
 
-    def changed(self, **changes: Any) -> Head:
+    def changed(self, **changes: Any) -> RunPointer:
         """The head with these changes."""
         return self.model_copy(update=changes)
 
@@ -69,11 +69,11 @@ class Head(BaseModel):
 class Version:
     """A head as it was read or written, with its ETag; without one, there is none yet."""
 
-    head: Head
+    head: RunPointer
     etag: str | None
 
 
-Step = Callable[[Head], Head]
+Step = Callable[[RunPointer], RunPointer]
 
 
 class RunHead:
@@ -97,7 +97,7 @@ class RunHead:
     def look(self) -> Version:
         """The present version."""
         read = read_again(self.objects, self.key(HEAD), self._parse, RecordCorrupted)
-        return Version(Head(), None) if read is None else Version(read[0], read[1].etag)
+        return Version(RunPointer(), None) if read is None else Version(read[0], read[1].etag)
 
     def read(self) -> Version:
         """The present version, which is remembered."""
@@ -111,9 +111,9 @@ class RunHead:
         with self._mutex:
             return self._known or self.read()
 
-    def put(self, head: Head, before: Version) -> Version | None:
+    def put(self, head: RunPointer, before: Version) -> Version | None:
         """Write a head over the version that it was made of; None if that is not the present one any more."""
-        content = seal(HEAD, head.changed(nonce=uuid4().hex).model_dump(mode="json"))
+        content = encode(HEAD, head.changed(nonce=uuid4().hex).model_dump(mode="json"))
         with self._mutex:
             # Until the answer is here it is not known which version is the present one.
             self._known = None
@@ -124,7 +124,7 @@ class RunHead:
             self._known = None if etag is None else Version(head, etag)
             return self._known
 
-    def change(self, step: Step) -> Head:
+    def change(self, step: Step) -> RunPointer:
         """Change the head by a step, which may be tried several times and sees what is there each time.
 
         A step that gives its head back changes nothing; one that raises has seen the present version when it does.
@@ -144,10 +144,10 @@ class RunHead:
                     return after
                 version = self.read()
 
-    def _parse(self, content: bytes) -> Head:
+    def _parse(self, content: bytes) -> RunPointer:
         place = self.place(HEAD)
-        document = unseal(place, HEAD, content, remedy=REMEDY)
+        document = decode(place, HEAD, content, remedy=REMEDY)
         try:
-            return Head.model_validate(document)
+            return RunPointer.model_validate(document)
         except ValidationError as error:
             raise RecordCorrupted(f"{place} is not the head of a run ({error.errors()[0]['msg']}): {REMEDY}") from error

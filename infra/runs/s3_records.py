@@ -15,15 +15,15 @@ from infra.runs.checksummed_json import (
     RecordCorrupted,
     RecordExists,
     RecordMissing,
+    decode,
+    encode,
     remedy_for_name,
-    seal,
-    unseal,
 )
-from infra.runs.listing import Contents
+from infra.runs.listing import RunListing
 from infra.runs.names import note_kind
 from infra.runs.s3_lease import S3Lease
-from infra.runs.s3_pointer import Head, RunHead
-from infra.storage.parallel import several
+from infra.runs.s3_pointer import RunHead, RunPointer
+from infra.storage.parallel import parallel_map
 from infra.storage.rereading import read_again
 
 
@@ -41,8 +41,8 @@ class Documents:
 
     def write(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
         """Write documents under such names."""
-        sealed = {name: seal(name, document) for name, document in documents.items()}
-        several(lambda name: self._write(name, sealed[name]), sealed, threads=self._threads)
+        sealed = {name: encode(name, document) for name, document in documents.items()}
+        parallel_map(lambda name: self._write(name, sealed[name]), sealed, threads=self._threads)
 
     def read(self, name: str) -> dict[str, Any]:
         """A document that the head names."""
@@ -55,7 +55,7 @@ class Documents:
     def read_all(self, names: Iterable[str]) -> list[dict[str, Any]]:
         """Several documents, in their order."""
         names = list(names)
-        several(self._fetch, (name for name in names if name not in self._seen), threads=self._threads)
+        parallel_map(self._fetch, (name for name in names if name not in self._seen), threads=self._threads)
         return [self.read(name) for name in names]
 
     def _write(self, name: str, content: bytes) -> None:
@@ -67,7 +67,7 @@ class Documents:
         remedy = f"put back an earlier version of this object, or {remedy_for_name(self._head.run, name)}"
 
         def parse(content: bytes) -> bytes:
-            unseal(place, name, content, remedy=remedy)
+            decode(place, name, content, remedy=remedy)
             return content
 
         read = read_again(self._head.objects, self._head.key(name), parse, RecordCorrupted)
@@ -93,7 +93,7 @@ class S3Records:
     def create_spec(self, spec: Mapping[str, Any]) -> None:
         """Write the run's spec; RecordExists if it has one."""
 
-        def refuse(head: Head) -> None:
+        def refuse(head: RunPointer) -> None:
             if head.spec is not None:
                 raise self._exists(head.spec)
 
@@ -102,7 +102,7 @@ class S3Records:
     def restore_spec(self, spec: Mapping[str, Any]) -> None:
         """Write the spec of a run that has lost it, or has a damaged one; see `infra.runs.records.RunRecords`."""
 
-        def replace(head: Head, name: str) -> Head:
+        def replace(head: RunPointer, name: str) -> RunPointer:
             before = () if head.spec is None else (head.spec,)
             return head.changed(spec=name, superseded=(*head.superseded, *before))
 
@@ -123,11 +123,11 @@ class S3Records:
     def commit(self, iteration: int, record: Mapping[str, Any]) -> None:
         """Create the record of an iteration, durable when this returns; RecordExists if there is one."""
 
-        def refuse(head: Head) -> None:
+        def refuse(head: RunPointer) -> None:
             if iteration in head.iterations:
                 raise self._exists(head.iterations[iteration])
 
-        def add(head: Head, name: str) -> Head:
+        def add(head: RunPointer, name: str) -> RunPointer:
             return head.changed(iterations={**head.iterations, iteration: name})
 
         self._create(iteration_kind(iteration), record, refuse, add)
@@ -152,10 +152,10 @@ class S3Records:
         """Every record, in the order of the iterations."""
         return self._documents.read_all(name for _, name in sorted(self._now().iterations.items()))
 
-    def contents(self) -> Contents:
+    def contents(self) -> RunListing:
         """What the run has now."""
         head = self._now()
-        return Contents(dict(sorted(head.iterations.items())), head.notes)
+        return RunListing(dict(sorted(head.iterations.items())), head.notes)
 
     def marked(self, marks: Iterable[str]) -> list[dict[str, Any] | None]:
         """What marks of `contents` stand for."""
@@ -168,7 +168,7 @@ class S3Records:
         """
         taken: list[int] = []
 
-        def take_out(head: Head) -> Head:
+        def take_out(head: RunPointer) -> RunPointer:
             taken[:] = sorted((number for number in head.iterations if number > after), reverse=True)
             if not taken:
                 return head
@@ -186,7 +186,7 @@ class S3Records:
         """Create the next note of a kind, durable when this returns; its number."""
         note_kind(kind)
 
-        def add(head: Head, name: str) -> Head:
+        def add(head: RunPointer, name: str) -> RunPointer:
             return head.changed(notes={**head.notes, kind: (*head.notes.get(kind, ()), name)})
 
         head, name = self._create(f"{kind}/note", document, lambda head: None, add)
@@ -200,20 +200,20 @@ class S3Records:
         """Where people find a note."""
         return self._head.place(self._now().notes[note_kind(kind)][number - 1])
 
-    def _create(self, kind: str, document: Mapping[str, Any], refuse: Any, add: Any) -> tuple[Head, str]:
+    def _create(self, kind: str, document: Mapping[str, Any], refuse: Any, add: Any) -> tuple[RunPointer, str]:
         """Write a document and have the head name it, unless `refuse` raises."""
         lease = self._writing_lease()
         name = self._documents.name(kind, lease.number)
 
-        def look(head: Head) -> Head:
+        def look(head: RunPointer) -> RunPointer:
             refuse(head)
             return head
 
-        def step(head: Head) -> Head:
+        def step(head: RunPointer) -> RunPointer:
             if name in head.documents():  # a swap of which only the answer was lost
                 return head
             refuse(head)
-            after: Head = add(head, name)
+            after: RunPointer = add(head, name)
             return after
 
         lease.change(look)
@@ -224,7 +224,7 @@ class S3Records:
         place = self._head.place(name)
         return RecordExists(f"run {self.run}: {place} exists and is written once: read it, or choose another run name")
 
-    def _now(self) -> Head:
+    def _now(self) -> RunPointer:
         known = self._lease is not None and not self._lease.lost
         return (self._head.known() if known else self._head.read()).head
 

@@ -9,11 +9,11 @@ from infra.runs.checksummed_json import RecordError, RecordExists
 from infra.runs.lease import Lease
 from infra.runs.names import is_run_name, validate_run_name
 from infra.runs.s3_lease import S3Lease
-from infra.runs.s3_pointer import RUNS, Head, RunHead
+from infra.runs.s3_pointer import RUNS, RunHead, RunPointer
 from infra.runs.s3_records import Documents, S3Records, iteration_kind
 from infra.storage.client import open_objects
 from infra.storage.objects import Objects, S3Address
-from infra.storage.parallel import THREADS, several
+from infra.storage.parallel import THREADS, parallel_map
 
 
 def open_s3_runs(root: str) -> S3Runs:
@@ -42,7 +42,7 @@ class S3Runs:
         found = [name for name in self._objects.folders(self._address.key(RUNS) + "/") if is_run_name(name)]
         if not started:
             return sorted(found)
-        begun = several(self._is_started, found, threads=self._threads)
+        begun = parallel_map(self._is_started, found, threads=self._threads)
         return sorted(name for name, is_started in zip(found, begun, strict=True) if is_started)
 
     def records(self, run: str, *, lease: Lease | None = None) -> S3Records:
@@ -56,7 +56,7 @@ class S3Runs:
         head = self._head(validate_run_name(run))
         documents = Documents(head, threads=self._threads)
         names = {iteration: documents.name(iteration_kind(iteration), 0) for iteration in records}
-        first = Head(spec=documents.name("spec/spec", 0), iterations=names)
+        first = RunPointer(spec=documents.name("spec/spec", 0), iterations=names)
         version = head.read()
         if version.etag is None:
             contents = {names[iteration]: record for iteration, record in records.items()}

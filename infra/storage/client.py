@@ -31,9 +31,9 @@ from infra.storage.error_translation import (
     NO_SUCH_BUCKET,
     code_of,
     status_of,
-    told,
+    translate_errors,
 )
-from infra.storage.objects import Arrived, Entry, Found, Objects, Pending, Wanted
+from infra.storage.objects import DownloadRequest, DownloadResult, Entry, Found, Objects, Pending
 from infra.storage.outage import outage_of, patience_at_start
 from infra.storage.transfer import Transfer
 from infra.storage.waiting_client import PatientObjects
@@ -71,7 +71,7 @@ def open_objects(bucket: str, *, tuning: Tuning | None = None) -> Objects:
     Calls wait for a server that does not answer; opening does so for a short time, unless it has answered before.
     """
     chosen = tuning or Tuning()
-    with told(bucket, "open", ""):
+    with translate_errors(bucket, "open", ""):
         session = boto3.session.Session()
         client = session.client("s3", config=configuration(chosen))
     outage = outage_of(server_of(client.meta.endpoint_url))
@@ -84,7 +84,7 @@ def open_objects(bucket: str, *, tuning: Tuning | None = None) -> Objects:
 
 def look(client: Any, bucket: str) -> None:
     """Ask for as little as there is."""
-    with told(bucket, "open", ""):
+    with translate_errors(bucket, "open", ""):
         client.list_objects_v2(Bucket=bucket, MaxKeys=1)
 
 
@@ -132,7 +132,7 @@ class BotoObjects:
         return self._bucket
 
     def read(self, key: str) -> Found | None:
-        with told(self._bucket, "read", key):
+        with translate_errors(self._bucket, "read", key):
             for attempt in range(1, self._tuning.attempts + 1):
                 try:
                     answer = self._s3.get_object(Bucket=self._bucket, Key=key)
@@ -172,13 +172,13 @@ class BotoObjects:
                 lost = status_of(error) in LOST and code_of(error) != NO_SUCH_BUCKET
                 lost = lost or code_of(error) in ARRIVED_WRONG
                 if not lost and status_of(error) < 500:
-                    with told(self._bucket, "write", key):
+                    with translate_errors(self._bucket, "write", key):
                         raise
                 complaint = error
             except BotoCoreError as error:
                 lost, complaint = False, error
                 if isinstance(error, CREDENTIAL_ERRORS):
-                    with told(self._bucket, "write", key):
+                    with translate_errors(self._bucket, "write", key):
                         raise
             present = self.read(key)
             if present is not None and present.content == content:
@@ -186,20 +186,20 @@ class BotoObjects:
             if (None if present is None else present.etag) != etag:
                 return None
             if not lost or attempt == CONFLICTS:
-                with told(self._bucket, "write", key):
+                with translate_errors(self._bucket, "write", key):
                     raise complaint
             time.sleep(_pause(attempt))
         raise AssertionError("unreachable")
 
     def write(self, key: str, content: bytes) -> None:
-        with told(self._bucket, "write", key):
+        with translate_errors(self._bucket, "write", key):
             self._transfer.again(lambda: self._s3.put_object(Bucket=self._bucket, Key=key, Body=content))
 
     def remove(self, keys: Iterable[str]) -> None:
         names = list(keys)
         for start in range(0, len(names), REMOVED_AT_ONCE):
             batch = names[start : start + REMOVED_AT_ONCE]
-            with told(self._bucket, "remove", batch[0]):
+            with translate_errors(self._bucket, "remove", batch[0]):
                 answer = self._s3.delete_objects(
                     Bucket=self._bucket, Delete={"Objects": [{"Key": name} for name in batch], "Quiet": True}
                 )
@@ -208,14 +208,14 @@ class BotoObjects:
                         raise ClientError({"Error": error}, "DeleteObjects")
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        with told(self._bucket, "list", prefix):
+        with translate_errors(self._bucket, "list", prefix):
             pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
             for page in pages:
                 for found in page.get("Contents", []):
                     yield Entry(found["Key"], found["Size"], _bare(found["ETag"]), found["LastModified"])
 
     def folders(self, prefix: str) -> list[str]:
-        with told(self._bucket, "list", prefix):
+        with translate_errors(self._bucket, "list", prefix):
             pages = self._s3.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=prefix, Delimiter="/"
             )
@@ -223,7 +223,7 @@ class BotoObjects:
         return [name.removeprefix(prefix).rstrip("/") for name in found]
 
     def copy(self, source: str, target: str) -> bool:
-        with told(self._bucket, "copy", source):
+        with translate_errors(self._bucket, "copy", source):
             try:
                 self._s3.copy({"Bucket": self._bucket, "Key": source}, self._bucket, target, Config=self._copying)
             except ClientError as error:
@@ -235,11 +235,11 @@ class BotoObjects:
     def upload(self, files: Mapping[str, Path]) -> None:
         self._transfer.upload(files)
 
-    def download(self, wanted: Iterable[Wanted]) -> dict[str, Arrived]:
+    def download(self, wanted: Iterable[DownloadRequest]) -> dict[str, DownloadResult]:
         return self._transfer.download(list(wanted))
 
     def pending(self, prefix: str) -> Iterator[Pending]:
-        with told(self._bucket, "list", prefix):
+        with translate_errors(self._bucket, "list", prefix):
             pages = self._s3.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=prefix)
             for page in pages:
                 for found in page.get("Uploads", []):

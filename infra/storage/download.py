@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from botocore.exceptions import IncompleteReadError
 
-from infra.storage.objects import Arrived, Wanted
+from infra.storage.objects import DownloadRequest, DownloadResult
 
 BLOCK_BYTES = 2**20
 
@@ -27,7 +27,7 @@ class Part:
 class Incoming:
     """One file on its way; its parts may come in any order, from several threads."""
 
-    def __init__(self, wanted: Wanted, parts: Sequence[Part]) -> None:
+    def __init__(self, wanted: DownloadRequest, parts: Sequence[Part]) -> None:
         self.wanted = wanted
         self.parts = parts
         self._mutex = threading.Lock()
@@ -36,7 +36,7 @@ class Incoming:
         self._hashed = 0
         self._hashing = False
         self._digest = hashlib.sha256()
-        self._refused: Arrived | None = None
+        self._refused: DownloadResult | None = None
 
     @property
     def refused(self) -> bool:
@@ -45,7 +45,7 @@ class Incoming:
 
     def refuse(self, size: int | None) -> None:
         """The object has another size than the wanted one, or there is none."""
-        self._refused = Arrived(size)
+        self._refused = DownloadResult(size)
 
     def fill(self, part: Part, blocks: Iterator[bytes]) -> None:
         """Write a part; IncompleteReadError if it is not as long as it should be."""
@@ -59,9 +59,9 @@ class Incoming:
             raise IncompleteReadError(actual_bytes=count, expected_bytes=part.size)
         self._follow(part)
 
-    def arrived(self) -> Arrived:
+    def arrived(self) -> DownloadResult:
         """What came, once all parts are there."""
-        return self._refused or Arrived(self.wanted.size, self._digest.hexdigest())
+        return self._refused or DownloadResult(self.wanted.size, self._digest.hexdigest())
 
     def close(self) -> None:
         """Close the file."""

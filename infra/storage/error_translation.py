@@ -59,7 +59,7 @@ def status_of(error: ClientError) -> int:
 
 
 @contextmanager
-def told(bucket: str, action: str, key: str) -> Iterator[None]:
+def translate_errors(bucket: str, action: str, key: str) -> Iterator[None]:
     """Turn what boto3 raises inside into StoreRefused or StoreUnavailable, naming bucket, key, action and remedy."""
     try:
         yield

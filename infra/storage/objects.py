@@ -60,7 +60,7 @@ class Pending:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DownloadRequest:
     """An object to be downloaded, the size that it must have, and the file that is to be made of it."""
 
     key: str
@@ -69,7 +69,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Arrived:
+class DownloadResult:
     """What a download met: the object's size (None: there is none) and, if it was the wanted one, its sha256."""
 
     size: int | None
@@ -119,7 +119,7 @@ class Objects(Protocol):
     def upload(self, files: Mapping[str, Path]) -> None:
         """Write files as the objects of these keys, several at a time, large ones in parts."""
 
-    def download(self, wanted: Iterable[Wanted]) -> dict[str, Arrived]:
+    def download(self, wanted: Iterable[DownloadRequest]) -> dict[str, DownloadResult]:
         """Make files of objects, several at a time, large ones in parts; what came, by key.
 
         The caller compares the sha256: bytes that were changed on the way arrive without an error.

@@ -13,7 +13,7 @@ R = TypeVar("R")
 THREADS = 8
 
 
-def several(function: Callable[[T], R], items: Iterable[T], *, threads: int = THREADS) -> list[R]:
+def parallel_map(function: Callable[[T], R], items: Iterable[T], *, threads: int = THREADS) -> list[R]:
     """What the function makes of each item, in their order; the first error, once all that had begun are through."""
     items = list(items)
     if threads == 1 or len(items) < 2:

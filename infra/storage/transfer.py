@@ -13,8 +13,8 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.storage.download import BLOCK_BYTES, Incoming, Part
-from infra.storage.error_translation import ABSENT, ARRIVED_WRONG, BROKEN_OFF, code_of, told
-from infra.storage.objects import Arrived, StoreRefused, StoreUnavailable, Wanted
+from infra.storage.error_translation import ABSENT, ARRIVED_WRONG, BROKEN_OFF, code_of, translate_errors
+from infra.storage.objects import DownloadRequest, DownloadResult, StoreRefused, StoreUnavailable
 
 # Bodies up to this go out as they are; before a larger one boto3 asks the server for leave, and sends it in blocks.
 WHOLE_BYTES = 2**20
@@ -24,7 +24,7 @@ NO_SUCH_UPLOAD = "NoSuchUpload"
 INVALID_RANGE = "InvalidRange"
 
 
-class Stretch:
+class FileSlice:
     """A part of a file, as boto3 wants the body of a request."""
 
     def __init__(self, descriptor: int, part: Part) -> None:
@@ -91,7 +91,7 @@ class Transfer:
             for upload in begun:
                 self._abort_quietly(upload)
 
-    def download(self, wanted: Sequence[Wanted]) -> dict[str, Arrived]:
+    def download(self, wanted: Sequence[DownloadRequest]) -> dict[str, DownloadResult]:
         """See `Objects.download`."""
         # A file is hashed from the front, by one thread: the largest begins, or one would wait for it at the end.
         largest_first = sorted(wanted, key=lambda want: want.size, reverse=True)
@@ -105,7 +105,7 @@ class Transfer:
 
     def abort(self, key: str, upload_id: str) -> None:
         """Abort an upload in parts; that it is gone already is no error."""
-        with told(self._bucket, "abort the upload of", key):
+        with translate_errors(self._bucket, "abort the upload of", key):
             try:
                 self._s3.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
             except ClientError as error:
@@ -144,15 +144,15 @@ class Transfer:
             future.result()
 
     def _begin(self, key: str) -> str:
-        with told(self._bucket, "write", key):
+        with translate_errors(self._bucket, "write", key):
             return str(self._s3.create_multipart_upload(Bucket=self._bucket, Key=key)["UploadId"])
 
     def _put(self, key: str, path: Path, part: Part) -> None:
-        with told(self._bucket, "write", key), _body(path, part) as body:
+        with translate_errors(self._bucket, "write", key), _body(path, part) as body:
             self.again(lambda: self._s3.put_object(Bucket=self._bucket, Key=key, Body=body()))
 
     def _put_part(self, upload: Multipart, part: Part) -> None:
-        with told(self._bucket, "write", upload.key), _body(upload.path, part) as body:
+        with translate_errors(self._bucket, "write", upload.key), _body(upload.path, part) as body:
             answer = self.again(
                 lambda: self._s3.upload_part(
                     Bucket=self._bucket,
@@ -166,7 +166,7 @@ class Transfer:
 
     def _complete(self, upload: Multipart) -> None:
         parts = [{"PartNumber": number, "ETag": upload.etags[number]} for number in sorted(upload.etags)]
-        with told(self._bucket, "complete the upload of", upload.key):
+        with translate_errors(self._bucket, "complete the upload of", upload.key):
             try:
                 self._s3.complete_multipart_upload(
                     Bucket=self._bucket, Key=upload.key, UploadId=upload.upload_id, MultipartUpload={"Parts": parts}
@@ -189,7 +189,7 @@ class Transfer:
             return
 
     def _get(self, file: Incoming, part: Part) -> None:
-        with told(self._bucket, "read", file.wanted.key):
+        with translate_errors(self._bucket, "read", file.wanted.key):
             for attempt in range(1, self._attempts + 1):
                 body = None if file.refused else self._ask_for(file, part)
                 if body is None:
@@ -229,13 +229,13 @@ class Transfer:
 
 
 @contextmanager
-def _body(path: Path, part: Part) -> Iterator[Callable[[], bytes | Stretch]]:
+def _body(path: Path, part: Part) -> Iterator[Callable[[], bytes | FileSlice]]:
     """A function that gives a part of a file as the body of one more request."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        stretch = Stretch(descriptor, part)
+        stretch = FileSlice(descriptor, part)
         if part.size > WHOLE_BYTES:
-            yield lambda: Stretch(descriptor, part)
+            yield lambda: FileSlice(descriptor, part)
         else:
             content = stretch.read()
             yield lambda: content

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from infra.storage.objects import Arrived, Entry, Found, Objects, Pending, StoreUnavailable, Wanted
+from infra.storage.objects import DownloadRequest, DownloadResult, Entry, Found, Objects, Pending, StoreUnavailable
 from infra.storage.outage import Outage, Wait
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class PatientObjects:
     def upload(self, files: Mapping[str, Path]) -> None:
         self.patiently(lambda: self._real.upload(files))
 
-    def download(self, wanted: Iterable[Wanted]) -> dict[str, Arrived]:
+    def download(self, wanted: Iterable[DownloadRequest]) -> dict[str, DownloadResult]:
         files = list(wanted)
         return self.patiently(lambda: self._real.download(files))
 

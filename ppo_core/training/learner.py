@@ -18,7 +18,7 @@ from ppo_core.training.ranks import Ranks
 from ppo_core.training.state import CheckpointState, read_state
 
 
-class Setting(NamedTuple):
+class LoadConfig(NamedTuple):
     """How policy and critic are held: what a warm engine cannot change without loading them anew."""
 
     optimizer: OptimizerSettings
@@ -27,7 +27,7 @@ class Setting(NamedTuple):
     activation_checkpointing: bool
 
     @classmethod
-    def of(cls, model: ModelSpec, optimizer: OptimizerSettings, training: TrainingSpec) -> Setting:
+    def of(cls, model: ModelSpec, optimizer: OptimizerSettings, training: TrainingSpec) -> LoadConfig:
         """That of a job."""
         return cls(optimizer, training.zero_stage, model.dtype, training.activation_checkpointing)
 
@@ -42,11 +42,11 @@ class Learner:
         self.critic: Trainable | None = None
         self.tokenizer: Any = None
         self.identity: str | None = None  # of the held checkpoint, None while it changes
-        self._setting: Setting | None = None
+        self._setting: LoadConfig | None = None
         self._reference: nn.Module | None = None
         self._reference_digest: str | None = None
 
-    def holds(self, identity: str, setting: Setting) -> bool:
+    def holds(self, identity: str, setting: LoadConfig) -> bool:
         """Whether `checkpoint` of that identity, held so, would load nothing."""
         return (self.identity, self._setting) == (identity, setting) and self.policy is not None
 
@@ -57,7 +57,7 @@ class Learner:
 
         A thin one is good enough where its training state is held already. Raises InputError for a bad checkpoint.
         """
-        state, setting = read_state(folder), Setting.of(model, optimizer, training)
+        state, setting = read_state(folder), LoadConfig.of(model, optimizer, training)
         if not self.holds(state.identity, setting):
             self.forget()
             self._load(folder, state, model, optimizer, training)
@@ -80,11 +80,11 @@ class Learner:
             self._reference_digest = digest
         return self._reference
 
-    def moving(self) -> None:
-        """Say that the held weights are about to change: until `became`, they are no checkpoint."""
+    def invalidate(self) -> None:
+        """Say that the held weights are about to change: until `mark_loaded`, they are no checkpoint."""
         self.identity = None
 
-    def became(self, identity: str) -> None:
+    def mark_loaded(self, identity: str) -> None:
         """Say which checkpoint the held weights are now."""
         self.identity = identity
 

@@ -25,7 +25,7 @@ from ppo_core.training.deepspeed_engine import Trainable
 from ppo_core.training.determinism import deterministic
 from ppo_core.training.experience import Experience
 from ppo_core.training.intact import check_policy
-from ppo_core.training.learner import Learner, Setting
+from ppo_core.training.learner import Learner, LoadConfig
 from ppo_core.training.state import CheckpointState, identity_after, read_state
 from ppo_core.training.update import PPOUpdate
 
@@ -47,7 +47,7 @@ def hold_checkpoint(
     """
     folder = inputs["checkpoint"].path
     state = read_state(folder)
-    if not state.full and not learner.holds(state.identity, Setting.of(model, optimizer, training)):
+    if not state.full and not learner.holds(state.identity, LoadConfig.of(model, optimizer, training)):
         if learner.identity != state.identity:
             _check_inputs(folder, state, inputs, learner.ranks.world_size)
             _replay(learner, folder, state, inputs, tick)
@@ -60,10 +60,10 @@ def run_update(learner: Learner, experience: JobInput, spec: UpdatePolicyJob, ti
     policy, critic = learner.trainables()
     identity = identity_after(spec, str(learner.identity), experience.digest)
     rows = Experience.load(experience.path)
-    learner.moving()
+    learner.invalidate()
     with deterministic(spec.deterministic):
         metrics = PPOUpdate(policy, critic, rows, spec, learner.ranks).run(tick)
-    learner.became(identity)
+    learner.mark_loaded(identity)
     return metrics
 
 
@@ -89,7 +89,7 @@ def _replay(learner: Learner, folder: Path, state: CheckpointState, inputs: Mapp
 def _hold_as(learner: Learner, model: ModelSpec, optimizer: OptimizerSettings, training: TrainingSpec) -> None:
     """The same weights in the setting of another job, by way of files, as if a full checkpoint lay between the two."""
     identity = str(learner.identity)
-    if learner.holds(identity, Setting.of(model, optimizer, training)):
+    if learner.holds(identity, LoadConfig.of(model, optimizer, training)):
         return
     policy, critic = learner.trainables()
     with tempfile.TemporaryDirectory() as mine:

@@ -22,7 +22,7 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Crashed
 
-from infra.runs.lease import Holder
+from infra.runs.lease import LeaseOwner
 
 FLOW_RUN = "prefect_flow_run"
 ANSWER_S = 6.0
@@ -50,7 +50,7 @@ def page_is_open() -> bool:
     return True
 
 
-def mark_crashed(predecessors: Iterable[Holder]) -> list[str]:
+def mark_crashed(predecessors: Iterable[LeaseOwner]) -> list[str]:
     """Set the flow runs of dead holders, which say Running for ever, to Crashed. Returns their names.
 
     A flow run that was started again is its own predecessor: it goes on, and only the tasks of its dead process end.

@@ -15,18 +15,18 @@ from infra.engines.protocol import EngineProgress
 from infra.mlflow.points import Point
 from ppo_core.records import noted_loss
 from tasks.runs.iteration_record import IterationRecord
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 from tasks.stages.references import DatasetRef
 
 LOSS_CURVE = "sft/loss_curve"
 EVERY_S = 5.0
 
 
-def curve_points(bench: Workbench, record: IterationRecord) -> list[Point]:
+def curve_points(context: RunContext, record: IterationRecord) -> list[Point]:
     """Of the first record: the losses that it has."""
     if not record.sft_losses:
         return []
-    return points(dict(enumerate(record.sft_losses, start=1)), prepared_at_ms(bench, record.dataset))
+    return points(dict(enumerate(record.sft_losses, start=1)), prepared_at_ms(context, record.dataset))
 
 
 def points(losses: Mapping[int, float], prepared_ms: int) -> list[Point]:
@@ -34,10 +34,10 @@ def points(losses: Mapping[int, float], prepared_ms: int) -> list[Point]:
     return [Point(LOSS_CURVE, loss, step, prepared_ms + step) for step, loss in losses.items()]
 
 
-def prepared_at_ms(bench: Workbench, dataset: DatasetRef) -> int:
+def prepared_at_ms(context: RunContext, dataset: DatasetRef) -> int:
     """When the dataset was stored; 0 where it is there no more."""
     try:
-        created = bench.store.manifest(dataset.bare()).created_at
+        created = context.store.manifest(dataset.bare()).created_at
     except ArtifactError:
         return 0
     return int(datetime.fromisoformat(created).timestamp() * 1000)
@@ -46,17 +46,17 @@ def prepared_at_ms(bench: Workbench, dataset: DatasetRef) -> int:
 class LiveCurve:
     """Takes an engine's progress and, every few seconds, sends the losses in it from a thread of its own."""
 
-    def __init__(self, bench: Workbench, dataset: DatasetRef, *, every_s: float = EVERY_S) -> None:
-        self._bench = bench
-        self._prepared_ms = prepared_at_ms(bench, dataset) if bench.reporting.live else 0
+    def __init__(self, context: RunContext, dataset: DatasetRef, *, every_s: float = EVERY_S) -> None:
+        self._bench = context
+        self._prepared_ms = prepared_at_ms(context, dataset) if context.reporting.live else 0
         self._waiting: dict[int, float] = {}
         self._sender: threading.Thread | None = None
         self._every_s = every_s
         self._next_at = time.monotonic() + every_s
 
-    def watch(self, progress: EngineProgress) -> None:
+    def on_progress(self, progress: EngineProgress) -> None:
         """In place of the run's own watch, which sees it too."""
-        self._bench.watch(progress)
+        self._bench.on_progress(progress)
         loss = noted_loss(progress.note)
         if loss is None or not self._bench.reporting.live:
             return

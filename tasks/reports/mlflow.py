@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prefect.runtime import deployment, flow_run
 
-from infra.mlflow.current_user import this_person
+from infra.mlflow.current_user import current_user
 from infra.mlflow.git_commit import git_commit
 from infra.mlflow.learning_curves import Panel, learning_curves
 from infra.mlflow.tracking import InputData, Point
@@ -17,7 +17,7 @@ from tasks.reports.loss_curve import curve_points
 from tasks.reports.prefect import prompt_text
 from tasks.runs.iteration_record import IterationRecord, best_in_words, read_record
 from tasks.runs.run_state import flat
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 from tasks.stages.references import DatasetRef
 
 NOTE = "mlflow.note.content"
@@ -37,19 +37,19 @@ SPLITS = {"training": "train", "evaluation": "eval", "supervised": "sft"}
 """What MLflow calls the use of data, and the dataset's name of the split."""
 
 
-def introduce(bench: Workbench) -> bool:
+def introduce(context: RunContext) -> bool:
     """Say what this run is: settings, the spec, who started it, from where, and how to go on with it."""
-    document = bench.spec.document()
-    told = bench.tracker.log_parameters(flat(document))
-    told = told and bench.tracker.log_text("spec.json", json.dumps(document, indent=2))
-    return told and bench.tracker.set_tags(origin(bench.spec) | {NOTE: description(bench)})
+    document = context.spec.document()
+    told = context.tracker.log_parameters(flat(document))
+    told = told and context.tracker.log_text("spec.json", json.dumps(document, indent=2))
+    return told and context.tracker.set_tags(origin(context.spec) | {NOTE: description(context)})
 
 
 def origin(spec: RunSpec) -> dict[str, str]:
     """Who started the run and from where, as MLflow's own tags have it."""
     folder = Path(spec.folder).absolute()
     tags = {
-        "mlflow.user": this_person().partition("@")[0],
+        "mlflow.user": current_user().partition("@")[0],
         "mlflow.source.name": str(deployment.name or folder),
         "mlflow.source.type": "JOB" if deployment.id else "LOCAL",
     }
@@ -57,12 +57,12 @@ def origin(spec: RunSpec) -> dict[str, str]:
     return tags if commit is None else {**tags, "mlflow.source.git.commit": commit}
 
 
-def description(bench: Workbench, record: IterationRecord | None = None) -> str:
+def description(context: RunContext, record: IterationRecord | None = None) -> str:
     """What people read first on the run's page; with a record also how far it is, and which policy is the best."""
-    spec, run = bench.spec, bench.run
+    spec, run = context.spec, context.run
     lines = [f"PPO training run **{run}** of spec `{spec.name}`, {spec.iterations} iterations."]
     if record is not None:
-        best = best_in_words(record.best, bench.reporting.metrics.get(record.best.iteration, {}))
+        best = best_in_words(record.best, context.reporting.metrics.get(record.best.iteration, {}))
         lines.append(f"Iteration {record.iteration} of {spec.iterations} is done; {best}.")
     commands = {
         "go on with it": f"ppoflow resume {run}",
@@ -89,40 +89,40 @@ def input_data(spec: RunSpec, dataset: DatasetRef) -> list[InputData]:
     ]
 
 
-def link_lineage(bench: Workbench, record: IterationRecord) -> bool:
+def link_lineage(context: RunContext, record: IterationRecord) -> bool:
     """Tags of what the run starts from; and which of its points are there already."""
     tags = {
         "ppoflow.spec_digest": record.spec_digest,
         "ppoflow.dataset_digest": record.dataset.digest,
         "ppoflow.reference_digest": record.reference.digest,
     }
-    told = bench.tracker.set_tags(tags)
-    seen = bench.tracker.seen_points(SEEN_BY)
+    told = context.tracker.set_tags(tags)
+    seen = context.tracker.seen_points(SEEN_BY)
     if seen:  # by their time: an iteration that was done again has another record, and new points
-        records = (read_record(document) for document in bench.records.all())
-        bench.reported.update(r.iteration for r in records if (r.iteration, r.committed_at_ms) in seen)
+        records = (read_record(document) for document in context.records.all())
+        context.reported.update(r.iteration for r in records if (r.iteration, r.committed_at_ms) in seen)
     return told
 
 
-def log_missing(bench: Workbench, record: IterationRecord) -> bool:
+def log_missing(context: RunContext, record: IterationRecord) -> bool:
     """Tables before points: an iteration whose points are there has been told completely."""
-    missing = [i for i in range(record.iteration + 1) if i not in bench.reported]
+    missing = [i for i in range(record.iteration + 1) if i not in context.reported]
     if not missing:
         return True
-    documents = [record if i == record.iteration else read_record(bench.records.read(i)) for i in missing]
-    told = all(_log_samples(bench, r) and bench.tracker.log_points(curve_points(bench, r)) for r in documents)
+    documents = [record if i == record.iteration else read_record(context.records.read(i)) for i in missing]
+    told = all(_log_samples(context, r) and context.tracker.log_points(curve_points(context, r)) for r in documents)
     points = [Point(k, v, r.iteration, r.committed_at_ms) for r in documents for k, v in sorted(r.metrics.items())]
-    told = told and bench.tracker.log_points(points)
+    told = told and context.tracker.log_points(points)
     if told:
-        bench.reported.update(missing)
+        context.reported.update(missing)
     return told
 
 
-def show_progress(bench: Workbench, record: IterationRecord) -> bool:
+def show_progress(context: RunContext, record: IterationRecord) -> bool:
     """The learning curves so far as one picture, and in the run's description how far it is."""
-    described = bench.tracker.set_tags({NOTE: description(bench, record)})
-    curves = learning_curves(bench.run, panels(bench.reporting.metrics))
-    return described and bench.tracker.log_figure("learning_curves", curves)
+    described = context.tracker.set_tags({NOTE: description(context, record)})
+    curves = learning_curves(context.run, panels(context.reporting.metrics))
+    return described and context.tracker.log_figure("learning_curves", curves)
 
 
 def panels(metrics: dict[int, dict[str, float]]) -> list[Panel]:
@@ -136,9 +136,9 @@ def panels(metrics: dict[int, dict[str, float]]) -> list[Panel]:
     return made
 
 
-def _log_samples(bench: Workbench, record: IterationRecord) -> bool:
+def _log_samples(context: RunContext, record: IterationRecord) -> bool:
     if record.evaluation is None:
         return True
     columns = ("iteration", "prompt", "response", "score")
     rows = [[record.iteration, prompt_text(s["prompt"]), s["response"], s["score"]] for s in record.evaluation.samples]
-    return bench.tracker.log_table(f"samples/iteration_{record.iteration:06d}", columns, rows)
+    return context.tracker.log_table(f"samples/iteration_{record.iteration:06d}", columns, rows)

@@ -14,7 +14,7 @@ from prefect.client.orchestration import get_client
 from prefect.logging import get_run_logger
 
 from tasks.runs.iteration_record import IterationRecord
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 
 T = TypeVar("T")
 PAGE_PATIENCE_S = 6.0
@@ -22,12 +22,12 @@ MOST_ROWS = 1000
 HEADLINES = ("score/mean", "evaluation/accuracy", "kl/reference", "rollout/response_length", "seconds/iteration")
 
 
-def show_iterations(bench: Workbench) -> None:
+def show_iterations(context: RunContext) -> None:
     """The table of iterations, under one key. Renewed where it is: a new one each time would pile up."""
-    metrics = bench.reporting.metrics
+    metrics = context.reporting.metrics
     rows = iteration_rows({number: metrics[number] for number in sorted(metrics)[-MOST_ROWS:]})
-    key, which = page_key(bench.run, "iterations"), "All" if len(metrics) <= MOST_ROWS else f"The last {MOST_ROWS:,}"
-    description = f"{which} iterations of run {bench.run}{see_mlflow(bench)}"
+    key, which = page_key(context.run, "iterations"), "All" if len(metrics) <= MOST_ROWS else f"The last {MOST_ROWS:,}"
+    description = f"{which} iterations of run {context.run}{see_mlflow(context)}"
 
     def create() -> UUID:
         return create_table_artifact(rows, key=key, description=description)
@@ -38,9 +38,9 @@ def show_iterations(bench: Workbench) -> None:
             client.request("PATCH", "/artifacts/{id}", json=changes, path_params={"id": table})
         return table
 
-    known = bench.reporting.table
-    made = tell_prefect(bench, "the table of iterations", create if known is None else lambda: renew(known))
-    bench.reporting.table = made or known
+    known = context.reporting.table
+    made = tell_prefect(context, "the table of iterations", create if known is None else lambda: renew(known))
+    context.reporting.table = made or known
 
 
 def iteration_rows(metrics: Mapping[int, Mapping[str, float]]) -> list[dict[str, float | None]]:
@@ -58,36 +58,38 @@ def shown(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else round(value, 4)
 
 
-def show_samples(bench: Workbench, record: IterationRecord) -> None:
+def show_samples(context: RunContext, record: IterationRecord) -> None:
     """A few answers to held-out prompts."""
     assert record.evaluation is not None
     lines = [
         f"- `{prompt_text(s['prompt'])}` → `{s['response']}` (score {s['score']})" for s in record.evaluation.samples
     ]
-    text = f"# {bench.run}, iteration {record.iteration}\n\n" + "\n".join(lines)
+    text = f"# {context.run}, iteration {record.iteration}\n\n" + "\n".join(lines)
     told = "".join(f", {name} {record.metrics[name]:.3f}" for name in HEADLINES[:2] if name in record.metrics)
     description = (
-        f"Answers to held-out prompts by the policy of iteration {record.iteration} of run {bench.run}{told}"
-        f"{see_mlflow(bench)}"
+        f"Answers to held-out prompts by the policy of iteration {record.iteration} of run {context.run}{told}"
+        f"{see_mlflow(context)}"
     )
-    key = page_key(bench.run, "samples")
-    tell_prefect(bench, "the sample answers", lambda: create_markdown_artifact(text, key=key, description=description))
+    key = page_key(context.run, "samples")
+    tell_prefect(
+        context, "the sample answers", lambda: create_markdown_artifact(text, key=key, description=description)
+    )
 
 
-def see_mlflow(bench: Workbench) -> str:
+def see_mlflow(context: RunContext) -> str:
     """The way to the MLflow run, in markdown; nothing as long as that is not open."""
-    return f". See also [the run in MLflow]({bench.tracker.page})" if bench.tracker.run_id is not None else ""
+    return f". See also [the run in MLflow]({context.tracker.page})" if context.tracker.run_id is not None else ""
 
 
-def tell_prefect(bench: Workbench, what: str, create: Callable[[], T]) -> T | None:
+def tell_prefect(context: RunContext, what: str, create: Callable[[], T]) -> T | None:
     """Reports never stop training, nor hold it up: a server that is away costs a page, and a line in the log.
 
     Prefect's own client would try for a minute, at every report anew.
     """
     variables = copy_context()
-    made = bench.pages.call(lambda: variables.run(create), PAGE_PATIENCE_S)
+    made = context.pages.call(lambda: variables.run(create), PAGE_PATIENCE_S)
     if made is None:
-        get_run_logger().warning("Prefect did not get %s: %s", what, bench.pages.last_error)
+        get_run_logger().warning("Prefect did not get %s: %s", what, context.pages.last_error)
     return made
 
 

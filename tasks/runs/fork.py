@@ -13,7 +13,7 @@ from ppo_core.spec import RunSpec, differing_keys
 from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.record_chain import made_with, record_digest
 from tasks.runs.run_state import committed, committed_at, spec_of_run, with_changes
-from tasks.verify_artifact import needs_of
+from tasks.verify_artifact import resume_inputs
 
 FIXED = ("model.", "sft.", "sft: ")
 """What made the policy that the new run goes on with: other values would say something untrue."""
@@ -86,7 +86,7 @@ def changed_sections(spec: RunSpec, made_with: RunSpec) -> dict[str, Any]:
 def require_kept(record: IterationRecord) -> None:
     """Raise InputError where retention has removed what going on from this record needs."""
     store = open_store(Settings().store_root)
-    for _, ref in needs_of(record):
+    for _, ref in resume_inputs(record):
         try:
             missing = store.find(ref.kind, ref.key) is None
         except ArtifactError:

@@ -13,16 +13,16 @@ from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing, A
 from infra.artifacts.export import check_export
 from infra.gc.collector import open_collector
 from infra.mlflow.alias_journal import Journals
-from infra.runs.listing import Contents
+from infra.runs.listing import RunListing
 from infra.runs.records import NOTES, RecordError, RunRecords, list_runs, open_runs, remedy_for
 from infra.settings import Settings
 from infra.storage.rereading import ChangedOnTheWay
 from ppo_core.records import InputError
 from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.lineage import step_of
-from tasks.runs.reachability import Needs
+from tasks.runs.reachability import Reachability
 from tasks.runs.record_chain import ChainedRecord, RecordsOfEarlierVersion, first_break, link, record_digest
-from tasks.verify_artifact import needs_of
+from tasks.verify_artifact import resume_inputs
 
 Progress = Callable[[str], None]
 Artifact = tuple[str, str, str]
@@ -105,7 +105,7 @@ def check_run(run: str, progress: Progress, seen: set[Artifact] | None = None) -
     return found
 
 
-def check_records(records: RunRecords, contents: Contents, found: Findings) -> list[IterationRecord]:
+def check_records(records: RunRecords, contents: RunListing, found: Findings) -> list[IterationRecord]:
     """Every document of a run. Returns the records that can be believed."""
     run, links, suspects = records.run, dict[int, ChainedRecord](), list[int]()
     for iteration, mark in contents.iterations.items():
@@ -169,8 +169,8 @@ def check_artifacts(
     store: ArtifactStore, records: list[IterationRecord], found: Findings, progress: Progress, seen: set[Artifact]
 ) -> None:
     """Every byte of what records need, and what each artifact was made from."""
-    named = Needs(store).named(records)
-    last = {(ref.kind, ref.key) for _, ref in needs_of(records[-1], best=True)} if records else set()
+    named = Reachability(store).named(records)
+    last = {(ref.kind, ref.key) for _, ref in resume_inputs(records[-1], best=True)} if records else set()
     for iteration, ref in named:
         found.artifacts += 1
         artifact = (ref.kind, ref.key, ref.digest)
@@ -233,7 +233,7 @@ def check_copy(run: str, found: Findings) -> None:
 
 def check_rest(store: ArtifactStore, progress: Progress, seen: set[Artifact]) -> Findings:
     """The artifacts that were not read for a run, and the journals of promotions."""
-    found, needs = Findings(None), Needs(store)
+    found, needs = Findings(None), Reachability(store)
     needed, read = needs.of_all(), {(kind, key) for kind, key, _ in seen}
     for stored in open_collector(store.root).artifacts():
         name = (stored.kind, stored.key)

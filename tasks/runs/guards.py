@@ -12,7 +12,7 @@ from typing import Any
 from infra.artifacts import REMOTE, ArtifactError, ArtifactRef
 from ppo_core.spec import GuardsSpec
 from tasks.runs.iteration_record import Attempt, IterationRecord, read_record
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 
 START_FACTOR = 3.0
 """An iteration against checkpoint 0: policy and critic, and two moments of each."""
@@ -66,19 +66,19 @@ def violations(guards: GuardsSpec, metrics: Mapping[str, float], first_length: f
     return found
 
 
-def passed_limits(bench: Workbench, record: IterationRecord) -> list[Violation]:
+def passed_limits(context: RunContext, record: IterationRecord) -> list[Violation]:
     """The limits that a drafted record passes."""
-    first = read_record(bench.records.read(1)) if record.iteration > 1 else None
+    first = read_record(context.records.read(1)) if record.iteration > 1 else None
     first_length = first.metrics.get("rollout/response_length") if first is not None else None
-    return violations(bench.spec.guards, record.metrics, first_length)
+    return violations(context.spec.guards, record.metrics, first_length)
 
 
-def keep_evidence(bench: Workbench, iteration: int, passed: list[str], record: IterationRecord | None) -> str:
+def keep_evidence(context: RunContext, iteration: int, passed: list[str], record: IterationRecord | None) -> str:
     """Note a diverged iteration, so that what it made is kept and can be looked at. Returns the note's place.
 
     The same iteration again, the run having been started again, makes no second note.
     """
-    notes = bench.records.notes("divergences")
+    notes = context.records.notes("divergences")
     number = len(notes)
     told = {
         "iteration": iteration,
@@ -87,8 +87,8 @@ def keep_evidence(bench: Workbench, iteration: int, passed: list[str], record: I
         "record": record.model_dump(mode="json") if record is not None else None,
     }
     if not notes or any(notes[-1][key] != told[key] for key in ("iteration", "passed", "checkpoint")):
-        number = bench.records.note("divergences", told)
-    return bench.records.note_place("divergences", number)
+        number = context.records.note("divergences", told)
+    return context.records.note_place("divergences", number)
 
 
 def diverged(run: str, iteration: int, passed: list[str], evidence: str, cure: str = "") -> DivergedError:
@@ -102,12 +102,12 @@ def diverged(run: str, iteration: int, passed: list[str], evidence: str, cure: s
     )
 
 
-def current_attempt(bench: Workbench, iteration: int) -> Attempt:
+def current_attempt(context: RunContext, iteration: int) -> Attempt:
     """How often the run was rolled back to before an iteration, and what that left of its learning rates.
 
     An iteration that no rollback gave up stays as it was, also when it is done again later.
     """
-    return last_attempt([note for note in bench.records.notes("rollbacks") if note["after"] < iteration])
+    return last_attempt([note for note in context.records.notes("rollbacks") if note["after"] < iteration])
 
 
 def last_attempt(rollbacks: Sequence[Mapping[str, Any]]) -> Attempt:
@@ -115,33 +115,33 @@ def last_attempt(rollbacks: Sequence[Mapping[str, Any]]) -> Attempt:
     return Attempt.model_validate(rollbacks[-1]["attempt"]) if rollbacks else Attempt()
 
 
-def roll_back(bench: Workbench, iteration: int, passed: list[str]) -> int | None:
+def roll_back(context: RunContext, iteration: int, passed: list[str]) -> int | None:
     """Give up the diverged iteration and some before it. Returns the iteration to go on after, None after too many."""
-    guards, attempt = bench.spec.guards, last_attempt(bench.records.notes("rollbacks"))
+    guards, attempt = context.spec.guards, last_attempt(context.records.notes("rollbacks"))
     if attempt.number >= guards.max_rollbacks:
         return None
     after = max(0, iteration - 1 - guards.rollback_iterations)
     lower = Attempt(number=attempt.number + 1, rate_factor=attempt.rate_factor * guards.rollback_rate_factor)
-    bench.records.note("rollbacks", {"after": after, "attempt": lower.model_dump(), "passed": passed})
-    bench.supersede(after)
+    context.records.note("rollbacks", {"after": after, "attempt": lower.model_dump(), "passed": passed})
+    context.supersede(after)
     return after
 
 
-def finish_rollback(bench: Workbench) -> None:
+def finish_rollback(context: RunContext) -> None:
     """Take out the records that the last rollback gave up and, being killed, left."""
-    notes = bench.records.notes("rollbacks")
-    last = bench.records.last()
+    notes = context.records.notes("rollbacks")
+    last = context.records.last()
     if not notes or last is None or last <= notes[-1]["after"]:
         return
-    if read_record(bench.records.read(last)).attempt < notes[-1]["attempt"]["number"]:
-        bench.supersede(notes[-1]["after"])
+    if read_record(context.records.read(last)).attempt < notes[-1]["attempt"]["number"]:
+        context.supersede(notes[-1]["after"])
 
 
-def check_disk(bench: Workbench, previous: IterationRecord) -> None:
+def check_disk(context: RunContext, previous: IterationRecord) -> None:
     """Raise DiskSpaceError where the next iteration would not fit beside what is there."""
-    factor = bench.spec.guards.min_free_disk
-    needed = math.ceil(factor * iteration_bytes(bench, previous))
-    place = disk_folder(bench)
+    factor = context.spec.guards.min_free_disk
+    needed = math.ceil(factor * iteration_bytes(context, previous))
+    place = disk_folder(context)
     free = shutil.disk_usage(place).free
     if free < needed:
         raise DiskSpaceError(
@@ -151,27 +151,27 @@ def check_disk(bench: Workbench, previous: IterationRecord) -> None:
         )
 
 
-def disk_folder(bench: Workbench) -> Path:
+def disk_folder(context: RunContext) -> Path:
     """A folder on the disk on which artifacts are made."""
-    remote = bench.store.root.startswith(REMOTE)
-    place = bench.settings.cache_folder if remote else Path(bench.store.root)
+    remote = context.store.root.startswith(REMOTE)
+    place = context.settings.cache_folder if remote else Path(context.store.root)
     while not place.exists():
         place = place.parent
     return place
 
 
-def iteration_bytes(bench: Workbench, record: IterationRecord) -> float:
+def iteration_bytes(context: RunContext, record: IterationRecord) -> float:
     """What an iteration like this one takes in the store."""
     if record.experience is None:
-        return START_FACTOR * size_of(bench, record.checkpoint)
+        return START_FACTOR * size_of(context, record.checkpoint)
     # A full checkpoint is the large part, and the next one may be full where this one is not.
     parts: list[ArtifactRef | None] = [record.base or record.checkpoint, record.rollouts, record.scores]
-    return sum(size_of(bench, ref) for ref in (*parts, record.experience, record.evaluation) if ref is not None)
+    return sum(size_of(context, ref) for ref in (*parts, record.experience, record.evaluation) if ref is not None)
 
 
-def size_of(bench: Workbench, ref: ArtifactRef) -> int:
+def size_of(context: RunContext, ref: ArtifactRef) -> int:
     """Bytes of an artifact; none where it is missing or damaged, which here is nobody's concern."""
     try:
-        return sum(entry.size for entry in bench.store.manifest(ref).files.values())
+        return sum(entry.size for entry in context.store.manifest(ref).files.values())
     except ArtifactError:
         return 0

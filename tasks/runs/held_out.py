@@ -20,7 +20,7 @@ from ppo_core.spec import ModelSpec, RunSpec
 from tasks.evaluate_policy import evaluate_policy
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.policies import Policy
-from tasks.stages.context import Watch, Workbench
+from tasks.stages.context import OnProgress, RunContext
 from tasks.stages.engines import Engines
 from tasks.stages.references import DatasetRef, EvaluationRef
 
@@ -29,7 +29,7 @@ TOKENIZER_FILE = "policy/tokenizer.json"
 
 
 @contextmanager
-def open_evaluation(policy: Policy, spec: RunSpec, title: str, watch: Watch) -> Iterator[Workbench]:
+def open_evaluation(policy: Policy, spec: RunSpec, title: str, on_progress: OnProgress) -> Iterator[RunContext]:
     """Means to evaluate with, beside whatever the policy's run is doing; rollout and scoring engines start at once.
 
     Only what is pinned is safe from the collector, and only who has a lease can pin: so each evaluation holds one of
@@ -44,7 +44,7 @@ def open_evaluation(policy: Policy, spec: RunSpec, title: str, watch: Watch) -> 
     store = open_store(settings.store_root)
     lease = a_lease(store.root)
     try:
-        bench = Workbench(
+        context = RunContext(
             spec=spec,
             run=policy.run,
             settings=settings,
@@ -52,17 +52,17 @@ def open_evaluation(policy: Policy, spec: RunSpec, title: str, watch: Watch) -> 
             records=open_records(store.root, policy.run),
             engines=Engines(spec, settings, settings.log_folder(lease.run)),
             tracker=RunTracker(settings.tracking_uri, spec.name, title, settings.mlflow_folder / "artifacts"),
-            watch=watch,
+            on_progress=on_progress,
             lease=lease,
         )
-        with Heartbeat(lease, on_lost=bench.engines.close):
+        with Heartbeat(lease, on_lost=context.engines.close):
             try:
-                for name, seat in bench.engines.seats.items():
+                for name, handle in context.engines.handles.items():
                     if name != TRAINING:
-                        seat.start()
-                yield bench
+                        handle.start()
+                yield context
             finally:
-                bench.engines.close()
+                context.engines.close()
     finally:
         lease.release()
 
@@ -77,28 +77,30 @@ def a_lease(root: str) -> Lease:
             number += 1
 
 
-def evaluate_held_out(bench: Workbench, policy: Policy, like: Policy | None = None) -> tuple[DatasetRef, EvaluationRef]:
-    """The policy's answers to the held-out prompts of the bench's spec, scored by that spec's reward.
+def evaluate_held_out(
+    context: RunContext, policy: Policy, like: Policy | None = None
+) -> tuple[DatasetRef, EvaluationRef]:
+    """The policy's answers to the held-out prompts of the context's spec, scored by that spec's reward.
 
     `like` is the policy whose run has that spec; without, it is this one's.
     """
-    target = bench.spec
-    bench.spec = target if like is None else fitted(bench, policy, like)
+    target = context.spec
+    context.spec = target if like is None else fitted(context, policy, like)
     try:
-        dataset = prepare_dataset(bench)
-        return dataset, evaluate_policy(bench, policy.checkpoint, dataset)
+        dataset = prepare_dataset(context)
+        return dataset, evaluate_policy(context, policy.checkpoint, dataset)
     finally:
-        bench.spec = target
+        context.spec = target
 
 
-def fitted(bench: Workbench, policy: Policy, like: Policy) -> RunSpec:
-    """The bench's spec with what belongs to the policy and not to the test: its precision and its tokenizer."""
-    tokenizers = [bench.store.manifest(one.checkpoint.bare()).files.get(TOKENIZER_FILE) for one in (policy, like)]
+def fitted(context: RunContext, policy: Policy, like: Policy) -> RunSpec:
+    """The context's spec with what belongs to the policy and not to the test: its precision and its tokenizer."""
+    tokenizers = [context.store.manifest(one.checkpoint.bare()).files.get(TOKENIZER_FILE) for one in (policy, like)]
     if tokenizers[0] is not None and tokenizers[0] == tokenizers[1]:
-        model = bench.spec.model.model_copy(update={"dtype": policy.spec.model.dtype})
+        model = context.spec.model.model_copy(update={"dtype": policy.spec.model.dtype})
     else:
         model = absolute(policy.spec.model, Path(policy.spec.folder))
-    return bench.spec.model_copy(update={"model": model})
+    return context.spec.model_copy(update={"model": model})
 
 
 def absolute(model: ModelSpec, folder: Path) -> ModelSpec:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from infra.artifacts import ArtifactError, ArtifactRef, ArtifactStore
-from infra.runs.listing import Contents
+from infra.runs.listing import RunListing
 from infra.runs.records import RecordError, RunRecords, Runs, open_runs, remedy_for
 from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.promoted import Promoted
@@ -31,7 +31,7 @@ def kept_iterations(records: list[IterationRecord]) -> set[int]:
     return kept | {record.best.iteration for record in records if record.iteration in kept}
 
 
-class Needs:
+class Reachability:
     """What the runs of a store need; remembers what it has read, so that asking again costs what is new.
 
     `unreadable` says of which runs (or journals) the last look could not tell, and why.
@@ -81,7 +81,7 @@ class Needs:
             self._opened[run] = self._runs.records(run)
         records = self._opened[run]
 
-        def read(contents: Contents) -> set[Name]:
+        def read(contents: RunListing) -> set[Name]:
             needed = self.of(self._chain(records, contents))
             for found in self._read(records, contents.notes.get("divergences", ())):
                 needed |= self.of([found.record])
@@ -118,7 +118,7 @@ class Needs:
         """A run's records, in order. Raises RecordError where they are not whole."""
         return unless_changed(records, lambda contents: self._chain(records, contents))
 
-    def _chain(self, records: RunRecords, contents: Contents) -> list[IterationRecord]:
+    def _chain(self, records: RunRecords, contents: RunListing) -> list[IterationRecord]:
         found = self._read(records, contents.iterations.values())
         there = [n for n, mark in contents.iterations.items() if self._records[records.run, mark] is not None]
         with suppress(RecordsOfEarlierVersion):  # what they need is known all the same

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from infra.artifacts.manifest import sha256_of
-from infra.runs.listing import Contents
+from infra.runs.listing import RunListing
 from infra.runs.records import RecordCorrupted, RecordError, RecordMissing, RunRecords, remedy_for
 from ppo_core.records import content_digest
 from tasks.runs.iteration_record import IterationRecord, read_record
@@ -158,7 +158,7 @@ def read_chain(records: RunRecords) -> Chain:
     return unless_changed(records, lambda contents: _read(records, contents.iterations))
 
 
-def unless_changed(records: RunRecords, read: Callable[[Contents], T]) -> T:
+def unless_changed(records: RunRecords, read: Callable[[RunListing], T]) -> T:
     """What `read` makes of a run's contents. An error counts where the run was the same before and after it."""
     for look in range(1, LOOKS + 1):
         contents = records.contents()

@@ -8,32 +8,32 @@ from dataclasses import dataclass, field
 from prefect.logging import get_run_logger
 
 from infra.artifacts import ArtifactStore, StoreReadOnly, open_store
-from infra.gc.collector import Collector, Leftover, StoredArtifact, open_collector
+from infra.gc.collector import Collector, Orphan, StoredArtifact, open_collector
 from infra.runs.records import RecordError
 from infra.settings import Settings
 from infra.storage.objects import StoreUnavailable
-from tasks.runs.reachability import Name, Needs, kept_iterations
-from tasks.stages.context import Workbench
+from tasks.runs.reachability import Name, Reachability, kept_iterations
+from tasks.stages.context import RunContext
 
 
-def release(bench: Workbench) -> list[StoredArtifact]:
+def release(context: RunContext) -> list[StoredArtifact]:
     """Remove what the run's own retention has let go and no other record needs. Called after each commit.
 
     What was asked for once is not asked for again: where another run needs it, that one's own retention lets it go.
-    While records of another run cannot be read (`bench.needs.unreadable`), nothing goes.
+    While records of another run cannot be read (`context.needs.unreadable`), nothing goes.
     """
-    if bench.spec.checkpoint.keep_last is None:
+    if context.spec.checkpoint.keep_last is None:
         return []
-    records = bench.needs.records_of(bench.records)
+    records = context.needs.records_of(context.records)
     kept = kept_iterations(records)
     gone = [record for record in records if record.iteration not in kept]
     wanted = {(ref.kind, ref.key) for r in gone for ref in (r.checkpoint, r.experience) if ref is not None}
-    wanted -= bench.released | bench.needs.of(records)
+    wanted -= context.released | context.needs.of(records)
     if not wanted:
         return []
-    removed = bench.collector.collect(wanted, bench.needs.among(wanted))
-    if not bench.needs.unreadable:
-        bench.released |= wanted
+    removed = context.collector.collect(wanted, context.needs.among(wanted))
+    if not context.needs.unreadable:
+        context.released |= wanted
     return removed
 
 
@@ -42,8 +42,8 @@ class Garbage:
     """What no record needs and nobody uses. Where records are `unreadable`, every artifact may be needed."""
 
     artifacts: list[StoredArtifact]
-    leftovers: list[Leftover]
-    damaged: list[Leftover] = field(default_factory=list)
+    leftovers: list[Orphan]
+    damaged: list[Orphan] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -61,7 +61,7 @@ class Garbage:
 def find_garbage(*, damaged: bool = False) -> Garbage:
     """Look only. `damaged`: also what was set aside."""
     store, collector = opened()
-    stored, needs = collector.artifacts(), Needs(store)
+    stored, needs = collector.artifacts(), Reachability(store)
     # Pins go once a record names what they keep: so read the pins first.
     kept = collector.pinned() | needs.among((found.kind, found.key) for found in stored)()
     artifacts = [found for found in stored if (found.kind, found.key) not in kept]
@@ -72,7 +72,7 @@ def remove_garbage(garbage: Garbage) -> int:
     """Remove what is still garbage. Returns the bytes that are free now."""
     store, collector = opened()
     wanted: Iterable[Name] = [(found.kind, found.key) for found in garbage.artifacts]
-    removed = collector.collect(wanted, Needs(store).among(wanted))
+    removed = collector.collect(wanted, Reachability(store).among(wanted))
     return sum(found.bytes for found in removed) + collector.remove([*garbage.leftovers, *garbage.damaged])
 
 
@@ -82,10 +82,10 @@ def opened() -> tuple[ArtifactStore, Collector]:
     return store, open_collector(store.root)
 
 
-def remove_leftovers(bench: Workbench) -> int:
+def remove_leftovers(context: RunContext) -> int:
     """Remove what processes that are gone have left half written; the bytes that are free now. Never ends a run."""
     try:
-        return bench.collector.remove(bench.collector.leftovers(quickly=True))
+        return context.collector.remove(context.collector.leftovers(quickly=True))
     except (OSError, StoreReadOnly, StoreUnavailable, RecordError) as error:
         get_run_logger().warning("what dead processes have left in the store could not be removed: %s", error)
         return 0

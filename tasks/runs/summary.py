@@ -37,7 +37,7 @@ class Report(Protocol):
     def policy_folder(self) -> Path: ...
 
 
-def ending(report: Report, longer: str) -> str:
+def run_summary(report: Report, longer: str) -> str:
     """Where to look after a finished run; `longer` is the command that makes it a longer one.
 
     Which model to take, and how good it is, comes last, where people look first.

@@ -18,7 +18,7 @@ from infra.settings import Settings
 from ppo_core.records import InputError
 from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.run_state import committed, spec_of_run
-from tasks.stages.context import Watch, Workbench, working
+from tasks.stages.context import OnProgress, RunContext, working
 from tasks.stages.engines import Engines
 
 
@@ -43,12 +43,12 @@ def compared(iteration: int, stage: str, recorded: ArtifactRef, found: ArtifactR
     return Comparison(iteration=iteration, stage=stage, recorded=recorded.digest, found=found.digest)
 
 
-def check_recorded(bench: Workbench, record: IterationRecord) -> None:
+def check_recorded(context: RunContext, record: IterationRecord) -> None:
     """Raise ArtifactCorrupted where what the run's store has of an iteration is not, byte for byte, what was recorded.
 
     What retention has removed is not looked for.
     """
-    store = open_store(bench.settings.store_root, cache=bench.settings.cache_folder)
+    store = open_store(context.settings.store_root, cache=context.settings.cache_folder)
     made = (record.dataset, record.rollouts, record.scores, record.experience, record.checkpoint, record.evaluation)
     for ref in made:
         with suppress(ArtifactMissing):
@@ -57,8 +57,8 @@ def check_recorded(bench: Workbench, record: IterationRecord) -> None:
 
 
 @contextmanager
-def open_verification(run: str, folder: str | None, watch: Watch) -> Iterator[Workbench]:
-    """A workbench with the run's spec and records, fresh engines, and a scratch store over the run's own.
+def open_verification(run: str, folder: str | None, on_progress: OnProgress) -> Iterator[RunContext]:
+    """A context with the run's spec and records, fresh engines, and a scratch store over the run's own.
 
     The scratch store is a folder of this machine, so the engines are here too, wherever those of the run were.
     """
@@ -71,7 +71,7 @@ def open_verification(run: str, folder: str | None, watch: Watch) -> Iterator[Wo
     settings = settings.model_copy(update={"cache": scratch / "cache"})
     original = open_store(settings.store_root, cache=settings.cache_folder)
     try:
-        bench = Workbench(
+        context = RunContext(
             spec=spec,
             run=run,
             settings=settings,
@@ -79,10 +79,10 @@ def open_verification(run: str, folder: str | None, watch: Watch) -> Iterator[Wo
             records=open_records(original.root, run),
             engines=Engines(spec, settings, settings.run_folder(run) / "verify-logs"),
             tracker=RunTracker(settings.tracking_uri, spec.name, run, settings.mlflow_folder / "artifacts"),
-            watch=watch,
+            on_progress=on_progress,
         )
-        with working(bench):
-            yield bench
+        with working(context):
+            yield context
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -16,7 +16,7 @@ from infra.artifacts import ArtifactStore, open_store
 from infra.artifacts.fingerprint import code_fingerprint, file_digest, file_digests
 from infra.engines.protocol import EngineInput, EngineJob, EngineProgress
 from infra.gc.collector import Collector, open_collector
-from infra.mlflow.circuit_breaker import Patience
+from infra.mlflow.circuit_breaker import CircuitBreaker
 from infra.mlflow.tracking import RunTracker
 from infra.runs.lease import Heartbeat, Lease, acquire_lease
 from infra.runs.records import RunRecords, open_records
@@ -26,9 +26,9 @@ from ppo_core import records
 from ppo_core.records import InputError, content_digest
 from ppo_core.spec import RunSpec
 from tasks.reports.reporting import Reporting
-from tasks.runs.reachability import Needs
+from tasks.runs.reachability import Reachability
 from tasks.stages.engines import PROGRAMS, Engines, require_shared_store
-from tasks.stages.jobs import Fulfilled, Order, Watch, ask
+from tasks.stages.jobs import OnProgress, StageJob, StageResult, ask
 from tasks.stages.timings import Timings
 
 Resolve = Callable[[RunSpec, RunRecords], RunSpec]
@@ -36,7 +36,7 @@ BACK_OFF_S = 30.0
 
 
 @dataclass
-class Workbench:
+class RunContext:
     """One run's means. Tasks get it as their first argument; Prefect never stores it.
 
     Without a `lease` the run's records can be read only.
@@ -49,22 +49,22 @@ class Workbench:
     records: RunRecords
     engines: Engines
     tracker: RunTracker
-    watch: Watch
+    on_progress: OnProgress
     lease: Lease | None = None
     timings: Timings = field(default_factory=Timings)
     fingerprints: dict[str, str] = field(default_factory=dict)
     source_digests: dict[str, str] = field(default_factory=dict)
     folder_digests: dict[str, str] = field(default_factory=dict)
-    pages: Patience = field(default_factory=lambda: Patience(BACK_OFF_S, is_outage=lambda error: True))
+    pages: CircuitBreaker = field(default_factory=lambda: CircuitBreaker(BACK_OFF_S, is_outage=lambda error: True))
     reported: set[int] = field(default_factory=set)
     reporting: Reporting = field(default_factory=Reporting)
     released: set[tuple[str, str]] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @cached_property
-    def needs(self) -> Needs:
+    def needs(self) -> Reachability:
         """What the records of all runs need."""
-        return Needs(self.store)
+        return Reachability(self.store)
 
     @cached_property
     def collector(self) -> Collector:
@@ -127,13 +127,13 @@ class Workbench:
         """The starting model's folder, where the spec names one."""
         return {"model": self.folder_input(self.spec.model.path)} if self.spec.model.path else {}
 
-    def fulfil(self, engine: str, order: Order, watch: Watch | None = None) -> Fulfilled:
+    def run_job(self, engine: str, stage_job: StageJob, on_progress: OnProgress | None = None) -> StageResult:
         """Have one of the run's engines do what a stage asks for; see `tasks.stages.jobs`."""
         silence = self.spec.engines.reward_timeout_s if engine == "scoring" else self.spec.engines.timeout_s
-        watch = watch or self.watch
-        watch(EngineProgress(engine, order.job, 0, 0, ""))  # the engine may have to start first
-        seat, sent = self.engines.seats[engine], time.perf_counter()
-        done = seat.fulfil(order, self.store, silence_s=silence, watch=watch)
+        on_progress = on_progress or self.on_progress
+        on_progress(EngineProgress(engine, stage_job.job, 0, 0, ""))  # the engine may have to start first
+        handle, sent = self.engines.handles[engine], time.perf_counter()
+        done = handle.run_job(stage_job, self.store, silence_s=silence, on_progress=on_progress)
         return replace(done, hops_s=time.perf_counter() - sent - done.engine_s - done.store_s)
 
     def _describe_sources(self) -> dict[str, str]:
@@ -147,7 +147,7 @@ class Workbench:
             {"functions": code},
         )
         silence = spec.engines.reward_timeout_s
-        digests = ask(self.engines.scoring, job, silence_s=silence, watch=self.watch).result
+        digests = ask(self.engines.scoring, job, silence_s=silence, on_progress=self.on_progress).result
         for name in data:
             if name and ":" not in name:
                 path = self.path(name)
@@ -158,16 +158,16 @@ class Workbench:
 
 
 @contextmanager
-def open_workbench(
+def open_run_context(
     spec: RunSpec,
     run: str | None = None,
-    watch: Watch | None = None,
+    on_progress: OnProgress | None = None,
     effective: Resolve | None = None,
     *,
     note: Mapping[str, str] = {},
     wait: bool = False,
     keep: Callable[[], bool] | None = None,
-) -> Iterator[Workbench]:
+) -> Iterator[RunContext]:
     """Open a run's means and start its engines; everything is closed on the way out, whatever happens.
 
     The run belongs to this process alone meanwhile: LeaseHeld where another one has it (with `wait`, only after that
@@ -185,9 +185,9 @@ def open_workbench(
         spec = effective(spec, records) if effective is not None else spec
         engines = Engines(spec, settings, settings.log_folder(name), run=name)
         tracker = RunTracker(settings.tracking_uri, spec.name, name, settings.mlflow_folder / "artifacts")
-        bench = Workbench(spec, name, settings, store, records, engines, tracker, watch or ignore, lease)
-        with Heartbeat(lease, on_lost=engines.close), working(bench):
-            yield bench
+        context = RunContext(spec, name, settings, store, records, engines, tracker, on_progress or ignore, lease)
+        with Heartbeat(lease, on_lost=engines.close), working(context):
+            yield context
     finally:
         with suppress(StoreUnavailable):  # whoever comes next finds this process gone, or silent
             if keep is None or not keep():
@@ -195,20 +195,20 @@ def open_workbench(
 
 
 @contextmanager
-def working(bench: Workbench) -> Iterator[None]:
+def working(context: RunContext) -> Iterator[None]:
     """Have the engines run, and end them and the MLflow run as the work inside ends."""
     try:
-        bench.engines.start()
+        context.engines.start()
         yield
     except BaseException as error:
-        if bench.lease is not None and isinstance(error, Exception):
-            bench.lease.check()  # engines that were closed because the run is another's now: say that instead
-        if bench.tracker.run_id is not None:
-            bench.tracker.finish("FAILED" if isinstance(error, Exception) else "KILLED")
+        if context.lease is not None and isinstance(error, Exception):
+            context.lease.check()  # engines that were closed because the run is another's now: say that instead
+        if context.tracker.run_id is not None:
+            context.tracker.finish("FAILED" if isinstance(error, Exception) else "KILLED")
         raise
     finally:
-        bench.reporting.close()
-        bench.engines.close()
+        context.reporting.close()
+        context.engines.close()
 
 
 def ignore(progress: Any) -> None:

@@ -25,13 +25,13 @@ from tasks.stages.engine_programs import (
     plan_engines,
     rollout_names,
 )
-from tasks.stages.jobs import Fulfilled, Order, Watch, fulfil
+from tasks.stages.jobs import OnProgress, StageJob, StageResult, run_job
 
-__all__ = ["PROGRAMS", "Engines", "LocalSeat", "RaySeat", "Seat", "require_shared_store"]
+__all__ = ["PROGRAMS", "EngineHandle", "Engines", "LocalHandle", "RayHandle", "require_shared_store"]
 
 
-class Seat(Protocol):
-    """Where one engine works: orders go there. `reads_our_folders`: whether it is on this machine."""
+class EngineHandle(Protocol):
+    """A placed engine, which takes jobs. `reads_our_folders`: whether it is on this machine."""
 
     @property
     def reads_our_folders(self) -> bool: ...
@@ -39,7 +39,9 @@ class Seat(Protocol):
     def start(self) -> None:
         """Begins to start the engine and returns at once."""
 
-    def fulfil(self, order: Order, store: ArtifactStore, *, silence_s: float, watch: Watch) -> Fulfilled:
+    def run_job(
+        self, stage_job: StageJob, store: ArtifactStore, *, silence_s: float, on_progress: OnProgress
+    ) -> StageResult:
         """Has the engine do it, and blocks until it is stored. `store` is the caller's own view of the run's store."""
         ...
 
@@ -48,56 +50,62 @@ class Seat(Protocol):
 
 
 @dataclass(frozen=True)
-class LocalSeat:
+class LocalHandle:
     """The engine is a child of this process."""
 
     engine: Engine
     reads_our_folders: ClassVar[bool] = True
 
     def start(self) -> None:
-        """See `Seat`."""
+        """See `EngineHandle`."""
         self.engine.start()
 
-    def fulfil(self, order: Order, store: ArtifactStore, *, silence_s: float, watch: Watch) -> Fulfilled:
-        """See `Seat`."""
-        return fulfil(order, store, self.engine, silence_s=silence_s, watch=watch)
+    def run_job(
+        self, stage_job: StageJob, store: ArtifactStore, *, silence_s: float, on_progress: OnProgress
+    ) -> StageResult:
+        """See `EngineHandle`."""
+        return run_job(stage_job, store, self.engine, silence_s=silence_s, on_progress=on_progress)
 
     def close(self) -> None:
-        """See `Seat`."""
+        """See `EngineHandle`."""
         self.engine.close()
 
 
 @dataclass(frozen=True)
-class RaySeat:
+class RayHandle:
     """The engine is in an actor of a Ray cluster, which opens the store itself."""
 
     engine: RayEngine
     reads_our_folders: ClassVar[bool] = False
 
     def start(self) -> None:
-        """See `Seat`."""
+        """See `EngineHandle`."""
         self.engine.start()
 
-    def fulfil(self, order: Order, store: ArtifactStore, *, silence_s: float, watch: Watch) -> Fulfilled:
-        """See `Seat`."""
-        work = partial(_fulfil_there, order=order, silence_s=silence_s)
-        done: Fulfilled = self.engine.call(work, on_progress=watch)
+    def run_job(
+        self, stage_job: StageJob, store: ArtifactStore, *, silence_s: float, on_progress: OnProgress
+    ) -> StageResult:
+        """See `EngineHandle`."""
+        work = partial(_run_there, stage_job=stage_job, silence_s=silence_s)
+        done: StageResult = self.engine.call(work, on_progress=on_progress)
         return done
 
     def close(self) -> None:
-        """See `Seat`."""
+        """See `EngineHandle`."""
         self.engine.close()
 
 
-def _fulfil_there(store: ArtifactStore, engine: Engine, watch: Watch, *, order: Order, silence_s: float) -> Fulfilled:
-    return fulfil(order, store, engine, silence_s=silence_s, watch=watch)
+def _run_there(
+    store: ArtifactStore, engine: Engine, on_progress: OnProgress, *, stage_job: StageJob, silence_s: float
+) -> StageResult:
+    return run_job(stage_job, store, engine, silence_s=silence_s, on_progress=on_progress)
 
 
 class Engines:
     """Starts all engines at once and ends them together.
 
-    `seats` has every engine by its name, `rollout_names` are those that share an iteration's prompts; `scoring`, which
-    runs the user's code in the user's folder, is always here.
+    `handles` has every engine by its name, `rollout_names` are those that share an iteration's prompts; `scoring`,
+    which runs the user's code in the user's folder, is always here.
     """
 
     def __init__(self, spec: RunSpec, settings: Settings, logs: Path, *, run: str = "") -> None:
@@ -107,12 +115,12 @@ class Engines:
         self._cluster = RayCluster(spec.engines.address)
         self.scoring: Engine = scoring
         self.rollout_names = rollout_names(spec)
-        self.seats: dict[str, Seat] = {"scoring": LocalSeat(scoring)}
+        self.handles: dict[str, EngineHandle] = {"scoring": LocalHandle(scoring)}
         for name, plan in plans.items():
             if spec.engines.backend == "ray":
-                self.seats[name] = RaySeat(self._on_ray(plan, spec, settings, logs, run or spec.name))
+                self.handles[name] = RayHandle(self._on_ray(plan, spec, settings, logs, run or spec.name))
             else:
-                self.seats[name] = LocalSeat(launch(plan, settings, logs))
+                self.handles[name] = LocalHandle(launch(plan, settings, logs))
 
     def _on_ray(self, plan: EnginePlan, spec: RunSpec, settings: Settings, logs: Path, run: str) -> RayEngine:
         resources = resources_of(plan.role, spec)
@@ -135,15 +143,15 @@ class Engines:
 
         RayUnavailable where there is no cluster: better now than after the first stage.
         """
-        for seat in self.seats.values():
-            if not seat.reads_our_folders:
+        for handle in self.handles.values():
+            if not handle.reads_our_folders:
                 self._cluster.connect()
-            seat.start()
+            handle.start()
 
     def close(self) -> None:
         """End them and everything below them, all at once."""
-        with ThreadPoolExecutor(len(self.seats)) as pool:
-            list(pool.map(lambda seat: seat.close(), self.seats.values()))
+        with ThreadPoolExecutor(len(self.handles)) as pool:
+            list(pool.map(lambda handle: handle.close(), self.handles.values()))
         self._cluster.close()
 
 

@@ -8,25 +8,25 @@ from contextlib import suppress
 from prefect.logging import get_run_logger
 
 from infra.artifacts import ArtifactCorrupted, ArtifactRef
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 
 
-def hold(bench: Workbench, refs: Iterable[ArtifactRef]) -> None:
+def pin_all(context: RunContext, refs: Iterable[ArtifactRef]) -> None:
     """Pin artifacts whose record is about to go, and look for each: a collector that is about to take one sees that."""
     for ref in refs:
-        bench.pin(ref.kind, ref.key)
+        context.pin(ref.kind, ref.key)
         with suppress(ArtifactCorrupted):  # found again, and mended, where it is needed
-            bench.store.find(ref.kind, ref.key)
+            context.store.find(ref.kind, ref.key)
 
 
-def find_whole(bench: Workbench, kind: str, key: str) -> ArtifactRef | None:
+def find_verified(context: RunContext, kind: str, key: str) -> ArtifactRef | None:
     """What the store has, checked; a damaged artifact is set aside, so that the stage makes it again."""
     try:
-        ref = bench.store.find(kind, key)
+        ref = context.store.find(kind, key)
         if ref is not None:
-            bench.store.fetch(ref)
+            context.store.fetch(ref)
         return ref
     except ArtifactCorrupted as error:
-        kept = bench.store.set_aside(kind, key)
+        kept = context.store.set_aside(kind, key)
         get_run_logger().warning("%s; set aside at %s, making it again", error, kept)
         return None

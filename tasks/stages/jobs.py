@@ -1,10 +1,10 @@
-"""An order is one stage's work as plain data, so that it can be done wherever its engine is.
+"""A stage's job as plain data, so that it can be done wherever its engine is.
 
     the flow                          beside the engine: in this process, or on another machine
-    Order ─────────────────────────► fetch the inputs, run the engine's job into a scratch folder,
-    Fulfilled (reference, facts) ◄── finish it, write its stats.json, put it into the store
+    StageJob ──────────────────────► fetch the inputs, run the engine's job into a scratch folder,
+    StageResult (ref, facts) ◄───── finish it, write its stats.json, put it into the store
 
-Only this crosses: an order and what came of it. Artifacts go through the store.
+Only this crosses: a job and its result. Artifacts go through the store.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from infra.engines.protocol import Engine, EngineInput, EngineJob, EngineJobErro
 from ppo_core.records import InputError
 
 STATS = "stats.json"
-Watch = Callable[[EngineProgress], None]
+OnProgress = Callable[[EngineProgress], None]
 
 
 @dataclass(frozen=True)
-class Shipped:
+class UploadedSource:
     """A folder of the user's that was stored to reach another machine; the engine is told the folder's own digest."""
 
     ref: ArtifactRef
@@ -34,10 +34,10 @@ class Shipped:
 
 
 @dataclass(frozen=True)
-class Order:
+class StageJob:
     """What to make, of what, and what to store it as. Survives pickling.
 
-    `inputs` are artifacts to fetch; `folders` lie on the engine's machine already, or are shipped. `lineage` is what
+    `inputs` are artifacts to fetch; `folders` lie on the engine's machine already, or are uploaded. `lineage` is what
     the stored artifact names as its inputs. `finish`, a function of a module, completes what the engine made.
     """
 
@@ -46,13 +46,13 @@ class Order:
     kind: str
     key: str
     inputs: Mapping[str, ArtifactRef] = field(default_factory=dict)
-    folders: Mapping[str, EngineInput | Shipped] = field(default_factory=dict)
+    folders: Mapping[str, EngineInput | UploadedSource] = field(default_factory=dict)
     lineage: tuple[ArtifactRef, ...] = ()
     finish: Callable[[Path], None] | None = None
 
 
 @dataclass(frozen=True)
-class Fulfilled:
+class StageResult:
     """The artifact made, what the engine says of it, and the seconds: in the engine, with the store, on the way.
 
     Those on the way only the sender knows.
@@ -65,25 +65,27 @@ class Fulfilled:
     hops_s: float = 0.0
 
 
-def fulfil(order: Order, store: ArtifactStore, engine: Engine, *, silence_s: float, watch: Watch | None) -> Fulfilled:
+def run_job(
+    stage_job: StageJob, store: ArtifactStore, engine: Engine, *, silence_s: float, on_progress: OnProgress | None
+) -> StageResult:
     """Run the job into a new folder and store it; after a failure the folder is gone."""
     started = time.perf_counter()
-    inputs = {name: EngineInput(store.fetch(ref), ref.digest) for name, ref in order.inputs.items()}
-    for name, given in order.folders.items():
-        inputs[name] = EngineInput(store.fetch(given.ref), given.digest) if isinstance(given, Shipped) else given
+    inputs = {name: EngineInput(store.fetch(ref), ref.digest) for name, ref in stage_job.inputs.items()}
+    for name, given in stage_job.folders.items():
+        inputs[name] = EngineInput(store.fetch(given.ref), given.digest) if isinstance(given, UploadedSource) else given
     output = store.scratch()
     try:
         asked = time.perf_counter()
-        job = EngineJob(order.job, inputs, output, order.spec)
-        reply = ask(engine, job, silence_s=silence_s, watch=watch)
+        job = EngineJob(stage_job.job, inputs, output, stage_job.spec)
+        reply = ask(engine, job, silence_s=silence_s, on_progress=on_progress)
         answered = time.perf_counter()
-        if order.finish is not None:
-            order.finish(output)
+        if stage_job.finish is not None:
+            stage_job.finish(output)
         (output / STATS).write_text(json.dumps(reply.result, indent=2, sort_keys=True) + "\n")
-        ref = store.put(output, order.kind, order.key, order.lineage)
+        ref = store.put(output, stage_job.kind, stage_job.key, stage_job.lineage)
     finally:
         shutil.rmtree(output, ignore_errors=True)
-    return Fulfilled(
+    return StageResult(
         ref,
         reply.result,
         engine_s=reply.seconds,
@@ -91,10 +93,10 @@ def fulfil(order: Order, store: ArtifactStore, engine: Engine, *, silence_s: flo
     )
 
 
-def ask(engine: Engine, job: EngineJob, *, silence_s: float, watch: Watch | None = None) -> EngineReply:
+def ask(engine: Engine, job: EngineJob, *, silence_s: float, on_progress: OnProgress | None = None) -> EngineReply:
     """Have an engine do a job. Raises InputError (in the engine's words) for a user's mistake, else EngineError."""
     try:
-        return engine.run(job, timeout_s=silence_s, on_progress=watch)
+        return engine.run(job, timeout_s=silence_s, on_progress=on_progress)
     except EngineJobError as error:
         if error.error_type == "InputError":
             raise InputError(error.reason) from None

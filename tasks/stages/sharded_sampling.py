@@ -22,11 +22,11 @@ from prefect.client.schemas.objects import State
 from infra.engines.protocol import EngineProgress
 from infra.storage.outage import stop_waiting
 from ppo_core.records import GenerateJob, GenerateShardJob
-from tasks.stages.context import Workbench
-from tasks.stages.find_verified import find_whole
-from tasks.stages.jobs import Fulfilled, Order, Watch
+from tasks.stages.context import RunContext
+from tasks.stages.find_verified import find_verified
+from tasks.stages.jobs import OnProgress, StageJob, StageResult
 from tasks.stages.references import RolloutsRef, StageRef
-from tasks.stages.stage import Work, key_of, order_of, perform
+from tasks.stages.stage import StageSpec, job_of, key_of, run_cached
 
 ROLE = "rollout"
 LOOK_S = 1.0
@@ -34,23 +34,25 @@ LOOK_S = 1.0
 
 
 def sample_responses(
-    bench: Workbench, stage: str, job: GenerateJob, inputs: Mapping[str, StageRef]
+    context: RunContext, stage: str, job: GenerateJob, inputs: Mapping[str, StageRef]
 ) -> State[Any] | StageRef:
     """The rollouts: from the store (as the state `Cached`), or sampled now by all rollout engines."""
-    work = Work(stage, "rollouts", ROLE, "generate_rollouts", job, inputs, made=RolloutsRef)
-    names = bench.engines.rollout_names
+    stage_spec = StageSpec(stage, "rollouts", ROLE, "generate_rollouts", job, inputs, made=RolloutsRef)
+    names = context.engines.rollout_names
     if min(len(names), job.num_prompts) == 1:
-        return perform(bench, work)
-    return perform(bench, work, make=lambda key: by_several(bench, work, key, job, names))
+        return run_cached(context, stage_spec)
+    return run_cached(context, stage_spec, make=lambda key: by_several(context, stage_spec, key, job, names))
 
 
-def by_several(bench: Workbench, work: Work, key: str, job: GenerateJob, names: Sequence[str]) -> Fulfilled:
+def by_several(
+    context: RunContext, stage_spec: StageSpec, key: str, job: GenerateJob, names: Sequence[str]
+) -> StageResult:
     """Sample shards side by side and merge them. Waits for all of them, also where one fails: they are kept."""
     started = time.perf_counter()
     parts = cut(job.num_prompts, len(names))
     shards = [
         replace(
-            work,
+            stage_spec,
             kind="shard",
             job="generate_shard",
             spec=GenerateShardJob(whole=job, first=part.start, count=len(part)),
@@ -58,40 +60,40 @@ def by_several(bench: Workbench, work: Work, key: str, job: GenerateJob, names: 
         )
         for part in parts
     ]
-    orders = [order_of(bench, shard, key_of(bench, shard)) for shard in shards]
-    for order in orders:
-        bench.pin(order.kind, order.key)
-    found = [find_whole(bench, order.kind, order.key) for order in orders]
+    orders = [job_of(context, shard, key_of(context, shard)) for shard in shards]
+    for stage_job in orders:
+        context.pin(stage_job.kind, stage_job.key)
+    found = [find_verified(context, stage_job.kind, stage_job.key) for stage_job in orders]
     looked_s = time.perf_counter() - started
-    missing = {number: order for number, order in enumerate(orders) if found[number] is None}
+    missing = {number: stage_job for number, stage_job in enumerate(orders) if found[number] is None}
     rows = sum(len(parts[number]) for number in missing) * job.samples_per_prompt
-    together = Together(bench.watch, rows, len(missing))
+    together = Together(context.on_progress, rows, len(missing))
     with ThreadPoolExecutor(len(orders)) as pool:
         sent = {
-            number: pool.submit(bench.fulfil, names[number], order, together.part(number))
-            for number, order in missing.items()
+            number: pool.submit(context.run_job, names[number], stage_job, together.part(number))
+            for number, stage_job in missing.items()
         }
         try:
             done = {number: future.result() for number, future in all_done(sent).items()}
         except BaseException as error:
             if not isinstance(error, Exception):
                 # The run ends, and what is under way would hold it up.
-                bench.engines.close()
+                context.engines.close()
                 stop_waiting()
             raise
     refs = [ref or done[number].ref for number, ref in enumerate(found)]
-    merged = bench.fulfil(names[0], merging(order_of(bench, work, key), refs))
+    merged = context.run_job(names[0], merging(job_of(context, stage_spec, key), refs))
     slowest = max(done.values(), key=lambda shard: shard.engine_s + shard.store_s + shard.hops_s, default=None)
     return after(merged, slowest, looked_s)
 
 
-def merging(whole: Order, shards: Sequence[Any]) -> Order:
+def merging(whole: StageJob, shards: Sequence[Any]) -> StageJob:
     """The order that stores, under the whole's key and with its lineage, what the shards hold."""
     inputs = {f"shard_{number}": ref for number, ref in enumerate(shards)}
     return replace(whole, job="merge_rollouts", spec={}, inputs=inputs)
 
 
-def after(merged: Fulfilled, slowest: Fulfilled | None, looked_s: float) -> Fulfilled:
+def after(merged: StageResult, slowest: StageResult | None, looked_s: float) -> StageResult:
     """The merged artifact with the seconds of the longest way to it."""
     if slowest is None:
         return replace(merged, store_s=merged.store_s + looked_s)
@@ -114,7 +116,7 @@ def cut(number: int, parts: int) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(bounds)]
 
 
-def all_done(sent: Mapping[int, Future[Fulfilled]]) -> Mapping[int, Future[Fulfilled]]:
+def all_done(sent: Mapping[int, Future[StageResult]]) -> Mapping[int, Future[StageResult]]:
     """The same, when all have ended."""
     while wait(sent.values(), timeout=LOOK_S).not_done:
         continue
@@ -125,13 +127,13 @@ def all_done(sent: Mapping[int, Future[Fulfilled]]) -> Mapping[int, Future[Fulfi
 class Together:
     """Shows the progress of several engines as that of one."""
 
-    watch: Watch
+    on_progress: OnProgress
     total: int
     engines: int
     done: dict[int, int] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def part(self, number: int) -> Watch:
+    def part(self, number: int) -> OnProgress:
         """The watch of one engine."""
 
         def see(progress: EngineProgress) -> None:
@@ -141,6 +143,6 @@ class Together:
                     note = f"{progress.note} of {self.engines} engines"
                     done = sum(self.done.values())
                     progress = EngineProgress(ROLE, "generate_rollouts", done, self.total, note)
-                self.watch(progress)
+                self.on_progress(progress)
 
         return see

@@ -7,26 +7,26 @@ import shutil
 from infra.artifacts.fingerprint import file_digests
 from infra.engines.protocol import EngineInput
 from ppo_core.records import InputError, content_digest
-from tasks.stages.context import Workbench
-from tasks.stages.find_verified import find_whole
-from tasks.stages.jobs import Shipped
+from tasks.stages.context import RunContext
+from tasks.stages.find_verified import find_verified
+from tasks.stages.jobs import UploadedSource
 
 KIND = "source"
 
 
-def ship(bench: Workbench, given: EngineInput) -> Shipped:
+def upload_source(context: RunContext, given: EngineInput) -> UploadedSource:
     """Have a folder in the store; one that is there already is not copied again."""
-    bench.pin(KIND, given.digest)
-    found = find_whole(bench, KIND, given.digest)
+    context.pin(KIND, given.digest)
+    found = find_verified(context, KIND, given.digest)
     if found is None:
-        copy = bench.store.scratch()
+        copy = context.store.scratch()
         try:
             for name in file_digests(given.path):
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(given.path / name, copy / name)
             if content_digest(file_digests(copy)) != given.digest:
                 raise InputError(f"{given.path} has changed since this run read it: start the run again")
-            found = bench.store.put(copy, KIND, given.digest)
+            found = context.store.put(copy, KIND, given.digest)
         finally:
             shutil.rmtree(copy, ignore_errors=True)
-    return Shipped(found, given.digest)
+    return UploadedSource(found, given.digest)

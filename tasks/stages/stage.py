@@ -29,11 +29,11 @@ from infra.runs.records import RecordError
 from infra.storage.objects import StoreUnavailable
 from ppo_core.records import InputError, content_digest
 from ppo_core.spec import Section
-from tasks.stages.context import Workbench
-from tasks.stages.find_verified import find_whole
-from tasks.stages.jobs import STATS, Fulfilled, Order
+from tasks.stages.context import RunContext
+from tasks.stages.find_verified import find_verified
+from tasks.stages.jobs import STATS, StageJob, StageResult
 from tasks.stages.references import StageRef
-from tasks.stages.source_upload import ship
+from tasks.stages.source_upload import upload_source
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -70,8 +70,8 @@ def stage(name: str, *, retries: int = RETRIES) -> Callable[[Callable[P, Any]], 
 
 def run_name(stage: str, parameters: dict[str, Any]) -> str:
     """What Prefect's pages call one run of a stage: with the iteration that it is of, where it works on a run."""
-    bench = parameters.get("bench")
-    return f"{stage}-{bench.timings.iteration}" if isinstance(bench, Workbench) else stage
+    context = parameters.get("context")
+    return f"{stage}-{context.timings.iteration}" if isinstance(context, RunContext) else stage
 
 
 def told(result: R, message: str, name: str = "Completed") -> State[R] | R:
@@ -86,7 +86,7 @@ def may_help_again(task: Any, task_run: TaskRun, state: State[Any]) -> bool:
 
 
 @dataclass(frozen=True)
-class Work:
+class StageSpec:
     """One stage's work: `inputs` are artifacts, `paths` other folders; `finish` completes the folder made.
 
     `restoration` is what an engine that has lost its warm state needs besides to have it again; the result is the same.
@@ -104,49 +104,55 @@ class Work:
     restoration: Mapping[str, ArtifactRef] = field(default_factory=dict)
 
 
-def key_of(bench: Workbench, work: Work) -> str:
+def key_of(context: RunContext, stage_spec: StageSpec) -> str:
     """The cache key."""
-    digests = {name: ref.digest for name, ref in work.inputs.items()}
-    digests |= {name: given.digest for name, given in work.paths.items()}
-    spec = work.spec.model_dump(mode="json")
-    return content_digest([work.stage, work.job, spec, digests, bench.fingerprint(work.engine)])
+    digests = {name: ref.digest for name, ref in stage_spec.inputs.items()}
+    digests |= {name: given.digest for name, given in stage_spec.paths.items()}
+    spec = stage_spec.spec.model_dump(mode="json")
+    return content_digest([stage_spec.stage, stage_spec.job, spec, digests, context.fingerprint(stage_spec.engine)])
 
 
-def perform(
-    bench: Workbench, work: Work, make: Callable[[str], Fulfilled] | None = None, *, begun: float | None = None
+def run_cached(
+    context: RunContext,
+    stage_spec: StageSpec,
+    make: Callable[[str], StageResult] | None = None,
+    *,
+    begun: float | None = None,
 ) -> State[Any] | StageRef:
-    """The stage's reference: from the store (as the state `Cached`), or made now, by one order or by `make(key)`.
+    """The stage's reference: from the store (as the state `Cached`), or made now, by one job or by `make(key)`.
 
     `begun` is when the stage's work began, where this is only the end of it.
     """
     started = time.perf_counter()
-    key = key_of(bench, work)
-    with bench.timings.outside("store"):
-        bench.pin(work.kind, key)
-        found = find_whole(bench, work.kind, key)
+    key = key_of(context, stage_spec)
+    with context.timings.outside("store"):
+        context.pin(stage_spec.kind, key)
+        found = find_verified(context, stage_spec.kind, key)
     if found is not None:
-        ref = work.made.of(found, json.loads((bench.store.fetch(found) / STATS).read_text()))
-        bench.timings.add(work.stage, wall=time.perf_counter() - started, cached=True)
-        return told(ref, f"{ref.in_words()}; {work.kind}/{key} was in the store", "Cached")
-    done = bench.fulfil(work.engine, order_of(bench, work, key)) if make is None else make(key)
-    bench.timings.add_outside("store", done.store_s)
-    bench.timings.add_outside("hops", done.hops_s)
-    bench.timings.add(work.stage, wall=time.perf_counter() - started, engine=done.engine_s)
-    ref = work.made.of(done.ref, done.result)
+        ref = stage_spec.made.of(found, json.loads((context.store.fetch(found) / STATS).read_text()))
+        context.timings.add(stage_spec.stage, wall=time.perf_counter() - started, cached=True)
+        return told(ref, f"{ref.in_words()}; {stage_spec.kind}/{key} was in the store", "Cached")
+    done = context.run_job(stage_spec.engine, job_of(context, stage_spec, key)) if make is None else make(key)
+    context.timings.add_outside("store", done.store_s)
+    context.timings.add_outside("hops", done.hops_s)
+    context.timings.add(stage_spec.stage, wall=time.perf_counter() - started, engine=done.engine_s)
+    ref = stage_spec.made.of(done.ref, done.result)
     return told(ref, f"{ref.in_words()} in {time.perf_counter() - (begun or started):.1f} s")
 
 
-def order_of(bench: Workbench, work: Work, key: str) -> Order:
-    """The work as an order to its engine."""
-    inputs = {name: ref.bare() for name, ref in work.inputs.items()}
-    here = bench.engines.seats[work.engine].reads_our_folders
-    return Order(
-        job=work.job,
-        spec=work.spec.model_dump(mode="json"),
-        kind=work.kind,
+def job_of(context: RunContext, stage_spec: StageSpec, key: str) -> StageJob:
+    """The stage as a job for its engine."""
+    inputs = {name: ref.bare() for name, ref in stage_spec.inputs.items()}
+    here = context.engines.handles[stage_spec.engine].reads_our_folders
+    return StageJob(
+        job=stage_spec.job,
+        spec=stage_spec.spec.model_dump(mode="json"),
+        kind=stage_spec.kind,
         key=key,
-        inputs={**inputs, **work.restoration},
-        folders=work.paths if here else {name: ship(bench, given) for name, given in work.paths.items()},
+        inputs={**inputs, **stage_spec.restoration},
+        folders=stage_spec.paths
+        if here
+        else {name: upload_source(context, given) for name, given in stage_spec.paths.items()},
         lineage=tuple(inputs.values()),
-        finish=work.finish,
+        finish=stage_spec.finish,
     )

@@ -27,17 +27,17 @@ class HandOver:
     def made_in(cls, home: Path) -> HandOver:
         """Train, and register the policy of each iteration."""
         run = ToyRun(home, ("iterations=2", "evaluation.every=1"))
-        bench = None
+        context = None
         for record in run.train():
-            bench = bench or run.bench()
+            context = context or run.context()
             value = record.metrics["evaluation/score"]
             best = Best(
                 metric="evaluation/score", iteration=record.iteration, value=value, checkpoint=record.checkpoint
             )
-            register_policy(bench, record, best)
-        assert bench is not None
-        assert bench.lease is not None
-        bench.lease.release()
+            register_policy(context, record, best)
+        assert context is not None
+        assert context.lease is not None
+        context.lease.release()
         return cls(run)
 
     def settings(self, patch: pytest.MonkeyPatch) -> None:
@@ -52,13 +52,13 @@ class HandOver:
     def trial(self, candidate: int, champion: int | None, *overrides: str) -> Trial:
         """A comparison, on engines of its own."""
         policy = self.policy(candidate)
-        bench = self.run.bench()
-        bench.spec = policy.spec.with_overrides(list(overrides))
+        context = self.run.context()
+        context.spec = policy.spec.with_overrides(list(overrides))
         try:
-            return try_candidate(bench, policy, None if champion is None else self.policy(champion))
+            return try_candidate(context, policy, None if champion is None else self.policy(champion))
         finally:
-            assert bench.lease is not None
-            bench.lease.release()
+            assert context.lease is not None
+            context.lease.release()
 
     def promote(self, version: int) -> str:
         """Without asking anybody."""

@@ -127,11 +127,11 @@ def test_what_it_shares_is_made_again_with_the_settings_of_the_first_run(iterati
     settings = ("seed=5", "dataset.max_prompt_tokens=17", "reward.function=reward.py:other", "update.eps=0.5")
     fork = forked(source, 2, *settings)
     flip_a_bit(fork.place(ref))
-    bench = fork.bench(spec=spec_of_run("new"))
-    found = last_whole(bench, fork.console())
+    context = fork.context(spec=spec_of_run("new"))
+    found = last_whole(context, fork.console())
     assert found is not None
     assert found.iteration == 2
-    bench.store.fetch(ref.bare())
+    context.store.fetch(ref.bare())
     assert f"checkpoint of iteration {iteration} is whole again, with the same digest" in fork.said
 
 

@@ -99,10 +99,10 @@ def test_each_artifact_however_damaged_is_made_again_to_the_same_bytes(
     assert (told.repair, told.ref) == ("artifact", ref)
     assert told.what.startswith(ref.kind)
     assert "`ppoflow fsck toy --repair` makes it again" in told.remedy
-    bench = run.bench()
-    lines = remake(bench, run.console(), [(told.iteration, told.ref)])
+    context = run.context()
+    lines = remake(context, run.console(), [(told.iteration, told.ref)])
     assert f"{ref.kind} of iteration {told.iteration} is whole again, with the same digest" in lines
-    bench.lease.release()
+    context.lease.release()
     assert check().damages == []
     manifest = "manifest.json"  # it says when it was made
     assert {n: b for n, b in snapshot(run.place(ref)).items() if n != manifest} == {
@@ -179,12 +179,12 @@ def test_it_waits_for_nobody(run: ToyRun) -> None:
 
 
 def test_the_copy_of_the_best_policy_is_read_too(run: ToyRun) -> None:
-    bench = run.bench()
-    copy = export_best(bench, run.records()[-1].best)
+    context = run.context()
+    copy = export_best(context, run.records()[-1].best)
     assert damaged() == []
     flip_a_bit(copy)
     assert damaged() == ["copy of the best policy: copy"]
-    remake(bench, run.console(), [])
+    remake(context, run.console(), [])
     assert damaged() == []
 
 

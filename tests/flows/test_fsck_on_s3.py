@@ -25,9 +25,9 @@ SETTINGS = ("iterations=4", "evaluation.every=2")
 def test_on_s3_the_bytes_in_the_bucket_count_and_not_the_copies_here(tmp_path: Path) -> None:
     run = BucketRun(tmp_path, (*SETTINGS, "dataset.evaluation=null"))
     run.train()
-    bench = run.bench()
+    context = run.context()
     ref = run.records()[2].checkpoint.bare()
-    bench.store.fetch(ref)  # a copy on this machine
+    context.store.fetch(ref)  # a copy on this machine
     (name,) = [
         entry.key
         for entry in run.objects.entries(f"team/checkpoint/{ref.key}/")
@@ -36,13 +36,14 @@ def test_on_s3_the_bytes_in_the_bucket_count_and_not_the_copies_here(tmp_path: P
     found = run.objects.read(name)
     assert found is not None
     run.objects.write(name, bytes([found.content[0] ^ 1]) + found.content[1:])
-    assert bench.store.fetch(ref).is_dir()
+    assert context.store.fetch(ref).is_dir()
     with pytest.raises(ArtifactCorrupted, match="expected sha256"):
-        bench.store.check(ref)
+        context.store.check(ref)
     assert (
-        remake(bench, run.console(), [(2, ref)])[0] == "checkpoint of iteration 2 is whole again, with the same digest"
+        remake(context, run.console(), [(2, ref)])[0]
+        == "checkpoint of iteration 2 is whole again, with the same digest"
     )
-    assert bench.store.check(ref) > 0
+    assert context.store.check(ref) > 0
 
 
 def test_a_lost_spec_and_a_lost_record_on_s3_are_found_and_mended(tmp_path: Path) -> None:
@@ -81,7 +82,7 @@ def test_a_run_whose_head_cannot_be_read_keeps_what_it_may_need_and_is_among_the
     run.objects.write("team/runs/other/head.json", b"{")
     runs = S3Runs(run.address, run.objects)
     assert runs.names() == ["other", "toy"]
-    bench = run.bench("checkpoint.keep_last=1", "iterations=5")
+    context = run.context("checkpoint.keep_last=1", "iterations=5")
     wanted = {("checkpoint", record.checkpoint.key) for record in run.records()}
-    assert bench.collector.collect(wanted, bench.needs.among(wanted)) == []
-    assert list(bench.needs.unreadable) == ["run other"]
+    assert context.collector.collect(wanted, context.needs.among(wanted)) == []
+    assert list(context.needs.unreadable) == ["run other"]

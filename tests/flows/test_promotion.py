@@ -23,7 +23,7 @@ from tasks.promote_policy import Approval
 from tasks.runs.lineage import trace
 from tasks.runs.policies import find_policy
 from tasks.runs.promotion_gates import Gate, check_gates, passed
-from tasks.runs.reachability import Needs
+from tasks.runs.reachability import Reachability
 from tests.flows.hand_over import MODEL, HandOver
 from tests.tasks.toy_runs import lose_it
 from tests.waiting import LONG_S
@@ -159,9 +159,9 @@ def test_the_collector_leaves_champions_and_evidence_also_of_a_run_that_is_gone(
     moves = Journals(str(own.run.home / "store")).of(MODEL).moves()
     evidence = {(ref.kind, ref.key) for move in moves for ref in move.artifacts}
     shutil.rmtree(own.run.folder)
-    store = own.run.bench().store
+    store = own.run.context().store
     shutil.rmtree(own.run.folder)
-    needed = Needs(store).of_all()
+    needed = Reachability(store).of_all()
     assert evidence <= needed
     assert {kind for kind, _ in evidence} == {"checkpoint", "evaluation", "comparison"}
     kinds = {found.kind for found in open_collector(store.root).artifacts()}

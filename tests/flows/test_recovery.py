@@ -79,12 +79,12 @@ def test_what_going_on_needs_is_made_again_to_the_same_bytes(
     before = run.record_bytes()
     ref = NEEDS[need](run.records()[-1])
     damage(run.place(ref))
-    bench = run.bench()
-    prepare_dataset(bench)
-    found = last_whole(bench, run.console())
+    context = run.context()
+    prepare_dataset(context)
+    found = last_whole(context, run.console())
     assert found is not None
     assert found.iteration == 5
-    bench.store.fetch(ArtifactRef(kind=ref.kind, uri=ref.uri, digest=ref.digest))  # every byte is right
+    context.store.fetch(ArtifactRef(kind=ref.kind, uri=ref.uri, digest=ref.digest))  # every byte is right
     assert run.record_bytes() == before
     assert "is whole again, with the same digest" in run.said
     assert (list((run.home / "store" / "damaged").glob("*")) == []) is (damage is lose_it)

@@ -23,7 +23,7 @@ from tasks.runs.iteration_record import IterationRecord, read_record
 from tasks.runs.retention import find_garbage, remove_garbage
 from tasks.runs.run_state import spec_of_run
 from tasks.runs.verification import check_recorded, require_verifiable
-from tasks.stages.context import Workbench, ignore
+from tasks.stages.context import RunContext, ignore
 from tasks.stages.engines import PROGRAMS
 from tests.infra.faulty_files import Died
 from tests.infra.s3.faulty_objects import FaultyObjects
@@ -143,8 +143,8 @@ def test_runs_are_forked_done_again_verified_and_cleared_up_on_a_server(team: Ob
     assert {record.lease for record in again} == {1, 2}
     assert find_garbage().rows() == []
     other = BucketRun(tmp_path / "new", name="new", objects=team, code="another version")
-    with other_code(other) as bench:
-        bench.supersede(0)
+    with other_code(other) as context:
+        context.supersede(0)
     assert {kind for kind, _ in garbage()} <= {"rollouts", "scores", "experience", "checkpoint", "evaluation"}
     assert remove_garbage(find_garbage()) > 0
     assert (garbage(), digests(run.records())) == ([], digests(records))
@@ -172,7 +172,7 @@ def test_the_evidence_of_a_divergence_is_named_by_its_address(tmp_path: Path) ->
 
 def other_code(run: BucketRun) -> Any:
     """A process that holds a run."""
-    return ended_well(run.bench(spec=spec_of_run(run.name)))
+    return ended_well(run.context(spec=spec_of_run(run.name)))
 
 
 def garbage() -> list[tuple[str, str]]:
@@ -186,7 +186,7 @@ def verified(run: str, scratch: Path) -> list[Any]:
     settings = Settings().model_copy(update={"home": scratch, "cache": scratch / "cache"})
     original = open_store(settings.store_root, cache=settings.cache_folder)
     records = open_records(original.root, run)
-    bench = Workbench(
+    context = RunContext(
         spec=spec_of_run(run),
         run=run,
         settings=settings,
@@ -194,10 +194,10 @@ def verified(run: str, scratch: Path) -> list[Any]:
         records=records,
         engines=ToyEngines(healthy),
         tracker=ToyTracker(),
-        watch=ignore,
+        on_progress=ignore,
         fingerprints=dict.fromkeys(PROGRAMS, "toy"),
     )
     told: list[IterationRecord] = [read_record(record) for record in records.all()]
     for record in told:
-        check_recorded(bench, record)
-    return [found for record in told for found in verify_iteration(bench, record)]
+        check_recorded(context, record)
+    return [found for record in told for found in verify_iteration(context, record)]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.ppo import take_over
+from flows.ppo import finish_interrupted
 from infra.engines.protocol import EngineClosed
 from infra.runs.lease import LeaseLost
-from tasks.stages.context import Workbench, working
+from tasks.stages.context import RunContext, working
 from tests.tasks.toy_runs import ToyRun, digests
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -30,7 +30,7 @@ def test_a_process_that_comes_back_after_another_took_over_commits_nothing(
     job: str, whole: ToyRun, tmp_path: Path
 ) -> None:
     first, second = ToyRun(tmp_path, SHORT), ToyRun(tmp_path, SHORT)
-    first.engines.before(job, 2, lambda: second.bench() and None)
+    first.engines.before(job, 2, lambda: second.context() and None)
     with pytest.raises(LeaseLost, match=r"its lease 1 was taken over; process \d+ on here .* has it now"):
         first.train()
     assert [record.iteration for record in second.records()] == [0, 1]
@@ -56,18 +56,18 @@ def test_what_the_other_has_done_meanwhile_stays(whole: ToyRun, tmp_path: Path) 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda bench: bench.supersede(0),
-        lambda bench: bench.records.note("rollbacks", {"after": 0}),
-        lambda bench: bench.records.commit(4, {}),
-        lambda bench: bench.records.create_spec({}),
-        lambda bench: bench.pin("scores", "aa"),
+        lambda context: context.supersede(0),
+        lambda context: context.records.note("rollbacks", {"after": 0}),
+        lambda context: context.records.commit(4, {}),
+        lambda context: context.records.create_spec({}),
+        lambda context: context.pin("scores", "aa"),
     ],
     ids=["supersede", "note", "commit", "spec", "pin"],
 )
-def test_no_change_of_a_run_gets_through(change: Callable[[Workbench], object], whole: ToyRun, tmp_path: Path) -> None:
+def test_no_change_of_a_run_gets_through(change: Callable[[RunContext], object], whole: ToyRun, tmp_path: Path) -> None:
     run = whole.copy(tmp_path / "copy")
-    first, before = run.bench(), run.record_bytes()
-    run.bench()
+    first, before = run.context(), run.record_bytes()
+    run.context()
     with pytest.raises(LeaseLost):
         change(first)
     assert (run.record_bytes(), run.notes("rollbacks")) == (before, [])
@@ -75,11 +75,11 @@ def test_no_change_of_a_run_gets_through(change: Callable[[Workbench], object], 
 
 def test_engines_closed_over_it_are_not_what_people_are_told_of(whole: ToyRun, tmp_path: Path) -> None:
     run = whole.copy(tmp_path / "copy")
-    bench = run.bench()
+    context = run.context()
 
     def works_on() -> None:
-        with working(bench):
-            run.bench()
+        with working(context):
+            run.context()
             raise EngineClosed("the heartbeat closed the engines")
 
     with pytest.raises(LeaseLost):
@@ -88,14 +88,14 @@ def test_engines_closed_over_it_are_not_what_people_are_told_of(whole: ToyRun, t
 
 def test_the_next_process_knows_who_died_and_who_ended_well(whole: ToyRun, tmp_path: Path) -> None:
     run = whole.copy(tmp_path / "copy")
-    died, ended = run.bench(), run.bench()
+    died, ended = run.context(), run.context()
     assert died.lease is not None
     assert ended.lease is not None
     [known] = ended.lease.predecessors
     ended.lease.release()
-    last = run.bench()
+    last = run.context()
     assert last.lease is not None
     assert last.lease.predecessors == ()
     assert known.identity.host == "here"
-    take_over(last, run.console())
+    finish_interrupted(last, run.console())
     assert run.said == ""

@@ -20,7 +20,7 @@ from tasks.runs.fork import fork_run
 from tasks.runs.iteration_record import read_record
 from tasks.runs.run_state import recorded_spec, spec_of_run, with_changes
 from tasks.runs.verification import Comparison, chosen_iterations
-from tasks.stages.context import Workbench, ignore
+from tasks.stages.context import RunContext, ignore
 from tasks.stages.engines import PROGRAMS
 from tasks.stages.references import StageRef
 from tests.tasks.toy_engines import ToyEngines
@@ -47,7 +47,7 @@ def verify(
     records = open_records(run.home / "store", run.name)
     spec = recorded_spec(records)
     assert spec is not None
-    bench = Workbench(
+    context = RunContext(
         spec=spec,
         run=run.name,
         settings=Settings(home=scratch, store=str(run.home / "store")),
@@ -55,14 +55,14 @@ def verify(
         records=records,
         engines=engines or ToyEngines(run.engines.measures),
         tracker=ToyTracker(),
-        watch=ignore,
+        on_progress=ignore,
         fingerprints=dict.fromkeys(PROGRAMS, "toy"),
     )
     found = []
     for iteration in chosen_iterations(records, wanted):
         record = read_record(records.read(iteration))
-        bench.spec = with_changes(spec, record.changed)
-        for comparison in verify_iteration(bench, record):
+        context.spec = with_changes(spec, record.changed)
+        for comparison in verify_iteration(context, record):
             found.append(comparison)
             if not comparison.same:
                 return found

@@ -48,12 +48,12 @@ def test_an_interrupted_run_of_which_only_the_store_is_left_has_its_iterations(r
 
 
 def test_asking_a_damaged_copy_of_the_best_policy_is_refused(run: ToyRun) -> None:
-    folder = export_best(run.bench(), run.records()[-1].best)
+    folder = export_best(run.context(), run.records()[-1].best)
     (folder / "config.json").write_text("{}")
     (folder / "manifest.json").unlink()
     assert find_policy(str(folder), Settings()) == folder  # somebody's own folder
     (folder / "config.json").unlink()
-    folder = export_best(run.bench(), run.records()[-1].best)
+    folder = export_best(run.context(), run.records()[-1].best)
     flip_a_bit(folder)
     (folder / "config.json").touch()
     with pytest.raises(ArtifactCorrupted, match="best-policy is damaged"):

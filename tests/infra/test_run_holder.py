@@ -13,13 +13,13 @@ from infra.runs import local_lease as local
 from infra.runs import s3_lease as remote
 from infra.runs.holder import holder_of
 from infra.runs.lease import Lease
-from infra.runs.owner import Holder
+from infra.runs.owner import LeaseOwner
 from tests.infra.leases import somebody
 from tests.infra.s3.bucket_runs import ROOT
 from tests.infra.s3.memory_objects import MemoryObjects
 
 Take = Callable[[ProcessIdentity], Lease]
-Look = Callable[[], Holder | None]
+Look = Callable[[], LeaseOwner | None]
 
 
 @pytest.fixture(params=["folder", "S3"])

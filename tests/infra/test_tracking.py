@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.mlflow.circuit_breaker import Patience
+from infra.mlflow.circuit_breaker import CircuitBreaker
 from infra.mlflow.client import open_client, without_password
 from infra.mlflow.learning_curves import Panel, learning_curves, png
 from infra.mlflow.names import entry_name, marked_cut
@@ -205,7 +205,7 @@ def test_patience_skips_calls_after_an_outage_until_the_pause_is_over() -> None:
         raise OSError("away")
 
     pause_s = 3.0
-    patience = Patience(pause_s, lambda error: True)
+    patience = CircuitBreaker(pause_s, lambda error: True)
     assert patience.call(fail, LONG_S) is None
     assert patience.call(fail, LONG_S) is None
     assert len(made) == 1

@@ -46,10 +46,10 @@ def load(learner: Learner, folder: Path, job: UpdatePolicyJob) -> tuple[Trainabl
 
 def train(learner: Learner, start: Path, end: Path, job: UpdatePolicyJob, experience: Experience) -> Facts:
     policy, critic = load(learner, start, job)
-    learner.moving()
+    learner.invalidate()
     metrics = PPOUpdate(policy, critic, experience, job, learner.ranks).run(silent)
     write_checkpoint(end, policy, critic, learner.tokenizer, learner.ranks, identity=end.name)
-    learner.became(end.name)
+    learner.mark_loaded(end.name)
     return metrics
 
 

@@ -12,7 +12,7 @@ from infra.runs.local_records import LocalRecords
 from infra.settings import Settings
 from infra.storage.filesystem import FileSystem, LocalFiles
 from ppo_core.spec import RunSpec
-from tasks.stages.context import Workbench, ignore
+from tasks.stages.context import RunContext, ignore
 from tasks.stages.engines import Engines
 from tests.infra.leases import somebody
 from tests.tasks.toy_engines import ToyEngines
@@ -36,7 +36,7 @@ def smoke_spec(*overrides: str) -> RunSpec:
     return RunSpec.from_yaml(ARITHMETIC / "smoke.yaml", list(overrides))
 
 
-def workbench(
+def run_context(
     spec: RunSpec,
     home: Path,
     run: str = "test",
@@ -45,7 +45,7 @@ def workbench(
     *,
     files: FileSystem | None = None,
     taking_over: bool = False,
-) -> Workbench:
+) -> RunContext:
     """A workbench on a store under `home`; `taking_over` makes it that of a new process that finds all others dead."""
     settings = Settings(home=home, store=str(home / "store"), tracking_uri=f"sqlite:///{home}/mlflow.db")
     files = files or QuickFiles()
@@ -54,7 +54,7 @@ def workbench(
         lease = acquire_lease(store.root, run, files=files, identity=somebody(), alive=lambda _: False)
     else:
         lease = acquire_lease(store.root, run)
-    return Workbench(
+    return RunContext(
         spec=spec,
         run=run,
         settings=settings,
@@ -62,7 +62,7 @@ def workbench(
         records=LocalRecords(store.root, run, files=files, lease=lease),
         engines=engines or Engines(spec, settings, home / "logs"),
         tracker=tracker or RunTracker(settings.tracking_uri, spec.name, run, home / "artifacts"),
-        watch=ignore,
+        on_progress=ignore,
         lease=lease,
     )
 

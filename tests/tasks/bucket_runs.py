@@ -17,9 +17,9 @@ from infra.settings import Settings
 from infra.storage.objects import Objects, S3Address
 from ppo_core.spec import RunSpec
 from tasks.runs.iteration_record import IterationRecord, read_record
-from tasks.runs.reachability import Needs
+from tasks.runs.reachability import Reachability
 from tasks.runs.run_state import effective_spec
-from tasks.stages.context import Workbench, ignore
+from tasks.stages.context import RunContext, ignore
 from tasks.stages.engines import PROGRAMS
 from tests.infra.leases import somebody
 from tests.infra.s3.memory_objects import MemoryObjects
@@ -47,13 +47,13 @@ class BucketRun(ToyRun):
         """The store as a machine sees it."""
         return S3Store(self.address, self.objects, ArtifactCache(machine / "cache", LIMIT), libraries={})
 
-    def bench(self, *overrides: str, spec: RunSpec | None = None) -> Workbench:
+    def context(self, *overrides: str, spec: RunSpec | None = None) -> RunContext:
         """What a new process works with, on a new machine."""
         machine = self.home / f"machine{next(self.machines)}"
         settings = Settings(home=machine, store=self.address.uri, tracking_uri=f"sqlite:///{machine}/mlflow.db")
         store, runs = self.store(machine), S3Runs(self.address, self.objects)
         lease = acquire_lease(store.root, self.name, objects=self.objects, identity=somebody(), alive=lambda _: False)
-        bench = Workbench(
+        context = RunContext(
             spec=spec or smoke_spec(*self.overrides, *overrides),
             run=self.name,
             settings=settings,
@@ -61,13 +61,13 @@ class BucketRun(ToyRun):
             records=runs.records(self.name, lease=lease),
             engines=ToyEngines(self.engines.measures),
             tracker=self.tracker,
-            watch=ignore,
+            on_progress=ignore,
             lease=lease,
         )
-        bench.needs, bench.collector = Needs(store, runs, set), S3Collector(self.address, self.objects)
-        bench.spec = effective_spec(bench.spec, bench.records)
-        bench.fingerprints.update(dict.fromkeys(PROGRAMS, self.code))
-        return bench
+        context.needs, context.collector = Reachability(store, runs, set), S3Collector(self.address, self.objects)
+        context.spec = effective_spec(context.spec, context.records)
+        context.fingerprints.update(dict.fromkeys(PROGRAMS, self.code))
+        return context
 
     def records(self) -> list[IterationRecord]:
         """The committed ones."""

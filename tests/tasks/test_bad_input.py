@@ -13,7 +13,7 @@ from infra.settings import Settings
 from ppo_core.records import InputError
 from tasks.prepare_dataset import prepare_dataset
 from tasks.stages.engines import Engines
-from tests.tasks.benches import ARITHMETIC, smoke_spec, stored_files, workbench
+from tests.tasks.benches import ARITHMETIC, run_context, smoke_spec, stored_files
 
 REWARDS = """
 import math
@@ -86,9 +86,9 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_bad_input_is_refused_before_any_work(
     override: str, message: str, engines: Engines, code: Path, tmp_path: Path
 ) -> None:
-    bench = workbench(smoke_spec(override.format(code=code)), tmp_path, engines=engines)
+    context = run_context(smoke_spec(override.format(code=code)), tmp_path, engines=engines)
     with pytest.raises(InputError) as refusal:
-        prepare_dataset.fn(bench)
+        prepare_dataset.fn(context)
     assert message in str(refusal.value)
     assert stored_files(tmp_path) == []
 
@@ -96,8 +96,8 @@ def test_bad_input_is_refused_before_any_work(
 def test_a_reward_that_raises_is_told_with_its_own_words_and_may_be_tried_again(
     engines: Engines, code: Path, tmp_path: Path
 ) -> None:
-    bench = workbench(smoke_spec(f"reward.function={code}/bad_rewards.py:raises"), tmp_path, engines=engines)
+    context = run_context(smoke_spec(f"reward.function={code}/bad_rewards.py:raises"), tmp_path, engines=engines)
     with pytest.raises(RuntimeError, match="raises raised RuntimeError: the judge is down") as failure:
-        prepare_dataset.fn(bench)
+        prepare_dataset.fn(context)
     assert vars(failure.value)["retryable"]
     assert stored_files(tmp_path) == []

@@ -123,7 +123,7 @@ def test_a_run_that_exists_with_another_spec_is_refused_with_the_keys(
     toy.train()
     monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path))
     monkeypatch.setenv("PPOFLOW_STORE", str(tmp_path / "store"))
-    spec = toy.bench().spec
+    spec = toy.context().spec
     before = sorted(tmp_path.rglob("*"))
     changed = spec.with_overrides(["rollout.temperature=0.5"])
     with pytest.raises(InputError, match=r"run toy exists with another spec [\s\S]*rollout.temperature: 1.0 -> 0.5"):

@@ -9,10 +9,10 @@ import pytest
 from infra.runs.records import RecordExists
 from tasks.commit_iteration import Made, best_of, commit_iteration, draft_record, records_before
 from tasks.runs.iteration_record import Attempt, IterationRecord
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef, DatasetRef
 from tests.flows.samples import record
-from tests.tasks.benches import smoke_spec, workbench
+from tests.tasks.benches import run_context, smoke_spec
 
 PLACE = {"uri": "file:///store/x/aa"}
 
@@ -22,40 +22,40 @@ def checkpoint(digest: str = "0" * 64) -> CheckpointRef:
     return CheckpointRef(kind="checkpoint", digest=digest, **PLACE)
 
 
-def commit(bench: Workbench, previous: IterationRecord | None, made: CheckpointRef) -> IterationRecord:
+def commit(context: RunContext, previous: IterationRecord | None, made: CheckpointRef) -> IterationRecord:
     """One commit without rollouts or evaluation."""
     dataset = DatasetRef(kind="dataset", digest="d" * 64, counts={"train": 50}, **PLACE)
-    draft = draft_record(bench, Made(made), dataset, previous, Attempt())
-    committed: IterationRecord = commit_iteration.fn(bench, draft)
+    draft = draft_record(context, Made(made), dataset, previous, Attempt())
+    committed: IterationRecord = commit_iteration.fn(context, draft)
     return committed
 
 
 def test_the_data_cursor_moves_by_an_iterations_prompts_over_epochs(tmp_path: Path) -> None:
-    bench = workbench(smoke_spec(), tmp_path)
-    start = commit(bench, None, checkpoint())
-    first = commit(bench, start, checkpoint("1" * 64))
-    second = commit(bench, first, checkpoint("2" * 64))
+    context = run_context(smoke_spec(), tmp_path)
+    start = commit(context, None, checkpoint())
+    first = commit(context, start, checkpoint("1" * 64))
+    second = commit(context, first, checkpoint("2" * 64))
     assert [(r.position, r.epoch, r.index) for r in (start, first, second)] == [(0, 0, 0), (32, 0, 32), (64, 1, 14)]
     assert second.reference == start.checkpoint
 
 
 def test_a_crash_between_spec_and_first_record_does_not_spoil_the_run_name(tmp_path: Path) -> None:
-    bench = workbench(smoke_spec(), tmp_path)
-    bench.records.create_spec(bench.spec.document())  # and then the process died
-    assert commit(bench, None, checkpoint()).iteration == 0
+    context = run_context(smoke_spec(), tmp_path)
+    context.records.create_spec(context.spec.document())  # and then the process died
+    assert commit(context, None, checkpoint()).iteration == 0
 
 
 def test_a_repeated_commit_takes_the_record_that_is_there(tmp_path: Path) -> None:
-    bench = workbench(smoke_spec(), tmp_path)
-    first = commit(bench, None, checkpoint())
-    assert commit(bench, None, checkpoint()) == first
+    context = run_context(smoke_spec(), tmp_path)
+    first = commit(context, None, checkpoint())
+    assert commit(context, None, checkpoint()) == first
 
 
 def test_a_record_of_something_else_is_never_replaced(tmp_path: Path) -> None:
-    bench = workbench(smoke_spec(), tmp_path)
-    commit(bench, None, checkpoint())
+    context = run_context(smoke_spec(), tmp_path)
+    commit(context, None, checkpoint())
     with pytest.raises(RecordExists):
-        commit(bench, None, checkpoint("f" * 64))
+        commit(context, None, checkpoint("f" * 64))
 
 
 def test_the_best_is_the_highest_and_the_earliest_of_equals() -> None:
@@ -72,9 +72,9 @@ def test_without_any_value_the_latest_policy_counts() -> None:
 
 
 def test_a_changed_metric_is_compared_over_all_records(tmp_path: Path) -> None:
-    bench = workbench(smoke_spec("registry.metric=score/mean"), tmp_path)
+    context = run_context(smoke_spec("registry.metric=score/mean"), tmp_path)
     for number, score in enumerate([0.5, 0.9, 0.1]):
-        bench.records.commit(number, record(number, {"score/mean": score}).model_dump(mode="json"))
+        context.records.commit(number, record(number, {"score/mean": score}).model_dump(mode="json"))
     previous = record(2, {"score/mean": 0.1})  # its best is by evaluation/score
-    found = best_of("score/mean", {"score/mean": 0.3}, 3, checkpoint(), records_before(bench, previous))
+    found = best_of("score/mean", {"score/mean": 0.3}, 3, checkpoint(), records_before(context, previous))
     assert (found.iteration, found.value) == (1, 0.9)

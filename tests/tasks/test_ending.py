@@ -12,7 +12,7 @@ import pytest
 
 from infra import ports
 from tasks.register_policy import RegisteredPolicy
-from tasks.runs.summary import MLFLOW_PORT, at_port, ending, places
+from tasks.runs.summary import MLFLOW_PORT, at_port, places, run_summary
 from tests.ports import free_port
 
 
@@ -68,7 +68,7 @@ class Finished:
 def test_the_last_lines_say_which_model_to_take_and_how_good_it_is(tmp_path: Path) -> None:
     best = "best by evaluation/score: 1.068 at iteration 30 (held-out accuracy 0.969)"
     registered = RegisteredPolicy(name="arithmetic", version="1", source="file:///store")
-    lines = ending(Finished("demo", 30, best, registered, tmp_path), "ppoflow resume demo").splitlines()
+    lines = run_summary(Finished("demo", 30, best, registered, tmp_path), "ppoflow resume demo").splitlines()
     assert lines[0] == "run demo: 30 iterations done"
     assert len(lines) <= 10
     assert lines[-2:] == ["  registered model   models:/arithmetic/1", f"  {best}"]
@@ -76,5 +76,5 @@ def test_the_last_lines_say_which_model_to_take_and_how_good_it_is(tmp_path: Pat
     assert any("models:/arithmetic/1" in line for line in in_sight)
     assert any("1.068 at iteration 30" in line for line in in_sight)
     assert any(line.endswith('ppoflow sample demo "PROMPT"') for line in in_sight)
-    without = ending(Finished("demo", 30, best, None, tmp_path), "ppoflow resume demo").splitlines()
+    without = run_summary(Finished("demo", 30, best, None, tmp_path), "ppoflow resume demo").splitlines()
     assert without == [line for line in lines if "registered" not in line]

@@ -18,7 +18,7 @@ from tasks.stages.engine_programs import launch, launch_on_node, plan_engines
 from tasks.stages.engines import Engines
 from tasks.stages.try_reward import try_reward
 from tests.e2e.launch import wait_for
-from tests.tasks.benches import smoke_spec, stored_files, workbench
+from tests.tasks.benches import run_context, smoke_spec, stored_files
 
 CANARY = "canary"
 SECRETS = {
@@ -66,7 +66,7 @@ def scored(reward: Path, settings: Settings) -> dict[str, str]:
     spec = smoke_spec(f"reward.function={reward}:right")
     engines = Engines(spec, settings, home / "logs")
     try:
-        prepare_dataset.fn(workbench(spec, home, engines=engines))
+        prepare_dataset.fn(run_context(spec, home, engines=engines))
     finally:
         engines.close()
     return variables((home / "seen").read_text())

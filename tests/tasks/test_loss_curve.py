@@ -15,17 +15,17 @@ from tests.waiting import until
 def test_live_points_are_those_of_the_record(tmp_path: Path, prefect_server: None) -> None:
     run = ToyRun(tmp_path)
     (record, *_) = run.train("iterations=1")
-    bench = run.bench("iterations=1")
-    wanted = set(curve_points(bench, record))
+    context = run.context("iterations=1")
+    wanted = set(curve_points(context, record))
     assert [(point.key, point.step, point.value) for point in sorted(wanted, key=lambda point: point.step)] == [
         (LOSS_CURVE, step, loss) for step, loss in enumerate(LOSSES, start=1)
     ]
     assert wanted <= run.tracker.points
     run.tracker.points.clear()
-    bench.reporting.live = True
-    curve = LiveCurve(bench, record.dataset, every_s=0.0)
+    context.reporting.live = True
+    curve = LiveCurve(context, record.dataset, every_s=0.0)
     for step, loss in enumerate(LOSSES, start=1):
-        curve.watch(EngineProgress("training", "start_policy", step, len(LOSSES), loss_note(loss)))
+        curve.on_progress(EngineProgress("training", "start_policy", step, len(LOSSES), loss_note(loss)))
         until(lambda step=step: len(run.tracker.points) == step, "the point is sent")
     assert run.tracker.points == wanted
 
@@ -34,8 +34,8 @@ def test_a_run_that_is_not_shown_sends_nothing(tmp_path: Path) -> None:
     run = ToyRun(tmp_path)
     (record, *_) = run.train("iterations=1")
     run.tracker.points.clear()
-    curve = LiveCurve(run.bench("iterations=1"), record.dataset, every_s=0.0)
-    curve.watch(EngineProgress("training", "start_policy", 1, 1, loss_note(1.0)))
+    curve = LiveCurve(run.context("iterations=1"), record.dataset, every_s=0.0)
+    curve.on_progress(EngineProgress("training", "start_policy", 1, 1, loss_note(1.0)))
     assert run.tracker.points == set()
 
 

@@ -9,25 +9,25 @@ import pytest
 
 from infra.engines.protocol import EngineInput
 from ppo_core.records import InputError, ScoreJob
-from tasks.stages.context import Workbench, open_workbench
+from tasks.stages.context import RunContext, open_run_context
 from tasks.stages.engine_programs import code_facts, plan_engines
 from tasks.stages.engines import resources_of
-from tasks.stages.jobs import Order, Shipped
+from tasks.stages.jobs import StageJob, UploadedSource
 from tasks.stages.references import RolloutsRef
-from tasks.stages.source_upload import ship
-from tasks.stages.stage import Work, order_of
-from tests.tasks.benches import smoke_spec, workbench
+from tasks.stages.source_upload import upload_source
+from tasks.stages.stage import StageSpec, job_of
+from tests.tasks.benches import run_context, smoke_spec
 from tests.tasks.toy_engines import ToyEngines
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Workbench:
+def context(tmp_path: Path) -> RunContext:
     """Means with toy engines."""
-    return workbench(smoke_spec(), tmp_path / "home", engines=ToyEngines())
+    return run_context(smoke_spec(), tmp_path / "home", engines=ToyEngines())
 
 
 @pytest.fixture
-def folder(bench: Workbench, tmp_path: Path) -> EngineInput:
+def folder(context: RunContext, tmp_path: Path) -> EngineInput:
     """A user's model, with what a download leaves beside it."""
     files = {
         "config.json": "{}",
@@ -39,39 +39,39 @@ def folder(bench: Workbench, tmp_path: Path) -> EngineInput:
     for name, text in files.items():
         (tmp_path / "model" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "model" / name).write_text(text)
-    return bench.folder_input(str(tmp_path / "model"))
+    return context.folder_input(str(tmp_path / "model"))
 
 
-def stored(bench: Workbench, shipped: Shipped) -> dict[str, str]:
+def stored(context: RunContext, shipped: UploadedSource) -> dict[str, str]:
     """The files of a shipped folder."""
-    place = bench.store.fetch(shipped.ref)
+    place = context.store.fetch(shipped.ref)
     files = [path for path in place.rglob("*") if path.is_file() and path.name != "manifest.json"]
     return {path.relative_to(place).as_posix(): path.read_text() for path in files}
 
 
-def test_a_shipped_folder_is_stored_once_without_what_is_hidden(bench: Workbench, folder: EngineInput) -> None:
-    shipped = ship(bench, folder)
-    assert stored(bench, shipped) == {"config.json": "{}", "onnx/model.onnx": "weights"}
+def test_a_shipped_folder_is_stored_once_without_what_is_hidden(context: RunContext, folder: EngineInput) -> None:
+    shipped = upload_source(context, folder)
+    assert stored(context, shipped) == {"config.json": "{}", "onnx/model.onnx": "weights"}
     assert (shipped.digest, shipped.ref.kind, shipped.ref.key) == (folder.digest, "source", folder.digest)
     (folder.path / "config.json").write_text("changed")
-    assert ship(bench, folder) == shipped  # what is in the store is what the key says
+    assert upload_source(context, folder) == shipped  # what is in the store is what the key says
 
 
-def test_a_folder_that_has_changed_meanwhile_is_refused(bench: Workbench, folder: EngineInput) -> None:
+def test_a_folder_that_has_changed_meanwhile_is_refused(context: RunContext, folder: EngineInput) -> None:
     (folder.path / "config.json").write_text("changed")
     with pytest.raises(InputError, match="has changed since this run read it"):
-        ship(bench, folder)
-    assert bench.store.find("source", folder.digest) is None
+        upload_source(context, folder)
+    assert context.store.find("source", folder.digest) is None
 
 
 def test_an_order_survives_pickling_and_a_shipped_folder_tells_its_own_digest(
-    bench: Workbench, folder: EngineInput
+    context: RunContext, folder: EngineInput
 ) -> None:
-    job = ScoreJob(reward=bench.spec.reward, answer_column="answer", split="train")
-    work = Work("start_policy", "checkpoint", "training", "echo", job, paths={"model": folder}, made=RolloutsRef)
-    here = order_of(bench, work, "k")
+    job = ScoreJob(reward=context.spec.reward, answer_column="answer", split="train")
+    work = StageSpec("start_policy", "checkpoint", "training", "echo", job, paths={"model": folder}, made=RolloutsRef)
+    here = job_of(context, work, "k")
     assert here.folders == {"model": folder}
-    there = Order(**{**vars(here), "folders": {"model": ship(bench, folder)}})
+    there = StageJob(**{**vars(here), "folders": {"model": upload_source(context, folder)}})
     assert pickle.loads(pickle.dumps(there)) == there
     assert there.folders["model"].digest == folder.digest
 
@@ -79,7 +79,7 @@ def test_an_order_survives_pickling_and_a_shipped_folder_tells_its_own_digest(
 def test_engines_on_other_machines_need_a_store_that_all_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
     refused = pytest.raises(InputError, match=r"engines\.backend=ray with the store .*home/store.*PPOFLOW_STORE=s3://")
-    with refused, open_workbench(smoke_spec("engines.backend=ray")):
+    with refused, open_run_context(smoke_spec("engines.backend=ray")):
         raise AssertionError("opened")
     assert not (tmp_path / "home").exists()
 

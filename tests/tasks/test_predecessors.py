@@ -16,7 +16,7 @@ from prefect.runtime import flow_run as runtime_flow_run
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Pending, Running
 
-from infra.runs.lease import Holder
+from infra.runs.lease import LeaseOwner
 from tasks.prefect.crashed_runs import FLOW_RUN, mark_crashed, page_is_open
 from tests.infra.leases import somebody
 
@@ -58,9 +58,9 @@ def states(client: SyncPrefectClient, id: UUID) -> tuple[str | None, list[str | 
     return client.read_flow_run(id).state_name, sorted(found.state_name or "" for found in tasks)
 
 
-def holder(note: dict[str, str]) -> Holder:
+def holder(note: dict[str, str]) -> LeaseOwner:
     """A process that had the run."""
-    return Holder(identity=somebody(), since_ms=1, note=note)
+    return LeaseOwner(identity=somebody(), since_ms=1, note=note)
 
 
 def test_a_flow_run_whose_process_died_and_its_tasks_are_shown_as_crashed(client: SyncPrefectClient) -> None:

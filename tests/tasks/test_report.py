@@ -86,12 +86,12 @@ def outage(tmp_path_factory: pytest.TempPathFactory, prefect_server: None) -> It
         server.signal(signal.SIGKILL)
         process("middle", 3)
         process("end", 3)
-        complaint = report_end(runs["end"].bench("iterations=3"))
+        complaint = report_end(runs["end"].context("iterations=3"))
         server.start()
         process("middle", 4)
         process("end", 3)
         for name in ("end", "never"):  # of this one nobody has told anything while it was trained
-            assert report_end(runs[name].bench("iterations=3")) is None
+            assert report_end(runs[name].context("iterations=3")) is None
         yield Outage(server, runs, complaint, seconds_without)
     finally:
         patch.undo()

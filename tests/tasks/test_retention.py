@@ -14,10 +14,10 @@ from ppo_core.spec import CheckpointSpec
 from tasks.runs.fork import fork_run
 from tasks.runs.guards import DivergedError
 from tasks.runs.iteration_record import read_record
-from tasks.runs.reachability import Needs, kept_iterations
+from tasks.runs.reachability import Reachability, kept_iterations
 from tasks.runs.retention import find_garbage, remove_garbage
 from tasks.runs.run_state import spec_of_run
-from tasks.verify_artifact import needs_of
+from tasks.verify_artifact import resume_inputs
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_runs import ToyRun, digests, killed, snapshot
 
@@ -96,10 +96,10 @@ def test_every_kept_iteration_can_be_gone_on_from(every: int, tmp_path: Path) ->
         for last, often in product((1, 2, 3), (None, 2, 4)):
             rule = CheckpointSpec(every=every, keep_last=last, keep_every=often)
             told = [record.model_copy(update={"retention": rule}) for record in records[:until]]
-            kept, needed = kept_iterations(told), Needs(store).of(told)
+            kept, needed = kept_iterations(told), Reachability(store).of(told)
             assert {told[-1].iteration, told[-1].best.iteration} <= kept
             for iteration in kept:
-                assert {(ref.kind, ref.key) for _, ref in needs_of(told[iteration])} <= needed
+                assert {(ref.kind, ref.key) for _, ref in resume_inputs(told[iteration])} <= needed
 
 
 def test_amid_thin_checkpoints_a_run_goes_on_after_release(everything: ToyRun, home: Path) -> None:
@@ -168,8 +168,8 @@ def test_gc_removes_what_no_record_needs_and_nothing_else(everything: ToyRun, ho
 def test_a_superseded_iteration_is_garbage(everything: ToyRun, home: Path) -> None:
     run = everything.copy(home, worse_and_worse_from_the_second)
     last = run.records()[6]
-    bench = run.bench()
-    bench.supersede(5)
+    context = run.context()
+    context.supersede(5)
     gone = {(ref.kind, ref.key) for ref in (last.checkpoint, last.experience, last.rollouts, last.scores) if ref}
     assert {(found.kind, found.key) for found in find_garbage().artifacts} == gone
 
@@ -192,7 +192,7 @@ def test_what_became_garbage_is_kept_where_a_record_names_it_meanwhile(home: Pat
     run = quality(home)
     run.engines.before("update_policy", 1, killed)
     run.train_until_killed()
-    run.bench()  # a new process: the pins of the one before are gone
+    run.context()  # a new process: the pins of the one before are gone
     garbage = find_garbage()
     assert sorted(found.kind for found in garbage.artifacts) == ["experience", "rollouts", "scores"]
     run.train()

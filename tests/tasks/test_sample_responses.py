@@ -8,7 +8,7 @@ import pytest
 
 from infra.artifacts import ArtifactRef
 from infra.engines.protocol import EngineDied, EngineProgress
-from tasks.stages.jobs import Fulfilled
+from tasks.stages.jobs import StageResult
 from tasks.stages.sharded_sampling import Together, after, cut
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_runs import ToyRun, digests
@@ -86,7 +86,7 @@ def test_the_progress_of_several_is_that_of_one() -> None:
 
 def test_the_seconds_are_those_of_the_longest_way() -> None:
     ref = ArtifactRef(kind="rollouts", uri="file:///a/rollouts/k", digest="d")
-    shard, merged = Fulfilled(ref, {}, 5.0, 1.0, 0.5), Fulfilled(ref, {}, 0.25, 0.25, 0.25)
+    shard, merged = StageResult(ref, {}, 5.0, 1.0, 0.5), StageResult(ref, {}, 0.25, 0.25, 0.25)
     found = after(merged, shard, 0.5)
     assert (found.engine_s, found.store_s, found.hops_s) == (5.25, 1.75, 0.75)
     assert after(merged, None, 0.5).store_s == 0.75

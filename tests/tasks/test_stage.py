@@ -14,16 +14,16 @@ from infra.runs.lease import LeaseLost
 from infra.runs.records import RecordExists
 from ppo_core.records import InputError, ScoreJob
 from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef, RolloutsRef, ScoresRef, StageRef
-from tasks.stages.stage import Work, key_of, may_help_again, run_name, stage, told
-from tests.tasks.benches import smoke_spec, workbench
+from tasks.stages.stage import StageSpec, key_of, may_help_again, run_name, stage, told
+from tests.tasks.benches import run_context, smoke_spec
 
 PLACE = {"kind": "anything", "uri": "file:///a/anything/k", "digest": "0"}
 
 
 def test_a_run_of_a_stage_is_called_by_its_iteration(tmp_path: Path) -> None:
-    bench = workbench(smoke_spec(), tmp_path)
-    bench.timings.iteration = 12
-    assert run_name("update_policy", {"bench": bench, "iteration": 12}) == "update_policy-12"
+    context = run_context(smoke_spec(), tmp_path)
+    context.timings.iteration = 12
+    assert run_name("update_policy", {"context": context, "iteration": 12}) == "update_policy-12"
     assert run_name("show_garbage", {"removed": False}) == "show_garbage"
 
 
@@ -63,25 +63,25 @@ def rollouts(digest: str, uri: str = "file:///a/rollouts/k") -> StageRef:
     return RolloutsRef(kind="rollouts", uri=uri, digest=digest, num_responses=1, num_response_tokens=1)
 
 
-def work(ref: StageRef, sources: str = "s", split: str = "train") -> Work:
+def work(ref: StageRef, sources: str = "s", split: str = "train") -> StageSpec:
     """A scoring stage."""
     job = ScoreJob(reward=smoke_spec().reward, answer_column="answer", split=split)
     paths = {"sources": EngineInput(Path("/somewhere"), sources)}
-    return Work("score_rollouts", "scores", "scoring", "score_rollouts", job, {"rollouts": ref}, paths)
+    return StageSpec("score_rollouts", "scores", "scoring", "score_rollouts", job, {"rollouts": ref}, paths)
 
 
 def test_the_key_changes_with_inputs_code_and_spec_and_not_with_places(tmp_path: Path) -> None:
-    bench = workbench(smoke_spec(), tmp_path)
-    key = key_of(bench, work(rollouts("1")))
-    assert key_of(bench, work(rollouts("1", uri="file:///elsewhere/rollouts/k"))) == key
+    context = run_context(smoke_spec(), tmp_path)
+    key = key_of(context, work(rollouts("1")))
+    assert key_of(context, work(rollouts("1", uri="file:///elsewhere/rollouts/k"))) == key
     others = {
-        key_of(bench, work(rollouts("2"))),
-        key_of(bench, work(rollouts("1"), sources="t")),
-        key_of(bench, work(rollouts("1"), split="eval")),
+        key_of(context, work(rollouts("2"))),
+        key_of(context, work(rollouts("1"), sources="t")),
+        key_of(context, work(rollouts("1"), split="eval")),
     }
     assert len(others | {key}) == 4
-    bench.fingerprints["scoring"] = "other code"
-    assert key_of(bench, work(rollouts("1"))) not in others | {key}
+    context.fingerprints["scoring"] = "other code"
+    assert key_of(context, work(rollouts("1"))) not in others | {key}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 from infra.engines.protocol import EngineInput, EngineJob, EngineJobError, EngineProgress, EngineReply
 from ppo_core.records import Replay, UpdatePolicyJob, content_digest
 from ppo_core.training.state import CheckpointState, SkippedSteps, derivation, identity_after, read_state
-from tasks.stages.engines import LocalSeat
+from tasks.stages.engines import LocalHandle
 
 Inputs = Mapping[str, EngineInput]
 LOSSES = [2.5, 1.25, 0.5]
@@ -64,7 +64,7 @@ class ToyEngines:
             f"rollout-{number}" if number > 1 else "rollout" for number in range(1, rollout_engines + 1)
         ]
         others = (ToyEngine(name, self) for name in ("training", *self.rollout_names))
-        self.seats = {engine.name: LocalSeat(engine) for engine in (self.scoring, *others)}
+        self.handles = {engine.name: LocalHandle(engine) for engine in (self.scoring, *others)}
         self.asked: Counter[str] = Counter()
         self.planned: dict[tuple[str, int], Callable[[], None]] = {}
 

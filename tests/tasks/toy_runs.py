@@ -16,19 +16,19 @@ from rich.console import Console
 
 from flows.console import RunConsole
 from flows.iteration import begin
-from flows.ppo import Rerun, do_again, go_on, take_over
+from flows.ppo import Rerun, finish_interrupted, rerun_iteration, train_loop
 from flows.recovery import last_whole
 from infra.artifacts import ArtifactRef
-from infra.runs.checksummed_json import SEAL, seal
+from infra.runs.checksummed_json import SEAL, encode
 from infra.storage.filesystem import FileSystem
 from infra.storage.objects import StoreUnavailable
 from ppo_core.spec import RunSpec
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.iteration_record import IterationRecord, read_record
 from tasks.runs.run_state import effective_spec
-from tasks.stages.context import Workbench
+from tasks.stages.context import RunContext
 from tasks.stages.engines import PROGRAMS
-from tests.tasks.benches import QuickFiles, smoke_spec, workbench
+from tests.tasks.benches import QuickFiles, run_context, smoke_spec
 from tests.tasks.toy_engines import PARTS, Measures, ToyEngines, healthy
 from tests.tasks.toy_tracker import ToyTracker
 
@@ -43,16 +43,16 @@ def killed() -> None:
 
 
 @contextmanager
-def ended_well(bench: Workbench) -> Iterator[Workbench]:
+def ended_well(context: RunContext) -> Iterator[RunContext]:
     """Release the run at the end, also after an error; but not where the process is killed."""
-    assert bench.lease is not None
+    assert context.lease is not None
     try:
-        yield bench
+        yield context
     except Exception:
         with suppress(StoreUnavailable):
-            bench.lease.release()
+            context.lease.release()
         raise
-    bench.lease.release()
+    context.lease.release()
 
 
 @dataclass
@@ -85,24 +85,26 @@ class ToyRun:
         """Writes into `said`."""
         return RunConsole(self.name, 0, Console(file=self.written, width=1000))
 
-    def bench(self, *overrides: str, spec: RunSpec | None = None) -> Workbench:
+    def context(self, *overrides: str, spec: RunSpec | None = None) -> RunContext:
         """What a new process works with."""
         spec = spec or smoke_spec(*self.overrides, *overrides)
-        bench = workbench(spec, self.home, self.name, self.engines, self.tracker, files=self.files, taking_over=True)
-        bench.spec = effective_spec(bench.spec, bench.records)
-        bench.fingerprints.update(dict.fromkeys(PROGRAMS, self.code))
-        return bench
+        context = run_context(
+            spec, self.home, self.name, self.engines, self.tracker, files=self.files, taking_over=True
+        )
+        context.spec = effective_spec(context.spec, context.records)
+        context.fingerprints.update(dict.fromkeys(PROGRAMS, self.code))
+        return context
 
     def train(self, *overrides: str, rerun: Rerun | None = None, spec: RunSpec | None = None) -> list[IterationRecord]:
         """What `flows.ppo.train` does in a new process, but for the end; the records that the run has then."""
-        with ended_well(self.bench(*overrides, spec=spec)) as bench:
+        with ended_well(self.context(*overrides, spec=spec)) as context:
             console = self.console()
-            take_over(bench, console)
-            dataset = prepare_dataset(bench)
-            record = last_whole(bench, console)
+            finish_interrupted(context, console)
+            dataset = prepare_dataset(context)
+            record = last_whole(context, console)
             if rerun is not None:
-                record = do_again(bench, console, dataset, rerun)
-            go_on(bench, console, dataset, record or begin(bench, dataset))
+                record = rerun_iteration(context, console, dataset, rerun)
+            train_loop(context, console, dataset, record or begin(context, dataset))
         return self.records()
 
     def train_until_killed(self, *overrides: str) -> None:
@@ -147,7 +149,7 @@ class ToyRun:
         """Change a sealed document of the run."""
         document = json.loads((self.folder / name).read_text())
         document.pop(SEAL)
-        replace(self.folder / name, seal(name, change(document)))
+        replace(self.folder / name, encode(name, change(document)))
 
 
 def unsealed(file: Path) -> IterationRecord:

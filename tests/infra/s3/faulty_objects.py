@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from infra.storage.objects import Arrived, Entry, Found, Objects, Pending, StoreUnavailable, Wanted
+from infra.storage.objects import DownloadRequest, DownloadResult, Entry, Found, Objects, Pending, StoreUnavailable
 from tests.infra.faulty_files import Died
 
 FAULTS = ("fails before", "fails after", "fails from then on", "dies before", "dies after")
@@ -64,8 +64,8 @@ class FaultyObjects:
         for key, path in files.items():
             self._do("upload", key, lambda key=key, path=path: self._real.upload({key: path}))
 
-    def download(self, wanted: Iterable[Wanted]) -> dict[str, Arrived]:
-        arrived: dict[str, Arrived] = {}
+    def download(self, wanted: Iterable[DownloadRequest]) -> dict[str, DownloadResult]:
+        arrived: dict[str, DownloadResult] = {}
         for want in wanted:
             arrived |= self._do("download", want.key, lambda want=want: self._real.download([want]))
         return arrived

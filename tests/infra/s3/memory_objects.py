@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from infra.storage.objects import Arrived, Entry, Found, Objects, Pending, Wanted
+from infra.storage.objects import DownloadRequest, DownloadResult, Entry, Found, Objects, Pending
 from tests.infra.s3.faulty_objects import FaultyObjects
 
 T = TypeVar("T")
@@ -76,16 +76,16 @@ class MemoryObjects:
         for key, path in files.items():
             self.write(key, path.read_bytes())
 
-    def download(self, wanted: Iterable[Wanted]) -> dict[str, Arrived]:
+    def download(self, wanted: Iterable[DownloadRequest]) -> dict[str, DownloadResult]:
         arrived = {}
         for want in wanted:
             found = self.read(want.key)
             if found is None or len(found.content) != want.size:
-                arrived[want.key] = Arrived(None if found is None else len(found.content))
+                arrived[want.key] = DownloadResult(None if found is None else len(found.content))
                 continue
             want.path.parent.mkdir(parents=True, exist_ok=True)
             want.path.write_bytes(found.content)
-            arrived[want.key] = Arrived(want.size, hashlib.sha256(found.content).hexdigest())
+            arrived[want.key] = DownloadResult(want.size, hashlib.sha256(found.content).hexdigest())
         return arrived
 
     def pending(self, prefix: str) -> Iterator[Pending]:

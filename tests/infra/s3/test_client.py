@@ -11,7 +11,7 @@ import pytest
 
 from infra.artifacts import StoreUnsupported, open_store
 from infra.storage.client import Tuning, open_objects
-from infra.storage.objects import Arrived, Objects, S3Address, StoreRefused, StoreUnavailable, Wanted
+from infra.storage.objects import DownloadRequest, DownloadResult, Objects, S3Address, StoreRefused, StoreUnavailable
 from tests.infra.s3.fault_proxy import FAULTS, FaultProxy, Message
 from tests.infra.s3.memory_objects import MemoryObjects
 from tests.infra.s3.s3_server import S3Server
@@ -96,16 +96,18 @@ def test_files_there_and_back(either: Objects, tmp_path: Path):
     for name, data in content.items():
         (tmp_path / name).write_bytes(data)
     either.upload({f"up/{name}": tmp_path / name for name in content})
-    wanted = [Wanted(f"up/{name}", len(data), tmp_path / "down" / name) for name, data in content.items()]
+    wanted = [DownloadRequest(f"up/{name}", len(data), tmp_path / "down" / name) for name, data in content.items()]
     arrived = either.download(wanted)
     for name, data in content.items():
-        assert arrived[f"up/{name}"] == Arrived(len(data), hashlib.sha256(data).hexdigest())
+        assert arrived[f"up/{name}"] == DownloadResult(len(data), hashlib.sha256(data).hexdigest())
         assert (tmp_path / "down" / name).read_bytes() == data
     assert list(either.pending("up/")) == []
     # Objects of another size are not fetched at all.
     for size in (1, LARGE - 1, 2 * LARGE):
-        assert either.download([Wanted("up/large", size, tmp_path / "no")]) == {"up/large": Arrived(LARGE)}
-    assert either.download([Wanted("absent", LARGE, tmp_path / "no")]) == {"absent": Arrived(None)}
+        assert either.download([DownloadRequest("up/large", size, tmp_path / "no")]) == {
+            "up/large": DownloadResult(LARGE)
+        }
+    assert either.download([DownloadRequest("absent", LARGE, tmp_path / "no")]) == {"absent": DownloadResult(None)}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -165,7 +167,7 @@ def test_a_large_file_arrives_as_it_is_or_is_seen_not_to(
         objects.upload({"k": tmp_path / "up"})
         assert proxy.hits == 1
     proxy.inject(fault, gets_the_last_part)
-    arrived = objects.download([Wanted("k", LARGE, tmp_path / "down")])["k"]
+    arrived = objects.download([DownloadRequest("k", LARGE, tmp_path / "down")])["k"]
     assert proxy.hits == 1
     assert arrived.sha256 == sha256(tmp_path / "down")
     assert (arrived.sha256 == sha256(tmp_path / "up")) == (fault != "flip in the answer")
@@ -192,7 +194,7 @@ def test_what_never_works_says_so(objects: Objects, proxy: FaultProxy, tmp_path:
     calls = [
         lambda: objects.create("k", b"x"),
         lambda: objects.upload({"k": tmp_path / "up"}),
-        lambda: objects.download([Wanted("k", 100, tmp_path / "down")]),
+        lambda: objects.download([DownloadRequest("k", 100, tmp_path / "down")]),
     ]
     for call in calls:
         with pytest.raises(

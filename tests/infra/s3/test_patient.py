@@ -18,7 +18,7 @@ from infra.artifacts import open_store
 from infra.runs.lease import Heartbeat
 from infra.runs.s3_lease import acquire_lease
 from infra.storage.client import Tuning, open_objects
-from infra.storage.objects import Entry, Objects, StoreUnavailable, Wanted
+from infra.storage.objects import DownloadRequest, Entry, Objects, StoreUnavailable
 from infra.storage.outage import Outage, at_once, told_to, under_way
 from infra.storage.waiting_client import PatientObjects
 from tests.infra.s3.fault_proxy import FaultProxy, Message
@@ -37,14 +37,14 @@ from functools import partial
 from infra.storage.client import Tuning, open_objects
 from infra.storage.objects import StoreUnavailable
 from infra.storage.outage import told_to
-from infra.storage.parallel import several
+from infra.storage.parallel import parallel_map
 objects = open_objects(sys.argv[1], tuning=Tuning(connect_s=2, read_s=5, attempts=1))
 say = partial(print, flush=True)
 say("ready")
 sys.stdin.readline()
 with told_to(say):
     try:
-        several(objects.read, ["a", "b", "c", "d"], threads=int(sys.argv[2]))
+        parallel_map(objects.read, ["a", "b", "c", "d"], threads=int(sys.argv[2]))
     except KeyboardInterrupt:
         say("interrupted")
     try:
@@ -101,7 +101,7 @@ def test_every_call_waits_and_happens(
         "folders": lambda: objects.folders("absent/"),
         "copy": lambda: objects.copy("copied", "copy"),
         "upload": lambda: objects.upload({"uploaded": tmp_path / "up"}),
-        "download": lambda: objects.download([Wanted("down", 1, tmp_path / "down")])["down"].size,
+        "download": lambda: objects.download([DownloadRequest("down", 1, tmp_path / "down")])["down"].size,
         "pending": lambda: isinstance(list(objects.pending("absent")), list),
         "abandon": lambda: objects.abandon(begun),
     }
