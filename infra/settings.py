@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -16,6 +18,15 @@ from infra.runs.names import validate_run_name
 
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _BUCKET = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
+
+
+def _names_a_host(url: str) -> bool:
+    """Whether the part of an address that names a server is sound; a database in a file has none."""
+    try:
+        parts = urlsplit(url)
+        return (parts.port or 0) >= 0 and (not parts.scheme.startswith("http") or bool(parts.hostname))
+    except ValueError:
+        return False
 
 
 def _beside(data: dict[str, Any], name: str) -> str:
@@ -63,7 +74,6 @@ class Settings(BaseSettings):
     prefect_api_url: str | None = Field(
         default=None,
         validation_alias=AliasChoices("PPOFLOW_PREFECT_API_URL", "PREFECT_API_URL"),
-        pattern=r"^https?://",
         description="The Prefect server to report to; without one, ppoflow starts its own.",
     )
     plugins: Annotated[tuple[str, ...], NoDecode] = Field(
@@ -72,7 +82,7 @@ class Settings(BaseSettings):
         description="From where reward functions and other code named in specs may come: folders (with a slash; . is "
         "the spec's own) and packages, joined by commas.",
     )
-    reward_env: Annotated[tuple[Annotated[str, Field(pattern=_VARIABLE)], ...], NoDecode] = Field(
+    reward_env: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
         description="Variables of this machine that reward functions see besides, a judge's key for example, joined "
         "by commas; engines see none of the others that hold secrets.",
@@ -105,6 +115,28 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute_folder(cls, folder: Path) -> Path:
         return folder.expanduser().absolute()
+
+    @field_validator("reward_env")
+    @classmethod
+    def _variables(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not re.fullmatch(_VARIABLE, name):
+                raise ValueError(f"{name!r} is no name of a variable: give names alone, joined by commas")
+        return names
+
+    @field_validator("prefect_api_url")
+    @classmethod
+    def _server(cls, url: str | None) -> str | None:
+        if url is not None and (not url.startswith(("http://", "https://")) or not _names_a_host(url)):
+            raise ValueError("it is no address of a server: write http://HOST:PORT/api")
+        return url
+
+    @field_validator("tracking_uri")
+    @classmethod
+    def _server_or_database(cls, uri: str) -> str:
+        if not uri.startswith("databricks") and ("://" not in uri or not _names_a_host(uri)):
+            raise ValueError("it is no address: write http://HOST:PORT for a server, or sqlite:////FOLDER/mlflow.db")
+        return uri
 
     @field_validator("store")
     @classmethod

@@ -25,12 +25,17 @@ NO_ANSWER = ("Max retries exceeded", "ConnectionError", "ConnectTimeout", "ReadT
 MAX_LINE = 240
 
 
-def open_client(uri: str) -> MlflowClient:
-    """A client with short timeouts. The first call in a process imports MLflow (1 to 4 s)."""
+def import_mlflow() -> type[MlflowClient]:
+    """MLflow's client, with short timeouts; 1 to 4 s in a process that has not imported it yet."""
     export(ENVIRONMENT)
     from mlflow import MlflowClient
 
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+    return MlflowClient
+
+
+def open_client(uri: str) -> MlflowClient:
+    """A client of this server or database."""
+    return import_mlflow()(tracking_uri=uri, registry_uri=uri)
 
 
 def without_password(uri: str) -> str:

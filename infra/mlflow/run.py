@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from infra.mlflow.circuit_breaker import CircuitBreaker
-from infra.mlflow.client import is_server, open_client, without_password
+from infra.mlflow.client import import_mlflow, is_server, open_client, without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -55,9 +55,10 @@ def find_or_create(uri: str, experiment: str, run_name: str, artifact_root: Path
 
 def find_page(uri: str, run_name: str, *, patience_s: float = FIND_PATIENCE_S) -> str | None:
     """The page of a training run's MLflow run; None where there is none, or MLflow does not answer in seconds."""
-    client = open_client(uri)
+    import_mlflow()  # takes seconds, which are not the server's
 
     def find() -> str | None:
+        client = open_client(uri)
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
         run = _found(client, experiments, run_name, "DESC")
         return None if run is None else run_page(uri, run.info.experiment_id, run.info.run_id)

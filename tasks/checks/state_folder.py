@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import AliasChoices, ValidationError
+from pydantic.fields import FieldInfo
 
 from infra.artifacts import REMOTE
+from infra.mlflow.client import without_password
 from infra.settings import Settings
 from ppo_core.records import InputError
 
@@ -42,8 +44,20 @@ def _problems(error: ValidationError) -> Iterator[str]:
     for item in error.errors():
         if item["type"] != "default_factory_not_called":  # follows from another one
             field = str(item["loc"][0])
-            name = field if field.isupper() else f"PPOFLOW_{field.upper()}"
-            yield f"{name}={item['input']!r} in the environment: {item['msg'].removeprefix('Value error, ')}"
+            name, given = " or ".join(names_of(field)), without_password(str(item["input"]))
+            yield f"{name}={given!r} in the environment: {item['msg'].removeprefix('Value error, ')}"
+
+
+def names_of(field: str) -> list[str]:
+    """The variables that set a setting."""
+    known = next((info for name, info in Settings.model_fields.items() if field in (name, *aliases(info))), None)
+    return aliases(known) or [field if field.isupper() else f"PPOFLOW_{field.upper()}"] if known else [field]
+
+
+def aliases(info: FieldInfo) -> list[str]:
+    """Where a setting has several variables, each of them."""
+    choices = info.validation_alias
+    return [str(choice) for choice in choices.choices] if isinstance(choices, AliasChoices) else []
 
 
 def require_writable_state(settings: Settings) -> None:
@@ -76,7 +90,8 @@ def _existing(place: Place) -> Path:
     """The nearest folder that exists. Raises InputError where a file is in the way."""
     found = nearest(place.path)
     if not found.is_dir():
-        raise _refusal(place, f"{'it' if found == place.path else found} is a file. Move it")
+        kind = "a link that leads to no folder" if found.is_symlink() else "a file"
+        raise _refusal(place, f"{'it' if found == place.path else found} is {kind}. Move it")
     return found
 
 

@@ -31,7 +31,7 @@ def test_a_run_shows_what_it_does_and_ends_cleanly_on_sigterm_saying_how_to_go_o
     assert run.returncode == 130, output
     first, second, *_ = output.splitlines()
     assert first.startswith("starting: run stopped from ")
-    assert second.endswith(" s  loading Prefect")
+    assert second.endswith(" s  checking the spec, its data, rewards and model")
     assert not (tmp_path / "runs" / "stopped" / "progress.json").exists()
     assert "go on" in output
     assert "ppoflow train" in output

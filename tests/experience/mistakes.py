@@ -190,6 +190,11 @@ ON_THE_MACHINE = [
         environment={"PREFECT_API_URL": NO_SUCH_SERVER},
     ),
     Mistake(
+        "an address without its beginning",
+        ("PREFECT_API_URL='127.0.0.1:4200'", "write http://HOST:PORT/api"),
+        environment={"PREFECT_API_URL": "127.0.0.1:4200"},
+    ),
+    Mistake(
         "a run that nobody has begun", ("there is no run nobody", "runs there: none"), command=("resume", "nobody")
     ),
     Mistake(

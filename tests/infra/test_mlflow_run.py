@@ -37,6 +37,11 @@ def test_a_runs_page_is_found_by_its_name(tracker: RunTracker) -> None:
     assert find_page(tracker.uri, "another", patience_s=LONG_S) is None
 
 
+def test_a_database_that_cannot_be_opened_has_no_page(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").write_bytes(b"no database")
+    assert find_page(f"sqlite:///{tmp_path}/mlflow.db", "run-1", patience_s=LONG_S) is None
+
+
 def test_an_experiment_says_that_it_trains_models(tracker: RunTracker) -> None:
     experiment = open_client(tracker.uri).get_experiment_by_name("pages")
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
