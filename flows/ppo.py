@@ -20,9 +20,8 @@ from flows.iteration import STAGES, StageName, begin, iterate
 from flows.recovery import last_whole, mend
 from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing
 from ppo_core.spec import RunSpec
-from tasks.checks.run import check_run
 from tasks.prefect.crashed_runs import holder_note, mark_crashed, page_is_open
-from tasks.prefect.deployment_params import check_deployed, requested, shown_name
+from tasks.prefect.deployment_params import check_asked, check_deployed, requested, shown_name
 from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow, page_url
 from tasks.prepare_dataset import prepare_dataset
@@ -88,7 +87,7 @@ def train(
     spec, run = requested(spec, run, overrides)
     console = RunConsole(run, spec.iterations, file=ProgressFile(run))
     with outages_told(console.say):
-        for note in check_deployed(spec, run):
+        for note in check_deployed(spec, run, wait=wait, again_from=rerun and rerun.iteration):
             console.say(note)
     opened = open_run_context(
         spec, run, console.progress, effective_spec, note=holder_note(), wait=wait, keep=lambda: not page_is_open()
@@ -238,9 +237,15 @@ def greet(console: RunConsole, context: RunContext, record: IterationRecord | No
         )
 
 
-def check_called(spec: RunSpec, run: str | None = None, overrides: list[str] | None = None, **_: object) -> None:
+def check_called(
+    spec: RunSpec,
+    run: str | None = None,
+    wait: bool = False,
+    rerun: Rerun | None = None,
+    overrides: list[str] | None = None,
+) -> None:
     """What calling the flow does before a Prefect server starts; raises what `check_run` raises, and SpecError."""
-    check_run(*requested(spec, run, overrides))
+    check_asked(*requested(spec, run, overrides), wait=wait, again_from=rerun and rerun.iteration)
 
 
 ppo_training: EmbeddedFlow[[RunSpec, str | None, bool, Rerun | None, list[str] | None], RunReport] = EmbeddedFlow(

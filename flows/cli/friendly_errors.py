@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 REFUSED, INTERRUPTED = 2, 130
 
 
-def check_first(spec: RunSpec, run: str | None) -> None:
+def check_first(spec: RunSpec, run: str | None, *, wait: bool = False) -> None:
     """Refuse what cannot run before anything starts, while the slow libraries of the flow are imported."""
     from tasks.checks.run import checking
 
     tell_step("checking the spec, its data, rewards and model")
-    with checking(spec, run) as answer:
+    with checking(spec, run, wait=wait) as answer:
         import flows.ppo  # noqa: F401
 
         findings = answer.result()
@@ -41,7 +41,7 @@ def run_training(
 ) -> None:
     """Start the training flow, and tell how it ended. `again`: the command that goes on with it."""
     if not checked:
-        check_first(spec, run)
+        check_first(spec, run, wait=wait)
     from flows.ppo import ppo_training
     from tasks.prefect.server import PREFECT_AWAY, configured_url, shown_url
     from tasks.runs.errors import EngineError, InputError, StoreUnavailable

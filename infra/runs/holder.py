@@ -7,6 +7,7 @@ from pathlib import Path
 
 from infra.artifacts.store import REMOTE
 from infra.process_identity import is_alive, this_process
+from infra.runs.lease_expiry import EXPIRY_S, Clock, LeaseExpiry
 from infra.runs.local_lease_folders import LeaseFolders
 from infra.runs.names import validate_run_name
 from infra.runs.owner import LeaseOwner
@@ -25,6 +26,27 @@ def holder_of(root: str | Path, run: str, *, objects: Objects | None = None) -> 
     else:
         holder = _in_folders(local_root(root), run)
     return None if holder is None or is_alive(holder.identity) is False else holder
+
+
+def require_free(root: str | Path, run: str, *, objects: Objects | None = None) -> None:
+    """Raise LeaseHeld where one look tells that a process has the run and goes on: taking it would be refused too.
+
+    A process that is silent, or on another machine, is no reason yet: whoever takes the run watches it for a while.
+    """
+    validate_run_name(run)
+    if isinstance(root, str) and root.startswith(REMOTE):
+        from infra.runs.s3_lease import Tenures
+        from infra.runs.s3_pointer import RunHead
+        from infra.storage.client import open_objects
+
+        address = S3Address.parse(root)
+        head = RunHead(objects or open_objects(address.bucket), address, run)
+        tenures = Tenures(head)
+        LeaseExpiry(run, tenures, is_alive, Clock(), EXPIRY_S).all_gone(tenures.look(head.look().head), refuse=True)
+        return
+    folders = LeaseFolders(local_root(root), run, this_process(), LocalFiles())
+    with suppress(FileNotFoundError):
+        LeaseExpiry(run, folders, is_alive, Clock(), EXPIRY_S).all_gone(folders.numbers().live, refuse=True)
 
 
 def _in_folders(root: Path, run: str) -> LeaseOwner | None:

@@ -22,6 +22,8 @@ from infra.artifacts import open_store
 from infra.engines.hardware import has_nvidia_gpu
 from infra.engines.process import EngineProcess
 from infra.engines.protocol import EngineInput, EngineJob, EngineJobError
+from infra.runs.holder import require_free
+from infra.runs.owner import LeaseHeld
 from infra.runs.records import open_records
 from infra.settings import Settings
 from ppo_core.records import CheckRunJob, InputError
@@ -53,21 +55,25 @@ class Findings:
     good: dict[str, str] = field(default_factory=dict)
 
 
-def check_run(spec: RunSpec, run: str | None = None, *, again: bool = False) -> Findings:
+def check_run(spec: RunSpec, run: str | None = None, *, again: bool = False, wait: bool = False) -> Findings:
     """Raise InputError (or another error of `tasks.runs.errors`) for what would end the run; see `checking`."""
-    with checking(spec, run, again=again) as answer:
+    with checking(spec, run, again=again, wait=wait) as answer:
         return answer.result()
 
 
 @contextmanager
-def checking(spec: RunSpec, run: str | None = None, *, again: bool = False) -> Iterator[Future[Findings]]:
+def checking(
+    spec: RunSpec, run: str | None = None, *, again: bool = False, wait: bool = False
+) -> Iterator[Future[Findings]]:
     """Check while the caller does something else; all is ended on the way out.
 
+    A run that another process has now is refused, unless the caller means to `wait`; with `again` it is a note.
     The rows of a run that goes on as it was have been checked when it began: with `again` they are all the same.
     """
     started = time.monotonic()
     notes = preflight(spec)
     settings, name = Settings(), run or spec.name
+    notes += _holder(settings.store_root, name, noted=again) if again or not wait else []
     with ThreadPoolExecutor(1) as pool, TemporaryDirectory(prefix="ppoflow-check-") as logs:
         engine = launch(EnginePlan("scoring", "check"), settings, Path(logs))
         engine.start()
@@ -88,6 +94,18 @@ def _check(engine: EngineProcess, spec: RunSpec, name: str, notes: list[str], ag
     facts = _ask(engine, "check_run", spec, job.model_dump(mode="json"))
     good = findings_of(spec, facts, name, standing.iteration, store.root)
     return Findings(notes, {**good, "checked": f"in {time.monotonic() - started:.1f} s; nothing was started"})
+
+
+def _holder(root: str, run: str, *, noted: bool) -> list[str]:
+    """Raises LeaseHeld where a process has the run, or notes it."""
+    try:
+        require_free(open_store(root).root, run)
+    except LeaseHeld as held:
+        told = f"{held}; with --wait, this one waits for that itself"
+        if not noted:
+            raise LeaseHeld(told, held.holder) from None
+        return [told]
+    return []
 
 
 def _standing(root: str, name: str, spec: RunSpec) -> Standing:

@@ -9,6 +9,7 @@ from prefect.runtime import deployment, flow_run
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
 from tasks.checks.run import check_run
+from tasks.runs.run_state import committed_at
 
 MOST_STARTS = 30
 STAMP = "%Y%m%d-%H%M%S"
@@ -28,9 +29,16 @@ def requested(spec: RunSpec, run: str | None, overrides: list[str] | None) -> tu
     return asked.model_copy(update={"folder": str(Path(asked.folder).absolute())}), run or name_of_run(asked.name)
 
 
-def check_deployed(spec: RunSpec, run: str) -> list[str]:
+def check_deployed(spec: RunSpec, run: str, *, wait: bool = False, again_from: int | None = None) -> list[str]:
     """Under a deployment, refuse what cannot run, and return notes; elsewhere that was done before the flow run."""
-    return check_run(spec, run).notes if deployment.id else []
+    return check_asked(spec, run, wait=wait, again_from=again_from) if deployment.id else []
+
+
+def check_asked(spec: RunSpec, run: str, *, wait: bool = False, again_from: int | None = None) -> list[str]:
+    """Refuse what cannot run, and return notes. `again_from`: an iteration that the run has and shall do again."""
+    if again_from is not None:
+        committed_at(run, again_from)
+    return check_run(spec, run, wait=wait).notes
 
 
 def name_of_run(spec_name: str) -> str:

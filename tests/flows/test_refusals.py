@@ -19,6 +19,7 @@ from tests.tasks.benches import ARITHMETIC, smoke_spec
 SMOKE = str(ARITHMETIC / "smoke.yaml")
 SMALL_HEADS = "model.config.num_attention_heads=8"
 REFUSAL = "the model's attention heads have a size (head_dim) of 16, and vLLM on CPU takes only 32, 64"
+AGAIN = {"run": "zz", "rerun": {"iteration": 2, "start": "score"}}
 
 
 @pytest.fixture
@@ -68,21 +69,22 @@ def deployed(client: SyncPrefectClient, parameters: dict[str, Any]) -> Any:
 
 @pytest.mark.usefixtures("prefect_server")
 @pytest.mark.parametrize(
-    ("overrides", "broken", "message"),
+    ("asked", "broken", "message"),
     [
-        ([SMALL_HEADS], False, f"InputError: {REFUSAL}"),
-        (None, True, "model.dtype=bfloat16 with training.zero_stage=0 keeps no fp32 master weights"),
+        ({"overrides": [SMALL_HEADS]}, False, f"InputError: {REFUSAL}"),
+        ({}, True, "model.dtype=bfloat16 with training.zero_stage=0 keeps no fp32 master weights"),
+        (AGAIN, False, "InputError: run zz has no committed iteration"),
     ],
-    ids=["by the check", "by the spec"],
+    ids=["by the check", "by the spec", "a rerun of no run"],
 )
 def test_under_a_deployment_it_fails_with_the_message_and_no_traceback(
-    home: Path, overrides: list[str] | None, broken: bool, message: str, caplog: pytest.LogCaptureFixture
+    home: Path, asked: dict[str, Any], broken: bool, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     spec = smoke_spec().model_dump(mode="json")
     if broken:
         spec["model"]["dtype"], spec["training"]["zero_stage"] = "bfloat16", 0
     with get_client(sync_client=True) as client:
-        run = deployed(client, {"spec": spec, "overrides": overrides})
+        run = deployed(client, {"spec": spec, **asked})
     assert run.state_name == "Failed"
     assert message in run.state.message
     assert message in caplog.text

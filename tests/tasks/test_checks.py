@@ -9,6 +9,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from infra.runs.lease import acquire_lease
+from infra.runs.owner import LeaseHeld
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
@@ -135,6 +137,17 @@ def test_a_run_that_exists_with_another_spec_is_refused_with_the_keys(
     with pytest.raises(InvalidRunName):
         check_run(spec, "../toy")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_that_another_process_has_is_refused_at_once_and_noted_by_a_check(home: Path) -> None:
+    spec = smoke_spec()
+    lease = acquire_lease(home / "store", "mine")
+    with pytest.raises(LeaseHeld, match=r"^run mine: process \d+ on .* has it, .* with --wait, this one waits"):
+        check_run(spec, "mine")
+    notes = check_run(spec, "mine", again=True).notes
+    assert any(note.startswith("run mine: process ") for note in notes)
+    check_run(spec, "mine", wait=True)
+    lease.release()
 
 
 REWARDS = """
