@@ -22,7 +22,7 @@ def findings_of(spec: RunSpec, facts: Mapping[str, Any], run: str, iteration: in
     splits += [f"{counts['sft']} SFT examples"] if "sft" in counts else []
     scores = ", ".join("none" if score is None else f"{score:g}" for score in facts["scores"])
     return {
-        "run": f"{run}, {_stands(iteration)} of {spec.iterations} iterations",
+        "run": f"{run}, {_stands(iteration, spec.iterations)}",
         "data": ", ".join(splits),
         "context": _context(facts["longest_prompt"], spec.rollout.max_response_tokens, facts["context_length"]),
         "model": f"{facts['model_type']}, {facts['parameters'] / 1e6:.3g} million parameters, {spec.model.dtype}",
@@ -33,8 +33,12 @@ def findings_of(spec: RunSpec, facts: Mapping[str, Any], run: str, iteration: in
     }
 
 
-def _stands(iteration: int | None) -> str:
-    return "a new run" if iteration is None else f"goes on after iteration {iteration}"
+def _stands(iteration: int | None, planned: int) -> str:
+    if iteration is None:
+        return f"a new run of {planned} iterations"
+    if iteration >= planned:
+        return f"done already: it has {iteration} iterations, and iterations={planned}; raise it to train on"
+    return f"goes on after iteration {iteration} of {planned} iterations"
 
 
 def _context(longest: int, response: int, limit: int | None) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from prefect.runtime import deployment, flow_run
 
+from infra.runs.names import RUN_NAME_LIMIT
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
 from tasks.checks.run import check_run
@@ -45,11 +46,12 @@ def name_of_run(spec_name: str) -> str:
     """What a run without a name is called: as its spec; under a deployment besides by when it was meant to start.
 
     The same flow run gets the same name whenever it is started again, and so goes on; others get other ones, also
-    where two are meant to start in the same second.
+    where two are meant to start in the same second. Of a long name the beginning is taken.
     """
     if not deployment.id:
         return spec_name
-    return f"{spec_name}-{flow_run.scheduled_start_time:{STAMP}}-{str(flow_run.id)[:4]}"
+    stamp = f"-{flow_run.scheduled_start_time:{STAMP}}-{str(flow_run.id)[:4]}"
+    return spec_name[: RUN_NAME_LIMIT - len(stamp)] + stamp
 
 
 def shown_name() -> str:

@@ -15,6 +15,7 @@ from prefect.states import AwaitingRetry, Scheduled
 from prefect.utilities.schema_tools import validate
 
 from flows.ppo import ppo_training
+from infra.runs.names import validate_run_name
 from ppo_core.spec import RunSpec, SpecError
 from tasks.prefect.automations import POOL, RESUMABLE
 from tasks.prefect.deployment_params import name_of_run
@@ -148,4 +149,7 @@ def test_a_run_is_named_by_its_scheduled_start_and_told_apart_from_another_one(m
             again = client.set_flow_run_state(made.id, AwaitingRetry(), force=True)
             assert again.status.value == "ACCEPT"
             assert name_of_run("demo") == names[-1] == f"demo-20260105-060007-{str(made.id)[:4]}"
+            longest = name_of_run("x" * 100)
+            assert longest == f"{'x' * 79}-20260105-060007-{str(made.id)[:4]}"
+            assert validate_run_name(longest) == longest
     assert names[0] != names[1]
