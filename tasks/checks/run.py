@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from infra.artifacts import open_store
+from infra.artifacts import ArtifactStore, open_store
 from infra.engines.hardware import has_nvidia_gpu
 from infra.engines.process import EngineProcess
 from infra.engines.protocol import EngineInput, EngineJob, EngineJobError
@@ -30,7 +30,8 @@ from ppo_core.records import CheckRunJob, InputError
 from ppo_core.spec import RunSpec
 from tasks.checks.findings import findings_of
 from tasks.checks.preflight import preflight
-from tasks.runs.run_state import changed_values, effective_spec, recorded_spec
+from tasks.checks.same_files import made_of_these_files
+from tasks.runs.run_state import changed_values, effective_spec, last_record, recorded_spec
 from tasks.stages.dataset_job import dataset_job, reward_trial
 from tasks.stages.engine_programs import EnginePlan, launch
 from tasks.stages.jobs import ask
@@ -40,7 +41,8 @@ REWARD_FAILED = "RewardFailed"
 
 @dataclass(frozen=True)
 class Standing:
-    """Where the run of a name stands: its last iteration (None: a new run), and whether it goes on as it was."""
+    """Where the run of a name stands: its last iteration (None: a new run), and whether it goes on as it was, with the
+    same spec and files."""
 
     run: str
     iteration: int | None
@@ -68,7 +70,8 @@ def checking(
     """Check while the caller does something else; all is ended on the way out.
 
     A run that another process has now is refused, unless the caller means to `wait`; with `again` it is a note.
-    The rows of a run that goes on as it was have been checked when it began: with `again` they are all the same.
+    The rows of a run that goes on with the same spec and files were checked when it began, and are checked once more
+    only with `again`.
     """
     started = time.monotonic()
     notes = preflight(spec)
@@ -85,7 +88,7 @@ def checking(
 
 def _check(engine: EngineProcess, spec: RunSpec, name: str, notes: list[str], again: bool, started: float) -> Findings:
     store = open_store(Settings().store_root)
-    standing = _standing(store.root, name, spec)
+    standing = _standing(store, name, spec)
     if standing.iteration is not None and standing.unchanged and not again:
         _ask(engine, "try_reward", spec, {**reward_trial(spec), "completions": []})
         return Findings(notes)
@@ -108,13 +111,17 @@ def _holder(root: str, run: str, *, noted: bool) -> list[str]:
     return []
 
 
-def _standing(root: str, name: str, spec: RunSpec) -> Standing:
+def _standing(store: ArtifactStore, name: str, spec: RunSpec) -> Standing:
     """Raises InputError where the run exists with another spec."""
-    records = open_records(root, name)
+    records = open_records(store.root, name)
     effective = effective_spec(spec, records)
     recorded = recorded_spec(records)
     changed = {} if recorded is None else changed_values(recorded, effective)
-    return Standing(name, records.last(), unchanged=set(changed) <= {"iterations"})
+    last = last_record(records)
+    if last is None:
+        return Standing(name, None, unchanged=False)
+    same = set(changed) <= {"iterations"} and made_of_these_files(store, last.dataset, spec)
+    return Standing(name, last.iteration, unchanged=same)
 
 
 def _ask(engine: EngineProcess, name: str, spec: RunSpec, document: dict[str, Any]) -> dict[str, Any]:

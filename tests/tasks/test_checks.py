@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -132,11 +133,25 @@ def test_a_run_that_exists_with_another_spec_is_refused_with_the_keys(
     with pytest.raises(InputError, match=r"run toy exists with another spec [\s\S]*rollout.temperature: 1.0 -> 0.5"):
         check_run(changed, "toy")
     found = check_run(spec, "toy", again=True)
-    assert found.good["run"] == "toy, goes on after iteration 1 of 1 iterations"
+    assert found.good["run"] == "toy, done already: it has 1 iterations, and iterations=1; raise it to train on"
     assert check_run(spec, "toy").good == {}  # its rows were checked when it began
     with pytest.raises(InvalidRunName):
         check_run(spec, "../toy")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_rows_that_were_changed_since_a_run_began_are_checked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path))
+    monkeypatch.setenv("PPOFLOW_STORE", str(tmp_path / "store"))
+    base = smoke_spec("iterations=1", f"dataset.train={tmp_path / 'rows.jsonl'}", "sft=null")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 32)
+    ToyRun(tmp_path, (), "toy").train(spec=base)
+    with (tmp_path / "rows.jsonl").open("a") as rows:
+        rows.write(json.dumps({"prompt": "1" + "+1" * 20 + "=", "answer": "21"}) + "\n")
+    with pytest.raises(InputError, match=r"42 tokens, but dataset.max_prompt_tokens="):
+        check_run(base.with_overrides(["iterations=60"]), "toy")
 
 
 def test_a_run_that_another_process_has_is_refused_at_once_and_noted_by_a_check(home: Path) -> None:
@@ -146,7 +161,8 @@ def test_a_run_that_another_process_has_is_refused_at_once_and_noted_by_a_check(
         check_run(spec, "mine")
     notes = check_run(spec, "mine", again=True).notes
     assert any(note.startswith("run mine: process ") for note in notes)
-    check_run(spec, "mine", wait=True)
+    with pytest.raises(InputError, match=r"there is no file .*nowhere\.py"):  # and no longer that it is held
+        check_run(spec.with_overrides(["reward.function=nowhere.py:right"]), "mine", wait=True)
     lease.release()
 
 
