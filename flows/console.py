@@ -61,6 +61,8 @@ class RunConsole:
         self.stage = "starting"
         self.complaint: str | None = None
         self._said: set[str] = set()
+        self._heard: set[str] = set()
+        self._asked: dict[str, str] = {}
         self._began = self._last_line = began()
         self._file, self._pace, self._starting = file, Pace(), False
         self._live = Live(console=self.console, refresh_per_second=4, transient=True, get_renderable=self.render)
@@ -101,7 +103,8 @@ class RunConsole:
         """Take an engine's progress (EngineProgress)."""
         note = f", {progress.note}" if progress.note else ""
         count = f" {progress.done}/{progress.total}" if progress.total else ""
-        self.stage = f"{progress.job}{count}{note}"
+        starting = f", the {progress.engine} engine is starting" if self._is_starting(progress) else ""
+        self.stage = f"{progress.job}{count}{note}{starting}"
         new_stage = self._pace.take(progress.job, progress.done, progress.total)
         if self._file is not None:
             ended = 0 < progress.total == progress.done
@@ -118,8 +121,11 @@ class RunConsole:
     def iteration(self, record: IterationRecord) -> None:
         """Add a committed iteration."""
         self.records.append(record)
-        self.stage, self._starting = "next iteration", False
+        done = record.iteration >= self.iterations
+        self.stage, self._starting = "registering the best policy" if done else "next iteration", False
         self._pace.restart()
+        if self._file is not None:
+            self._file.write(self.stage, self._remaining().strip(), at_once=True)
         if not self.console.is_terminal:
             self._last_line = time.monotonic()
             columns = fitting((self.console.width - ITERATION - REMAINING) // (CELL + 1), lambda name: 1)
@@ -147,6 +153,13 @@ class RunConsole:
         stage = timed(self.stage, self._began) if self._starting else self.stage
         progress = Text(f"{stage}{self._remaining()}", style="dim")
         return Group(records_table(self.run, recent, self.iterations, self.console.width), progress)
+
+    def _is_starting(self, progress: Any) -> bool:
+        """Whether an engine was asked for its first job, and has said nothing of it yet."""
+        name = progress.engine
+        if progress.total or progress.note or self._asked.setdefault(name, progress.job) != progress.job:
+            self._heard.add(name)
+        return name not in self._heard
 
     def _remaining(self) -> str:
         """Of the run, by its last iterations; as long as there are none, of the stage, by its own count."""

@@ -45,6 +45,36 @@ def test_a_terminal_gets_a_table_and_the_stage_under_way() -> None:
     assert "outside" in text  # wide enough for the seconds of each stage
 
 
+def test_an_engine_that_has_not_answered_yet_is_told_as_starting() -> None:
+    console, _ = shown(terminal=True)
+    told = []
+    for engine, job, done, total in (
+        ("scoring", "prepare_dataset", 0, 0),
+        ("rollout", "generate_rollouts", 0, 0),
+        ("rollout", "generate_rollouts", 4, 8),
+        ("rollout", "generate_rollouts", 0, 0),
+        ("scoring", "score_rollouts", 0, 0),
+    ):
+        console.progress(EngineProgress(engine, job, done, total, ""))
+        told.append(console.stage)
+    assert told == [
+        "prepare_dataset, the scoring engine is starting",
+        "generate_rollouts, the rollout engine is starting",
+        "generate_rollouts 4/8",
+        "generate_rollouts",
+        "score_rollouts",
+    ]
+
+
+def test_after_the_last_iteration_no_other_one_is_announced() -> None:
+    console, _ = shown(terminal=True)
+    told = []
+    for iteration in (3, 4):
+        console.iteration(record(iteration, {}))
+        told.append(console.stage)
+    assert told == ["next iteration", "registering the best policy"]
+
+
 def test_a_narrow_terminal_leaves_out_the_stages() -> None:
     console, buffer = shown(terminal=True, width=100)
     with console:
