@@ -13,7 +13,7 @@ from httpx import HTTPError
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State
-from prefect.exceptions import ParameterTypeError, PrefectException, PrefectHTTPStatusError
+from prefect.exceptions import ParameterTypeError, PrefectException, PrefectHTTPStatusError, TerminationSignal
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
 from prefect.states import Crashed, Failed
@@ -80,7 +80,7 @@ def problems(parameter: str, error: ValidationError) -> list[str]:
 
 def ending_plainly(function: Callable[P, R]) -> Callable[P, R]:
     """The function, which gives Prefect's state `Crashed` where the store does not answer any more, and `Failed` for
-    other errors that people are told without a traceback.
+    other errors that people are told without a traceback. An error that Prefect made of a signal is that signal again.
 
     Whoever calls the flow gets the error out of the state, as if it had been raised.
     """
@@ -95,10 +95,23 @@ def ending_plainly(function: Callable[P, R]) -> Callable[P, R]:
         except FAILURES as error:
             failed: State[Any] = Failed(message=f"{type(error).__name__}: {error}", data=error)
             return failed
+        except Exception as error:
+            signal = signal_behind(error)
+            if signal is None:
+                raise
+            raise signal from error
 
     # Prefect looks for the types of parameters in the module of the function that it is given.
     called.__signature__ = signature(function, eval_str=True)  # type: ignore[attr-defined]
     return called
+
+
+def signal_behind(error: BaseException) -> BaseException | None:
+    """Ctrl-C or SIGTERM, where the error came of it; Prefect's own handling fails while it makes a task run."""
+    before: BaseException | None = error
+    while before is not None and not isinstance(before, TerminationSignal | KeyboardInterrupt):
+        before = before.__cause__ or before.__context__
+    return before
 
 
 @contextmanager

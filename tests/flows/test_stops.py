@@ -6,9 +6,12 @@ from typing import Any, NoReturn
 
 import pytest
 from prefect import flow, task
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowFilter
 from prefect.exceptions import TerminationSignal
 
 from flows.cli.friendly_errors import stopping_on_sigterm
+from tasks.prefect.server import EmbeddedFlow
 
 
 @pytest.mark.usefixtures("prefect_server")
@@ -23,6 +26,24 @@ def test_a_signal_while_prefect_makes_a_task_run_is_a_stop(monkeypatch: pytest.M
         flow(lambda: stage())()
     with pytest.raises(KeyboardInterrupt), stopping_on_sigterm():
         flow(lambda: stage())()
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_of_such_a_run_prefect_knows_that_it_crashed_and_did_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = task(lambda: 1)
+
+    def arrives(**_: Any) -> NoReturn:
+        raise TerminationSignal(signal=15)
+
+    def body() -> None:
+        stage()
+
+    monkeypatch.setattr("prefect.task_engine._create_task_run_locally", arrives)
+    with pytest.raises(KeyboardInterrupt), stopping_on_sigterm():
+        EmbeddedFlow(fn=body, name="stopped-by-a-signal")()
+    with get_client(sync_client=True) as client:
+        runs = client.read_flow_runs(flow_filter=FlowFilter(name={"any_": ["stopped-by-a-signal"]}))
+    assert [run.state_name for run in runs] == ["Crashed"]
 
 
 def test_other_errors_stay_what_they_are() -> None:
