@@ -21,17 +21,23 @@ if TYPE_CHECKING:
     from flows.ppo import Rerun
 
 REFUSED, INTERRUPTED = 2, 130
+CHECKING = "checking the spec, its data, rewards and model"
 
 
 def check_first(spec: RunSpec, run: str | None, *, wait: bool = False) -> None:
     """Refuse what cannot run before anything starts, while the slow libraries of the flow are imported."""
     from tasks.checks.run import checking
+    from tasks.runs.progress import announced
 
-    tell_step("checking the spec, its data, rewards and model")
-    with checking(spec, run, wait=wait) as answer:
-        import flows.ppo  # noqa: F401
+    tell_step(CHECKING)
+    try:
+        with announced(run or spec.name, CHECKING), checking(spec, run, wait=wait) as answer:
+            import tasks.runs.summary  # noqa: F401
 
-        findings = answer.result()
+            findings = answer.result()
+    except KeyboardInterrupt:
+        say("interrupted; nothing was started")
+        raise typer.Exit(INTERRUPTED) from None
     for note in findings.notes:
         say(note)
 
@@ -85,16 +91,20 @@ def friendly_errors(starting: str | None = None) -> Iterator[None]:
     """
     if starting is not None:
         begin(starting)
-    quiet_prefect()  # before anything imports it
-    from tasks.checks.state_folder import require_readable_state
-    from tasks.runs.errors import FAILURES
-
     try:
-        require_readable_state()
-        yield
-    except FAILURES as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        raise typer.Exit(REFUSED) from None
+        quiet_prefect()  # before anything imports it
+        from tasks.checks.state_folder import require_readable_state
+        from tasks.runs.errors import FAILURES
+
+        try:
+            require_readable_state()
+            yield
+        except FAILURES as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            raise typer.Exit(REFUSED) from None
+    except KeyboardInterrupt:
+        say("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def say(text: str) -> None:

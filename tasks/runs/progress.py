@@ -72,14 +72,22 @@ class ProgressFile:
 
 @contextmanager
 def announced(run: str, stage: str) -> Iterator[None]:
-    """While this process gets ready to take the run, others are told so, unless the run is another one's now."""
-    file = ProgressFile(run)
+    """While this process gets ready to take the run, others are told so, unless the run is another one's now.
+
+    Folders that are made for that and are empty at the end are gone again.
+    """
+    file, folder, made = ProgressFile(run), progress_path(run).parent, []
+    with suppress(OSError):
+        made = [place for place in (folder, *folder.parents) if not place.exists()]
     if file.is_free():
         file.write(stage)
     try:
         yield
     finally:
         file.remove()
+        with suppress(OSError):
+            for place in made:
+                place.rmdir()
 
 
 def progress_path(run: str) -> Path:
