@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import transformers
 
 from ppo_core.records import InputError, Messages, needs_own_code
@@ -70,7 +71,13 @@ def encode_prompt(tokenizer: Any, prompt: str | Messages) -> list[int]:
             "prompts are lists of messages, but the tokenizer has no chat template: give prompts as text, or a "
             "tokenizer with chat_template"
         )
-    return list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False))
+    try:
+        return list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False))
+    except (jinja2.TemplateError, TypeError, ValueError) as error:
+        raise InputError(
+            f"the tokenizer's chat template refuses the messages ({type(error).__name__}: {shortened(error)}): write "
+            "them as it asks"
+        ) from error
 
 
 def encode_completion(tokenizer: Any, completion: str) -> list[int]:
@@ -110,12 +117,14 @@ def model_config(
     except Exception as error:
         if REMOTE_CODE in str(error):
             raise needs_own_code(path) from None
-        unknown = _unknown_type((config or {}).get("model_type"))
-        if path is None and unknown:
-            raise InputError(f"model.config: no usable configuration, {unknown}") from None
-        raise InputError(
-            f"model {path or config}: no usable configuration ({type(error).__name__}: {shortened(error)})"
-        ) from error
+        where = "model.config" if path is None else f"model {path}"
+        if unknown := _unknown_type(_stored_type(path) if path is not None else (config or {}).get("model_type")):
+            raise InputError(f"{where}: no usable configuration, {unknown}") from None
+        raise InputError(f"{where}: no usable configuration ({type(error).__name__}: {shortened(error)})") from error
+
+
+def _stored_type(path: str) -> Any:
+    return transformers.PreTrainedConfig.get_config_dict(path)[0].get("model_type")
 
 
 def _unknown_type(model_type: Any) -> str | None:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ppo_core.data.dataset import Limits, completion_text, prompt_rows, read_rows, supervised_rows
+from ppo_core.data.dataset import (
+    Limits,
+    check_room,
+    completion_text,
+    longest_of,
+    prompt_rows,
+    read_rows,
+    supervised_rows,
+)
 from ppo_core.engines.protocol import Job
 from ppo_core.records import InputError, PrepareDatasetJob, PromptRow
 from ppo_core.scoring.functions import RewardFunctions
@@ -57,12 +65,15 @@ def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
     parts = functions.score(tried, example_completions(rows.get("sft"), tried), column)
     tokenizer, config, context = _read_model(job, spec)
     limits = Limits(context, spec.dataset.max_prompt_tokens, spec.max_response_tokens)
+    anywhere = replace(limits, context_length=None)  # the longest of all splits says what fits
     prompts: dict[str, list[PromptRow]] = {}
     for split in ("train", "eval"):
         if split in named:
             source, given = named[split], told(rows[split], named[split], job)
-            prompts[split] = prompt_rows(given, tokenizer, source=source, answer_column=column, limits=limits)
+            prompts[split] = prompt_rows(given, tokenizer, source=source, answer_column=column, limits=anywhere)
             _check_vocabulary(source, prompts[split], tokenizer, config)
+    longest = [longest_of(found, named[split]) for split, found in prompts.items()]
+    check_room(max(longest, key=lambda found: found.tokens), limits)
     examples = None
     if "sft" in named:
         given = told(rows["sft"], named["sft"], job)

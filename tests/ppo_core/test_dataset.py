@@ -130,6 +130,68 @@ def test_files_that_are_missing_or_in_another_encoding_are_refused(tmp_path: Pat
         read_rows("latin.jsonl", Sources(tmp_path))
 
 
+WINDOWS = "C:\\data\\rows.jsonl"
+
+
+@pytest.mark.parametrize("first", ['{"prompt": "w3, w4"}', '\n{"prompt": "w3, w4"}'])
+def test_a_mark_of_windows_before_the_rows_is_no_part_of_them(tmp_path: Path, first: str) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(first.encode("utf-8-sig"))
+    assert read_rows("rows.jsonl", Sources(tmp_path)) == [{"prompt": "w3, w4"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"prompt,answer\n1,2\n", r"is CSV, .*pandas.read_csv"),
+        (b"prompt\tanswer, if any\n1\t2\n", r'is TSV, .*pandas.read_csv\(.*, sep="\\t"\)'),
+        (b"PAR1\x15\x04,\x15,", r"is PARQUET, .*pandas.read_parquet"),
+        ('{"prompt": "w3, w4"}\n'.encode("utf-16"), r"is not UTF-8, but UTF-16 .* iconv -f UTF-16"),
+        ('{"prompt": "w3, w4"}\n'.encode("utf-16-le"), r"is not UTF-8"),
+        ('{"prompt": "ü, w4"}\n'.encode("latin-1"), r"rows.jsonl:1 is not JSON in UTF-8"),
+        (b'{"prompt": ' + b"[" * 100_000, r"rows.jsonl:1 is nested too deeply"),
+    ],
+)
+def test_a_file_of_another_kind_is_called_by_its_name(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read_rows("rows.jsonl", Sources(tmp_path))
+
+
+def test_a_path_of_windows_names_no_function(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"there is no file .*C:.data.rows.jsonl"):
+        read_rows(WINDOWS, Sources(tmp_path))
+    (tmp_path / WINDOWS).write_text('{"prompt": "w3"}')
+    assert read_rows(WINDOWS, Sources(tmp_path)) == [{"prompt": "w3"}]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([*USER, {"role": "user"}], "row 1: message 2 of the prompt has no content: give it a text"),
+        ([{"role": "user", "content": None}], "message 1 of the prompt has content=None: give it a text"),
+        ([{"role": "user", "content": [{"type": "text", "text": "w3"}]}], "message 1 .* a list of parts .* join"),
+        ([{"role": "user", "content": "w\ud800"}], r"message 1 .* with '\\ud800' at character 2, a lone surrogate"),
+        ("w3 \ud800", r"row 1 has a prompt with '\\ud800' at character 4, a lone surrogate"),
+    ],
+)
+def test_a_message_that_is_no_text_is_named(tmp_path: Path, prompt: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_rows(write_lines(tmp_path, {"prompt": prompt}), Sources(tmp_path))
+
+
+def test_a_completion_with_half_a_character_is_named() -> None:
+    rows = [{"prompt": "w3", "completion": "\ud800"}]
+    with pytest.raises(InputError, match=r"a: row 1 has a completion with '\\ud800' at character 1"):
+        supervised_rows(rows, tiny_tokenizer(), source="a", context_length=None)
+
+
+def test_a_chat_template_that_refuses_says_so_with_the_row() -> None:
+    tokenizer = tiny_tokenizer(chat=True)
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(InputError, match=r"rows: row 2: .* template refuses .*TemplateError: roles must alternate"):
+        prompt_rows([{"prompt": "w3"}, {"prompt": USER}], tokenizer, source="rows", answer_column="answer", limits=FREE)
+
+
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}, b"x"])
 def test_metadata_that_is_not_json_is_refused(value: Any) -> None:
     with pytest.raises(InputError, match=r"rows.jsonl: row 1 is not plain JSON"):
@@ -153,6 +215,13 @@ def test_a_prompt_that_does_not_fit_says_what_to_lower(prompt: str, limits: Limi
     with pytest.raises(InputError, match=message):
         prompts_of([{"prompt": prompt}], limits=limits)
     assert prompts_of([{"prompt": "w3"}], limits=Limits(9, 1, 8))
+
+
+def test_what_is_advised_fits_the_longest_prompt_and_not_the_first() -> None:
+    rows = [{"prompt": "w3"}, {"prompt": "w3 w4 w5"}]
+    with pytest.raises(InputError, match=r"of 3 tokens in rows.jsonl: row 2: lower it to 7"):
+        prompts_of(rows, limits=Limits(10, 8, 10))
+    assert prompts_of(rows, limits=Limits(10, 8, 7))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
