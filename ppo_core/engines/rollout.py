@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import re
 import sys
 import time
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any, Literal
 from ppo_core.data.tables import longest_prompt, read_prompts, read_rollouts, write_rollouts
 from ppo_core.engines.children import ChildWatch
 from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
-from ppo_core.engines.rollout_limits import GIB, cache_too_small, check_limits
+from ppo_core.engines.rollout_limits import GIB, check_limits, engines_refusal
 from ppo_core.engines.vllm_worker import WeightSwap
 from ppo_core.permissions import Permissions, permissions_of
 from ppo_core.records import GenerateJob, GenerateShardJob, InputError, PromptRow, RolloutRow
@@ -216,9 +215,10 @@ def start_vllm(policy: Path, spec: GenerateJob, context: int, *, trust_remote_co
             **options,
         )
     except ValueError as error:
-        if needed := re.search(r"\(([0-9.]+) GiB KV cache is needed", str(error)):
-            raise cache_too_small(spec.kv_cache_gib, max(float(needed[1]), 0.01), context) from None
-        raise
+        refusal = engines_refusal(str(error), kv_cache_gib=spec.kv_cache_gib, tokens=context)
+        if refusal is None:
+            raise
+        raise refusal from None
 
 
 def sampled_logprobs(logprobs: Any, count: int) -> list[float]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import math
+import os
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import Any
 from ppo_core.records import GenerateJob, InputError
 
 GIB = 1 << 30
+NOT_FREE = "Available memory on node"
+"""How vLLM's CPU worker begins to say that there is no memory for the cache."""
 BYTES = {"float32": 4, "bfloat16": 2}
 CPU_BACKEND = ("v1", "attention", "backends", "cpu_attn.py")
 CPU_BLOCK, GPU_BLOCK = 128, 16
@@ -76,6 +80,8 @@ def check_limits(policy: Path, spec: GenerateJob, context: int, *, gpu: bool, tr
 
     attention = attention_of(model_config(str(policy), None, trust_remote_code=trust_remote_code))
     ranks = spec.tensor_parallel_size
+    if not gpu:
+        check_memory(spec.kv_cache_gib, machine_memory_gib())
     if attention is not None:
         check_heads(attention, ranks=ranks, gpu=gpu)
         size, dtype = spec.kv_cache_gib, spec.model.dtype
@@ -84,10 +90,22 @@ def check_limits(policy: Path, spec: GenerateJob, context: int, *, gpu: bool, tr
 
 def check_heads(attention: Attention, *, ranks: int, gpu: bool) -> None:
     """Raise InputError for heads that vLLM cannot work with here. On a GPU some backend takes any size."""
+    heads, kv_heads = attention.heads, attention.kv_heads
+    if heads % kv_heads:
+        raise InputError(
+            f"the model's {heads} attention heads (num_attention_heads) cannot share its {kv_heads} heads with keys "
+            f"and values (num_key_value_heads) evenly: choose one of {_divisors(heads)} for these, or another model"
+        )
     if attention.heads % ranks:
         raise InputError(
             f"engines.tensor_parallel_size={ranks} does not divide the model's {attention.heads} attention heads: "
-            f"choose one of {[size for size in range(1, attention.heads + 1) if attention.heads % size == 0]}"
+            f"choose one of {_divisors(heads)}"
+        )
+    if max(kv_heads, ranks) % min(kv_heads, ranks):
+        fitting = [size for size in _divisors(heads) if max(kv_heads, size) % min(kv_heads, size) == 0]
+        raise InputError(
+            f"engines.tensor_parallel_size={ranks} does not fit the model's {kv_heads} heads with keys and values: "
+            f"choose one of {fitting}"
         )
     sizes = [] if gpu else cpu_head_sizes()
     if sizes and attention.head_dim not in sizes:
@@ -96,6 +114,36 @@ def check_heads(attention: Attention, *, ranks: int, gpu: bool) -> None:
             f"{', '.join(str(size) for size in sizes)}: choose hidden_size and num_attention_heads in model.config so "
             f"that hidden_size / num_attention_heads is one of them, or set head_dim there; or take another model"
         )
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def machine_memory_gib() -> float:
+    """What this machine has in all."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+
+
+def check_memory(kv_cache_gib: float, memory_gib: float) -> None:
+    """Raise InputError for a cache, which lies in main memory, that is larger than that."""
+    if kv_cache_gib >= memory_gib:
+        raise InputError(
+            f"engines.kv_cache_gib={kv_cache_gib:g} is more than this machine's memory of {memory_gib:.1f} GiB, which "
+            "also has to hold the models: lower it, for example to 1"
+        )
+
+
+def engines_refusal(said: str, *, kv_cache_gib: float, tokens: int) -> InputError | None:
+    """A refusal of the cache in the spec's words for what vLLM says in its own; None for anything else."""
+    if needed := re.search(r"\(([0-9.]+) GiB KV cache is needed", said):
+        return cache_too_small(kv_cache_gib, max(float(needed[1]), 0.01), tokens)
+    if free := re.search(rf"{NOT_FREE} \d+ \(([0-9.]+)/([0-9.]+) GiB\) on kv cache", said):
+        return InputError(
+            f"engines.kv_cache_gib={kv_cache_gib:g} is more than the {free[1]} of {free[2]} GiB of memory that are "
+            "free here: lower it, or end other programs"
+        )
+    return None
 
 
 def check_cache(

@@ -5,10 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ppo_core.engines.rollout_limits import attention_of, check_cache, check_heads
+from ppo_core.engines.rollout_limits import (
+    attention_of,
+    check_cache,
+    check_heads,
+    check_memory,
+    machine_memory_gib,
+)
 from ppo_core.models.loading import empty_policy, load_policy
 from ppo_core.models.weight_files import tensor_shapes, weight_files
-from ppo_core.records import CheckRunJob
+from ppo_core.records import CheckRunJob, InputError
 
 LARGEST_TRIAL = 4 << 30
 """Bytes of weights that a check may load, where their names alone do not say that they fit."""
@@ -22,14 +28,18 @@ def check_model(
     `tokens` are those of the longest prompt plus the response; without a `folder` the model is made of `config`.
     """
     spec = job.dataset.model
+    _refuse_quantised(config, str(folder or "model.config"))
     model = empty_policy(config, str(folder or spec.config), trust_remote_code=trust_remote_code)
+    attention, ranks = attention_of(config), job.engines.tensor_parallel_size
+    if attention is not None:
+        check_heads(attention, ranks=ranks, gpu=job.gpu is not False)
     if folder is not None and not fits(model, tensor_shapes(folder)) and _size(folder) <= LARGEST_TRIAL:
         load_policy(folder, dtype=spec.dtype, trust_remote_code=trust_remote_code)
     facts = {"model_type": config.model_type, "parameters": sum(value.numel() for value in model.parameters())}
-    attention, ranks = attention_of(config), job.engines.tensor_parallel_size
+    if job.gpu is False:
+        check_memory(job.engines.kv_cache_gib, machine_memory_gib())
     if attention is None or job.gpu is None:
         return {**facts, "sequences": None}
-    check_heads(attention, ranks=ranks, gpu=job.gpu)
     sequences = check_cache(
         attention,
         tokens=tokens,
@@ -39,6 +49,14 @@ def check_model(
         gpu=job.gpu,
     )
     return {**facts, "sequences": sequences}
+
+
+def _refuse_quantised(config: Any, name: str) -> None:
+    if config.to_dict().get("quantization_config") or config.get_text_config().to_dict().get("quantization_config"):
+        raise InputError(
+            f"{name} is quantised (quantization_config), and PPO trains whole weights: take the model that it was made "
+            "of, in float32 or bfloat16"
+        )
 
 
 def _size(folder: Path) -> int:

@@ -56,12 +56,23 @@ def create_policy(config: dict[str, Any], *, vocab_size: int, seed: int, dtype: 
 
 def empty_policy(config: Any, name: str, *, trust_remote_code: bool = False) -> Any:
     """A causal LM without memory for its weights. Raises InputError, naming it `name`, where none can be made."""
+    _require_causal_lm(config, name, trust_remote_code=trust_remote_code)
     try:
         with torch.device("meta"):
             return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     except Exception as error:
         said = f"{type(error).__name__}: {shortened(error)}"
         raise InputError(f"model {name}: transformers makes no causal LM of this configuration ({said})") from error
+
+
+def _require_causal_lm(config: Any, name: str, *, trust_remote_code: bool) -> None:
+    """transformers would list the hundreds of configurations that it has a causal LM for."""
+    own_code = trust_remote_code and "auto_map" in config.to_dict()
+    if not own_code and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise InputError(
+            f"model {name}: transformers makes no causal LM of this configuration ({config.model_type} is no causal "
+            "LM): take one that continues text, such as a llama or a qwen2"
+        )
 
 
 def load_policy(path: str | Path, *, dtype: str, trust_remote_code: bool = False) -> Any:
@@ -79,7 +90,9 @@ def load_policy(path: str | Path, *, dtype: str, trust_remote_code: bool = False
     except BAD_FOLDER as error:
         if REMOTE_CODE in str(error):
             raise needs_own_code(path) from None
-        raise InputError(f"{path} is no causal LM that transformers loads ({type(error).__name__}: {error})") from error
+        raise InputError(
+            f"{path} is no causal LM that transformers loads ({type(error).__name__}: {shortened(error)})"
+        ) from error
     model, found = loaded
     _refuse_other_weights(path, found["mismatched_keys"], found["missing_keys"])
     return _prepared(model)

@@ -21,8 +21,11 @@ def weight_files(folder: Path) -> list[Path]:
     if not (folder / INDEX).is_file():
         raise InputError(f"{folder} has neither {WHOLE} nor {INDEX}: give the folder of a model with its weights")
     try:
-        names = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        named = set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
+        if odd := [name for name in named if not isinstance(name, str)]:
+            raise TypeError(f"its weight_map names {odd[0]!r} as a file")
+        names = sorted(named)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InputError(f"{folder / INDEX} cannot be read ({type(error).__name__}: {error}): {REMEDY}") from None
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 from ppo_core.records import InputError, PromptRow, ScoreRow
-from ppo_core.scoring.plugins import Sources, load_function, place_of
+from ppo_core.scoring.plugins import RAISED, Sources, load_function, place_of
 
 
 class RewardFailed(RuntimeError):
@@ -82,7 +82,7 @@ class RewardFunctions:
         try:
             scores = function(**{key: value for key, value in given.items() if open_ended or key in parameters})
             return asyncio.run(_awaited(scores)) if inspect.isawaitable(scores) else scores
-        except Exception as error:
+        except RAISED as error:
             place = place_of(error, self.sources)
             raise RewardFailed(f"the reward function {name} raised {type(error).__name__}: {error}{place}") from error
 

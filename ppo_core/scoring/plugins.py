@@ -19,6 +19,8 @@ from ppo_core.permissions import OWN_FOLDER
 from ppo_core.records import InputError
 
 OURS = Path(__file__).resolve().parent
+RAISED = (Exception, SystemExit)
+"""What a user's code may raise; sys.exit() in it must not end the engine."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def _load_file(name: str, path: Path, sources: Sources) -> ModuleType:
     sys.modules[module_name] = module  # dataclasses and pickle look a class's module up there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except RAISED as error:
         del sys.modules[module_name]
         place = place_of(error, sources)
         raise InputError(f"{name}: importing {path} failed with {type(error).__name__}: {error}{place}") from error
@@ -146,7 +148,7 @@ def _load_module(name: str, sources: Sources) -> ModuleType:
     _require_allowed_package(name, sources)
     try:
         return importlib.import_module(module_name)
-    except Exception as error:
+    except RAISED as error:
         raise InputError(
             f"{name}: importing {module_name} failed with {type(error).__name__}: {error}; "
             "install it here, or write path/to/file.py:function relative to the spec"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from ppo_core.data.dataset import read_rows
 from ppo_core.records import InputError, PromptRow, RolloutRow
 from ppo_core.scoring.functions import RewardFailed, RewardFunctions, checked_scores, score_rows
 from ppo_core.scoring.plugins import Sources, load_function, source_digest
@@ -93,6 +94,17 @@ def test_a_required_column_must_be_there_in_every_row(folder: Path) -> None:
         functions(folder, {"needs": 1.0}).check_columns(ROWS, "answer")
     with pytest.raises(InputError, match=r"needs the column 'answer', which row 1 \('7\+5='\) lacks: add it"):
         functions(folder, {"correct": 1.0}).check_columns(ROWS, "solution")
+
+
+@pytest.mark.parametrize("place", ["function", "module"])
+def test_a_program_that_ends_itself_ends_no_engine(tmp_path: Path, place: str) -> None:
+    inside = "    sys.exit('no key')" if place == "function" else "    pass\nsys.exit('no key')"
+    (tmp_path / "ends.py").write_text(f"import sys\ndef score(completions):\n{inside}\n")
+    with pytest.raises((RewardFailed, InputError), match=r"ends.py.* SystemExit: no key \(ends.py:\d\)$"):
+        RewardFunctions({"ends.py:score": 1.0}, {}, Sources(tmp_path)).score(ROWS[:1], ["2"], "answer")
+    (tmp_path / "rows.py").write_text("import sys\ndef rows():\n    sys.exit('no key')\n")
+    with pytest.raises(InputError, match=r"rows.py:rows yields no rows, it raised SystemExit: no key \(rows.py:3\)"):
+        read_rows("rows.py:rows", Sources(tmp_path))
 
 
 def test_a_function_that_raises_may_be_tried_again(folder: Path) -> None:

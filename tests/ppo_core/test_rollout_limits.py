@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ppo_core.data.tokenization import model_config
 from ppo_core.engines.rollout_limits import (
+    NOT_FREE,
     Attention,
     attention_of,
     check_cache,
     check_heads,
+    check_memory,
     cpu_head_sizes,
+    engines_refusal,
+    machine_memory_gib,
     rounded_up,
 )
 from ppo_core.records import InputError
@@ -66,6 +73,45 @@ def test_the_installed_backend_says_which_heads_it_takes() -> None:
 def test_ranks_share_heads_evenly() -> None:
     with pytest.raises(InputError, match=r"tensor_parallel_size=3 does not divide .* 8 .* one of \[1, 2, 4, 8\]"):
         check_heads(PLAIN, ranks=3, gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "ranks", "message"),
+    [
+        (3, 1, r"8 attention heads .* cannot share its 3 heads .* evenly: choose one of \[1, 2, 4, 8\]"),
+        (6, 1, r"cannot share its 6 heads"),
+    ],
+)
+def test_heads_that_share_keys_and_values_unevenly_are_refused(kv_heads: int, ranks: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check_heads(replace(PLAIN, kv_heads=kv_heads), ranks=ranks, gpu=True)
+
+
+def test_ranks_share_keys_and_values_as_vllm_does() -> None:
+    """It gives each rank as many of these heads, or each head to as many ranks."""
+    twelve = replace(PLAIN, heads=12, kv_heads=4)
+    with pytest.raises(InputError, match=r"tensor_parallel_size=6 does not fit .* 4 heads .* one of \[1, 2, 4, 12\]"):
+        check_heads(twelve, ranks=6, gpu=True)
+    for ranks in (1, 2, 4, 12):
+        check_heads(twelve, ranks=ranks, gpu=True)
+
+
+def test_a_cache_larger_than_the_machine_is_refused() -> None:
+    memory = machine_memory_gib()
+    with pytest.raises(
+        InputError, match=r"kv_cache_gib=2e\+06 is more than this machine's memory of [0-9.]+ GiB, .*: low"
+    ):
+        check_memory(2e6, memory)
+    check_memory(memory / 2, memory)
+
+
+def test_what_vllm_says_of_memory_is_told_in_the_words_of_the_spec() -> None:
+    said = f"{NOT_FREE} 0 (11.5/23.4 GiB) on kv cache allocation is less than requested memory for kv (20.0 GiB)."
+    refusal = engines_refusal(said, kv_cache_gib=20.0, tokens=52)
+    assert str(refusal).startswith("engines.kv_cache_gib=20 is more than the 11.5 of 23.4 GiB of memory that are free")
+    assert engines_refusal("Unknown quantization method", kv_cache_gib=20.0, tokens=52) is None
+    vllm = Path(str(find_spec("vllm").origin)).parent  # type: ignore[union-attr]
+    assert NOT_FREE in (vllm / "v1" / "worker" / "cpu_worker.py").read_text()
 
 
 @pytest.mark.parametrize(
