@@ -145,7 +145,7 @@ def stopping_on_sigterm() -> Iterator[None]:
     Where SIGTERM comes while Prefect makes a task run, its own handling of the signal fails with a ValueError: an error
     that a signal was made into is KeyboardInterrupt here too.
     """
-    from prefect.exceptions import TerminationSignal
+    from tasks.prefect.server import signal_behind
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -155,10 +155,7 @@ def stopping_on_sigterm() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        before: BaseException | None = error
-        while before is not None and not isinstance(before, TerminationSignal | KeyboardInterrupt):
-            before = before.__cause__ or before.__context__
-        if before is None:
+        if signal_behind(error) is None:
             raise
         raise KeyboardInterrupt from error
 
