@@ -124,6 +124,7 @@ class RunConsole:
         done = record.iteration >= self.iterations
         self.stage, self._starting = "registering the best policy" if done else "next iteration", False
         self._pace.restart()
+        self._heard |= self._asked.keys()  # all that were asked have answered, be it without a count
         if self._file is not None:
             self._file.write(self.stage, self._remaining().strip(), at_once=True)
         if not self.console.is_terminal:

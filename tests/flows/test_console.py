@@ -66,6 +66,14 @@ def test_an_engine_that_has_not_answered_yet_is_told_as_starting() -> None:
     ]
 
 
+def test_an_engine_that_never_counts_has_started_once_an_iteration_is_committed() -> None:
+    console, _ = shown(terminal=True)
+    console.progress(EngineProgress("rollout", "generate_rollouts", 0, 0, ""))
+    console.iteration(record(1, {}))
+    console.progress(EngineProgress("rollout", "generate_rollouts", 0, 0, ""))
+    assert console.stage == "generate_rollouts"
+
+
 def test_after_the_last_iteration_no_other_one_is_announced() -> None:
     console, _ = shown(terminal=True)
     told = []
