@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from ppo_core.spec.paths import UserPath
+
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -34,8 +36,12 @@ class Section(BaseModel):
 class DatasetSpec(Section):
     """Prompts: JSON lines, or a Python function that yields rows."""
 
-    train: str = Field(description="JSONL file, or path/to/file.py:function, relative to the spec; column `prompt`")
-    evaluation: str | None = Field(None, description="Held-out prompts in the same form; none: `evaluation` is off")
+    train: UserPath = Field(
+        description="JSONL file, or path/to/file.py:function, relative to the spec; column `prompt`"
+    )
+    evaluation: UserPath | None = Field(
+        None, description="Held-out prompts in the same form; none: `evaluation` is off"
+    )
     answer_column: str = Field("answer", description="Column with the reference answer; missing is allowed")
     max_prompt_tokens: PositiveInt = Field(512, description="Longer prompts are an error, never cut")
     shuffle: bool = Field(True, description="Draw prompts in a new seeded order every epoch")
@@ -44,12 +50,12 @@ class DatasetSpec(Section):
 class ModelSpec(Section):
     """Where the policy starts: a Hugging Face folder, or a configuration for a model made on the spot."""
 
-    path: str | None = Field(
+    path: UserPath | None = Field(
         None,
         description="Local folder of a Hugging Face causal LM; for one of the hub: hf download NAME --local-dir FOLDER",
     )
     config: dict[str, Any] | None = Field(None, description="Hugging Face configuration of a new model")
-    tokenizer: str | None = Field(None, description="Folder of the tokenizer; default: the model's own")
+    tokenizer: UserPath | None = Field(None, description="Folder of the tokenizer; default: the model's own")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Of weights in forward and backward passes")
 
     @model_validator(mode="after")
@@ -66,7 +72,7 @@ class ModelSpec(Section):
 class SupervisedSpec(Section):
     """The supervised start (SFT): cross-entropy on the completions."""
 
-    data: str = Field(description="JSONL or path/to/file.py:function with the columns `prompt` and `completion`")
+    data: UserPath = Field(description="JSONL or path/to/file.py:function with the columns `prompt` and `completion`")
     num_steps: PositiveInt = Field(750, description="Optimizer steps")
     batch_size: PositiveInt = Field(32, description="Examples per optimizer step")
     learning_rate: PositiveFloat = Field(1.5e-3, description="Highest rate, reached at the end of the warm-up")

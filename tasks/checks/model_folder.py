@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+from codecs import BOM_UTF8
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ppo_core.records import InputError, needs_own_code
 
+ADAPTER = "adapter_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def require_model(folder: Path) -> None:
     """Raise InputError where this is no folder of a model."""
+    _refuse_file_or_unreadable(folder)
     if not folder.is_dir():
         raise InputError(
             f"there is no folder {folder}: give a path relative to the spec, or an absolute one, in model.path; for a "
@@ -21,19 +25,28 @@ def require_model(folder: Path) -> None:
         )
     path = folder / "config.json"
     if not path.is_file():
+        if (folder / ADAPTER).is_file():
+            raise InputError(
+                f"{folder} is an adapter ({ADAPTER}), not a whole model: merge it into its base model first, with "
+                "peft's merge_and_unload and save_pretrained, and give that folder in model.path"
+            )
         raise InputError(f"{folder} has no config.json: give the folder of a Hugging Face causal LM in model.path")
+    if path.read_bytes().startswith(BOM_UTF8):
+        raise InputError(f"{path} begins with a mark of Windows (BOM): save it as UTF-8 without one")
     if not _config(folder):
         raise InputError(f"{path} is no JSON object: take the file anew from where the model comes from")
 
 
 def require_folder(folder: Path) -> None:
     """Raise InputError where there is none."""
+    _refuse_file_or_unreadable(folder)
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}: give a path relative to the spec, or an absolute one")
 
 
 def check_model_folder(folder: Path, *, trust_remote_code: bool) -> list[str]:
     """By its config.json and the names of its files; what is wrong with what these hold, the engines find out."""
+    _refuse_file_or_unreadable(folder)
     if not folder.is_dir():
         return []  # said where the folder is taken for an input
     _require_safetensors(folder)
@@ -58,6 +71,27 @@ def transformers_may_know(model_type: str) -> bool:
     return not tables or any(f'"{model_type}"' in table.read_text(encoding="utf-8") for table in tables)
 
 
+def _refuse_file_or_unreadable(folder: Path) -> None:
+    """Raise InputError for a file, and for a folder that this user may not read, or a file in it."""
+    try:
+        folder.stat()
+    except PermissionError:
+        raise _unreadable(folder) from None
+    except OSError:
+        return  # it is not there
+    if not folder.is_dir():
+        raise InputError(f"{folder} is a file: give the folder that it lies in, {folder.parent}")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise _unreadable(folder)
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and not os.access(path, os.R_OK):
+            raise _unreadable(path)
+
+
+def _unreadable(path: Path) -> InputError:
+    return InputError(f"{path} cannot be read (Permission denied): give user {os.geteuid()} the right to read it")
+
+
 def _require_safetensors(folder: Path) -> None:
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
     pickles = [name for name in names if name.endswith(PICKLES)]
@@ -72,6 +106,6 @@ def _require_safetensors(folder: Path) -> None:
 def _config(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

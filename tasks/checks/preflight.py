@@ -6,6 +6,7 @@ from pathlib import Path
 
 from infra.settings import Settings
 from ppo_core.spec import RunSpec
+from tasks.checks.disk import require_room
 from tasks.checks.model_folder import check_model_folder, require_folder, require_model, transformers_may_know
 from tasks.checks.servers import require_prefect
 from tasks.checks.state_folder import require_writable_state
@@ -19,6 +20,7 @@ def preflight(spec: RunSpec) -> list[str]:
     """Raise InputError where the run could not come far; else what a person should know before it starts."""
     settings = Settings()
     require_writable_state(settings)
+    require_room(settings)
     require_prefect(settings.prefect_api_url)
     require_shared_store(spec, settings.store_root)
     scoring_environment(settings)

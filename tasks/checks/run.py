@@ -21,7 +21,7 @@ from typing import Any
 from infra.artifacts import ArtifactStore, open_store
 from infra.engines.hardware import has_nvidia_gpu
 from infra.engines.process import EngineProcess
-from infra.engines.protocol import EngineInput, EngineJob, EngineJobError
+from infra.engines.protocol import EngineInput, EngineJob, EngineJobError, EngineTimeout
 from infra.runs.holder import require_free
 from infra.runs.owner import LeaseHeld
 from infra.runs.records import open_records
@@ -35,6 +35,7 @@ from tasks.runs.run_state import changed_values, effective_spec, last_record, re
 from tasks.stages.dataset_job import dataset_job, reward_trial
 from tasks.stages.engine_programs import EnginePlan, launch
 from tasks.stages.jobs import ask
+from tasks.stages.try_reward import doubts
 
 REWARD_FAILED = "RewardFailed"
 
@@ -96,7 +97,10 @@ def _check(engine: EngineProcess, spec: RunSpec, name: str, notes: list[str], ag
     job = CheckRunJob(dataset=dataset_job(spec), engines=spec.engines, gpu=gpu)
     facts = _ask(engine, "check_run", spec, job.model_dump(mode="json"))
     good = findings_of(spec, facts, name, standing.iteration, store.root)
-    return Findings(notes, {**good, "checked": f"in {time.monotonic() - started:.1f} s; nothing was started"})
+    return Findings(
+        [*notes, *doubts(facts["scores"])],
+        {**good, "checked": f"in {time.monotonic() - started:.1f} s; nothing was started"},
+    )
 
 
 def _holder(root: str, run: str, *, noted: bool) -> list[str]:
@@ -134,6 +138,11 @@ def _ask(engine: EngineProcess, name: str, spec: RunSpec, document: dict[str, An
         inputs["model"] = EngineInput(folder / spec.model.path, "")
     try:
         return ask(engine, EngineJob(name, inputs, None, document), silence_s=spec.engines.reward_timeout_s).result
+    except EngineTimeout:
+        raise InputError(
+            f"nothing was heard from {', '.join(spec.reward.weights)} and the data for engines.reward_timeout_s="
+            f"{spec.engines.reward_timeout_s:g} seconds: make them faster, or raise that limit"
+        ) from None
     except EngineJobError as error:
         if error.error_type != REWARD_FAILED:
             raise

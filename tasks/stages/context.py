@@ -14,7 +14,7 @@ from typing import Any
 
 from infra.artifacts import ArtifactStore, open_store
 from infra.artifacts.fingerprint import code_fingerprint, file_digest, file_digests
-from infra.engines.protocol import EngineInput, EngineJob, EngineProgress
+from infra.engines.protocol import EngineInput, EngineJob, EngineProgress, EngineTimeout
 from infra.gc.collector import Collector, open_collector
 from infra.mlflow.circuit_breaker import CircuitBreaker
 from infra.mlflow.tracking import RunTracker
@@ -133,7 +133,11 @@ class RunContext:
         on_progress = on_progress or self.on_progress
         on_progress(EngineProgress(engine, stage_job.job, 0, 0, ""))  # the engine may have to start first
         handle, sent = self.engines.handles[engine], time.perf_counter()
-        done = handle.run_job(stage_job, self.store, silence_s=silence, on_progress=on_progress)
+        try:
+            done = handle.run_job(stage_job, self.store, silence_s=silence, on_progress=on_progress)
+        except EngineTimeout as error:
+            key = "reward_timeout_s" if engine == "scoring" else "timeout_s"
+            raise EngineTimeout(f"{error} (the spec's engines.{key}={silence:g})", retryable=error.retryable) from None
         return replace(done, hops_s=time.perf_counter() - sent - done.engine_s - done.store_s)
 
     def _describe_sources(self) -> dict[str, str]:

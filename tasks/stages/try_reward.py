@@ -47,10 +47,17 @@ def try_reward(spec: RunSpec, completions: list[str]) -> list[TrialRow]:
 
 def complaints(rows: list[TrialRow]) -> list[str]:
     """What a user should look at before training on these scores."""
-    scores = [row.score for row in rows]
+    return doubts([row.score for row in rows])
+
+
+def doubts(scores: list[float | None]) -> list[str]:
+    """What speaks against training on scores like those of these trial rows."""
     found = []
     if any(score is None for score in scores):
         found.append(f"{scores.count(None)} of {len(scores)} rows have no score (None): they will not be learned from")
     if len(scores) > 1 and len(set(scores)) == 1:
-        found.append(f"every row has the same score ({scores[0]}): PPO learns nothing from that; try --completion TEXT")
+        found.append(
+            f"every row has the same score ({scores[0]}): PPO learns nothing from that; try  ppoflow reward SPEC "
+            "--completion TEXT"
+        )
     return found

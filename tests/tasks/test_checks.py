@@ -172,14 +172,33 @@ from json import dumps as written
 def right(prompts, completions, answer): return [1.0] * len(prompts)
 def raises(prompts, completions, answer):
     return [written({1, 2}) for _ in prompts]
+def nobody(prompts, completions, answer): return [None] * len(prompts)
+def slow(prompts, completions, answer):
+    import time
+    time.sleep(600)
 """
+
+
+def own_spec(folder: Path) -> RunSpec:
+    """The smoke run's, with rows and rewards of its own."""
+    (folder / "rewards.py").write_text(REWARDS)
+    row = '{"prompt": "1+1=", "answer": "2"}\n'
+    (folder / "rows.jsonl").write_text(row * 2)
+    (folder / "rows.csv").write_text("prompt,answer\n1+1=,2\n")
+    (folder / "array.jsonl").write_text(f"[\n{row}]\n")
+    (folder / "columns.jsonl").write_text('{"question": "1+1=", "answer": "2"}\n')
+    base = smoke_spec()
+    data = ["dataset.train=rows.jsonl", "dataset.evaluation=rows.jsonl", "evaluation.num_prompts=2", "sft=null"]
+    tokenizer = f"model.tokenizer={Path(base.folder) / 'tokenizer'}"
+    spec = base.with_overrides([*data, tokenizer, "reward.function=rewards.py:right"])
+    return RunSpec.model_validate({**spec.model_dump(mode="json"), "folder": str(folder)})
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("reward.function=rewards.py:raises", r"rewards.py:raises raised TypeError: .* \(rewards.py:6\)$"),
-        ("reward.function=rewards.py:wrong", r"no function 'wrong' \(it has: raises, right\)$"),
+        ("reward.function=rewards.py:wrong", r"no function 'wrong' \(it has: nobody, raises, right, slow\)$"),
         ("dataset.train=rows.csv", r"rows.csv is CSV, and prompts are JSONL, .* python -c 'import pandas; .*read_csv"),
         ("dataset.evaluation=array.jsonl", r"array.jsonl is one JSON array, .* python -c 'import pandas; .*read_json"),
         ("dataset.train=columns.jsonl", r"row 1 has prompt=None: .*; its columns are answer, question$"),
@@ -187,6 +206,8 @@ def raises(prompts, completions, answer):
         ("dataset.max_prompt_tokens=2", r"row 1 has a prompt of 4 tokens, but dataset.max_prompt_tokens=2"),
         ("rollout.max_response_tokens=126", r"max_response_tokens=126 does not fit the model's context 128"),
         ("engines.kv_cache_gib=0.0001", r"kv_cache_gib=0.0001 is too small for one sequence of 52 tokens"),
+        ("engines.kv_cache_gib=1000000", r"kv_cache_gib=1e\+06 is more than this machine's memory of"),
+        ("model.config.num_key_value_heads=3", r"4 attention heads .* cannot share its 3 heads"),
         ("engines.tensor_parallel_size=3", r"tensor_parallel_size=3 does not divide the model's 4 attention heads"),
         ("model.config.model_type=llamma", r"'llamma' is none that transformers knows; did you mean llama"),
         (SMALL_HEADS, r"\(head_dim\) of 16, and vLLM on CPU takes only"),
@@ -195,17 +216,22 @@ def raises(prompts, completions, answer):
 def test_what_cannot_run_is_refused_once_and_leaves_nothing(
     override: str, message: str, home: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "rewards.py").write_text(REWARDS)
-    row = '{"prompt": "1+1=", "answer": "2"}\n'
-    (tmp_path / "rows.jsonl").write_text(row * 2)
-    (tmp_path / "rows.csv").write_text("prompt,answer\n1+1=,2\n")
-    (tmp_path / "array.jsonl").write_text(f"[\n{row}]\n")
-    (tmp_path / "columns.jsonl").write_text('{"question": "1+1=", "answer": "2"}\n')
-    base = smoke_spec()
-    data = ["dataset.train=rows.jsonl", "dataset.evaluation=rows.jsonl", "evaluation.num_prompts=2", "sft=null"]
-    tokenizer = f"model.tokenizer={Path(base.folder) / 'tokenizer'}"
-    spec = base.with_overrides([*data, tokenizer, "reward.function=rewards.py:right"])
-    own = RunSpec.model_validate({**spec.model_dump(mode="json"), "folder": str(tmp_path)})
+    own = own_spec(tmp_path)
     with pytest.raises(InputError, match=message):
         check_run(own.with_overrides([override]))
     assert not home.exists()
+
+
+def test_scores_that_teach_nothing_are_a_note_and_no_refusal(home: Path, tmp_path: Path) -> None:
+    (same,) = check_run(own_spec(tmp_path)).notes
+    assert same.startswith("every row has the same score (1.0): PPO learns nothing from that; try  ppoflow reward")
+    nobody, _ = check_run(own_spec(tmp_path).with_overrides(["reward.function=rewards.py:nobody"])).notes
+    assert nobody == "2 of 2 rows have no score (None): they will not be learned from"
+
+
+def test_a_reward_that_takes_too_long_is_refused_with_the_key(home: Path, tmp_path: Path) -> None:
+    spec = own_spec(tmp_path).with_overrides(["reward.function=rewards.py:slow", "engines.reward_timeout_s=8"])
+    with pytest.raises(
+        InputError, match=r"rewards.py:slow .* engines.reward_timeout_s=8 seconds: make them faster, or"
+    ):
+        check_run(spec)

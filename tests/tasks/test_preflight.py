@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
+from infra.settings import Settings
 from ppo_core.records import InputError
+from tasks.checks.disk import require_free
+from tasks.checks.model_folder import require_folder, require_model
 from tasks.checks.preflight import check_model_folder, preflight, transformers_may_know
+from tasks.checks.state_folder import places
 from tests.e2e.launch import SMOKE, train
 from tests.tasks.benches import smoke_spec
 
@@ -97,3 +105,73 @@ def test_the_command_says_so_before_it_starts_anything(
     assert verdict in done.stderr
     assert not [word for word in ("trust_remote_code=True", "hf.co", "Traceback") if word in done.stderr]
     assert not (tmp_path / "home").exists()
+
+
+def test_what_stands_where_a_model_should_is_called_by_its_name(folder: Folder) -> None:
+    found = folder("model.safetensors", model_type="llama")
+    require_model(found)
+    for require in (require_model, require_folder):
+        with pytest.raises(InputError, match=rf"config.json is a file: give the folder that it lies in, {found}$"):
+            require(found / "config.json")
+    (found / "config.json").write_bytes(codecs.BOM_UTF8 + (found / "config.json").read_bytes())
+    with pytest.raises(InputError, match=r"config.json begins with a mark of Windows \(BOM\): save it as UTF-8"):
+        require_model(found)
+    (found / "config.json").rename(found / "adapter_config.json")
+    with pytest.raises(InputError, match=r"model is an adapter .* merge it into its base model first"):
+        require_model(found)
+
+
+UNREADABLE = """
+import os, sys
+from pathlib import Path
+from ppo_core.data.jsonl import read_jsonl
+from ppo_core.records import InputError
+from tasks.checks.model_folder import check_model_folder, require_folder
+
+if os.geteuid() == 0:
+    os.setuid(65534)
+home = Path(sys.argv[1])
+for look, path in ((lambda f: check_model_folder(f, trust_remote_code=False), "closed"), (require_folder, "closed/in"),
+                   (require_folder, "open"), (read_jsonl, "rows.jsonl"), (read_jsonl, "closed/rows.jsonl")):
+    try:
+        look(home / path)
+    except InputError as error:
+        print(error)
+"""
+
+
+def test_what_this_user_may_not_read_is_named() -> None:
+    """By a process of a user who has no rights: root may read everything."""
+    with TemporaryDirectory() as place:
+        home = Path(place)
+        home.chmod(0o755)
+        for name in ("closed/in", "open"):
+            (home / name).mkdir(parents=True)
+        for name in ("open/config.json", "rows.jsonl"):
+            (home / name).write_text("{}")
+            (home / name).chmod(0)
+        (home / "closed").chmod(0)
+        command = [sys.executable, "-c", UNREADABLE, place]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+        (home / "closed").chmod(0o700)
+    assert done.returncode == 0, done.stderr
+    names = ["closed", "closed/in", "open/config.json", "rows.jsonl", "closed/rows.jsonl"]
+    told = [f"{home / name} cannot be read (Permission denied): give " for name in names]
+    assert [line.startswith(start) for line, start in zip(done.stdout.splitlines(), told, strict=True)] == [True] * 5
+
+
+def test_a_full_disk_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    home, *_ = places(Settings(home=tmp_path))
+    require_free(home, 200 << 20)
+    with pytest.raises(
+        InputError,
+        match=rf"state folder {tmp_path} lies on a disk with 1 MiB free, .* 200 MiB .* PPOFLOW_HOME to another",
+    ):
+        require_free(home, (2 << 20) - 1)
+
+
+@pytest.mark.parametrize("key", ["dataset.train", "dataset.evaluation", "model.tokenizer", "sft.data"])
+def test_the_users_home_is_found_in_paths_of_a_spec(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    section, _, name = key.partition(".")
+    assert smoke_spec().with_overrides([f"{key}=~/x.py:y"]).model_dump()[section][name] == "/home/me/x.py:y"
