@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from infra.engines.protocol import EngineTimeout
 from infra.runs.lease import acquire_lease
 from infra.runs.owner import LeaseHeld
 from infra.settings import Settings
@@ -19,6 +20,7 @@ from tasks.checks.model_folder import require_model
 from tasks.checks.run import check_run
 from tasks.checks.state_folder import require_readable_state, require_writable_state
 from tasks.runs.errors import InvalidRunName
+from tasks.stages.jobs import StageJob
 from tests.flows.test_refusals import SMALL_HEADS
 from tests.tasks.benches import smoke_spec
 from tests.tasks.toy_runs import ToyRun
@@ -66,6 +68,7 @@ def test_a_folder_without_the_right_to_write_is_refused() -> None:
     """By a process of a user who has none: root may write everywhere."""
     program = f"""
 import os, sys
+from infra.engines.protocol import EngineTimeout
 from infra.settings import Settings
 from ppo_core.records import InputError
 from tasks.checks.state_folder import require_readable_state, require_writable_state
@@ -235,3 +238,17 @@ def test_a_reward_that_takes_too_long_is_refused_with_the_key(home: Path, tmp_pa
         InputError, match=r"rewards.py:slow .* engines.reward_timeout_s=8 seconds: make them faster, or"
     ):
         check_run(spec)
+
+
+@pytest.mark.parametrize(("engine", "key"), [("scoring", "reward_timeout_s=300"), ("training", "timeout_s=1800")])
+def test_an_engine_that_is_silent_for_too_long_names_the_key(tmp_path: Path, engine: str, key: str) -> None:
+    toy = ToyRun(tmp_path, ("iterations=1",), "toy")
+    context = toy.context()
+
+    def silent() -> None:
+        raise EngineTimeout("no message")
+
+    toy.engines.before("score_rollouts", 1, silent)
+    with pytest.raises(EngineTimeout, match=rf"^no message \(the spec's engines.{key}\)$") as error:
+        context.run_job(engine, StageJob("score_rollouts", {}, "scores", "0" * 64))
+    assert error.value.retryable
