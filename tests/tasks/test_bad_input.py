@@ -75,7 +75,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("dataset.max_prompt_tokens=5", "has a prompt of 8 tokens, but dataset.max_prompt_tokens=5"),
         (
             "rollout.max_response_tokens=125",
-            "rollout.max_response_tokens=125 does not fit the model's context 128 after the prompt of 8 tokens",
+            "rollout.max_response_tokens=125 does not fit the model's context 128 after the prompt of 12 tokens",
         ),
         ("evaluation.num_prompts=100000", "evaluation.num_prompts=100000 is more than the 512 rows"),
         ("model.tokenizer={code}/no_tokenizer", "holds no tokenizer that can be loaded"),
