@@ -16,12 +16,12 @@ def free_port(wanted: int) -> int:
     return wanted
 
 
-def is_free(port: int) -> bool:
-    """Whether a server could listen at this port of loopback."""
+def is_free(port: int, host: str = LOOPBACK) -> bool:
+    """Whether a server could listen there now."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((LOOPBACK, port))
+            listener.bind((host, port))
         except OSError:
             return False
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from infra.artifacts.store import REMOTE
 from infra.process_identity import is_alive, this_process
@@ -14,6 +15,9 @@ from infra.runs.owner import LeaseOwner
 from infra.storage.filesystem import LocalFiles, local_root
 from infra.storage.objects import Objects, S3Address
 
+if TYPE_CHECKING:
+    from infra.runs.s3_pointer import RunHead
+
 
 def holder_of(root: str | Path, run: str, *, objects: Objects | None = None) -> LeaseOwner | None:
     """Who has the run; None where nobody has, or only a process of this machine that is dead.
@@ -22,7 +26,7 @@ def holder_of(root: str | Path, run: str, *, objects: Objects | None = None) -> 
     """
     validate_run_name(run)
     if isinstance(root, str) and root.startswith(REMOTE):
-        holder = _on_s3(root, run, objects)
+        holder = _head(root, run, objects).look().head.lease.holder
     else:
         holder = _in_folders(local_root(root), run)
     return None if holder is None or is_alive(holder.identity) is False else holder
@@ -36,11 +40,8 @@ def require_free(root: str | Path, run: str, *, objects: Objects | None = None) 
     validate_run_name(run)
     if isinstance(root, str) and root.startswith(REMOTE):
         from infra.runs.s3_lease import Tenures
-        from infra.runs.s3_pointer import RunHead
-        from infra.storage.client import open_objects
 
-        address = S3Address.parse(root)
-        head = RunHead(objects or open_objects(address.bucket), address, run)
+        head = _head(root, run, objects)
         tenures = Tenures(head)
         LeaseExpiry(run, tenures, is_alive, Clock(), EXPIRY_S).all_gone(tenures.look(head.look().head), refuse=True)
         return
@@ -57,10 +58,10 @@ def _in_folders(root: Path, run: str) -> LeaseOwner | None:
     return None
 
 
-def _on_s3(root: str, run: str, objects: Objects | None) -> LeaseOwner | None:
+def _head(root: str, run: str, objects: Objects | None) -> RunHead:
     # boto3 is worth a quarter of a second, and most stores are folders.
     from infra.runs.s3_pointer import RunHead
     from infra.storage.client import open_objects
 
     address = S3Address.parse(root)
-    return RunHead(objects or open_objects(address.bucket), address, run).look().head.lease.holder
+    return RunHead(objects or open_objects(address.bucket), address, run)

@@ -7,12 +7,12 @@ import subprocess
 from collections.abc import Callable, Collection, Sequence
 from importlib.util import find_spec
 
+from infra.ports import is_free
 from infra.settings import StackSettings
 from infra.stack import ceph, mlflow_server, postgres, prefect_servers, ray_head
 from infra.stack.buckets import create_buckets, write_keys
 from infra.stack.credentials import load_credentials
 from infra.stack.logins import write_logins
-from infra.stack.probes import is_free
 from infra.stack.service import Service, StackError
 from infra.stack.site import SERVERS, Site, program
 
@@ -107,7 +107,7 @@ def require_free_ports(starting: Sequence[Service]) -> None:
         f"port with PPOFLOW_STACK_{port.setting}"
         for service in starting
         for port in service.ports
-        if not is_free(port.host, port.number)
+        if not is_free(port.number, port.host)
     ]
     if taken:
         raise StackError("\n".join(taken))

@@ -22,17 +22,6 @@ def listens(host: str, port: int) -> bool:
         return False
 
 
-def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there now."""
-    with socket.socket() as candidate:
-        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            candidate.bind((host, port))
-        except OSError:
-            return False
-        return True
-
-
 def answers(url: str) -> bool:
     """Whether GET gives 200."""
     return ask(url)[0] == HTTPStatus.OK

@@ -42,10 +42,8 @@ REWARD_FAILED = "RewardFailed"
 
 @dataclass(frozen=True)
 class Standing:
-    """Where the run of a name stands: its last iteration (None: a new run), and whether it goes on as it was, with the
-    same spec and files."""
+    """Where a run stands: its last iteration (None: a new run), and whether it goes on with the same spec and files."""
 
-    run: str
     iteration: int | None
     unchanged: bool
 
@@ -77,18 +75,26 @@ def checking(
     started = time.monotonic()
     notes = preflight(spec)
     settings, name = Settings(), run or spec.name
-    notes += _holder(settings.store_root, name, noted=again) if again or not wait else []
+    store = open_store(settings.store_root)
+    notes += _holder(store, name, noted=again) if again or not wait else []
     with ThreadPoolExecutor(1) as pool, TemporaryDirectory(prefix="ppoflow-check-") as logs:
         engine = launch(EnginePlan("scoring", "check"), settings, Path(logs))
         engine.start()
         try:
-            yield pool.submit(_check, engine, spec, name, notes, again, started)
+            yield pool.submit(_check, engine, store, spec, name, notes, again, started)
         finally:
             engine.close()
 
 
-def _check(engine: EngineProcess, spec: RunSpec, name: str, notes: list[str], again: bool, started: float) -> Findings:
-    store = open_store(Settings().store_root)
+def _check(
+    engine: EngineProcess,
+    store: ArtifactStore,
+    spec: RunSpec,
+    name: str,
+    notes: list[str],
+    again: bool,
+    started: float,
+) -> Findings:
     standing = _standing(store, name, spec)
     if standing.iteration is not None and standing.unchanged and not again:
         _ask(engine, "try_reward", spec, {**reward_trial(spec), "completions": []})
@@ -103,10 +109,10 @@ def _check(engine: EngineProcess, spec: RunSpec, name: str, notes: list[str], ag
     )
 
 
-def _holder(root: str, run: str, *, noted: bool) -> list[str]:
+def _holder(store: ArtifactStore, run: str, *, noted: bool) -> list[str]:
     """Raises LeaseHeld where a process has the run, or notes it."""
     try:
-        require_free(open_store(root).root, run)
+        require_free(store.root, run)
     except LeaseHeld as held:
         told = f"{held}; with --wait, this one waits for that itself"
         if not noted:
@@ -123,9 +129,9 @@ def _standing(store: ArtifactStore, name: str, spec: RunSpec) -> Standing:
     changed = {} if recorded is None else changed_values(recorded, effective)
     last = last_record(records)
     if last is None:
-        return Standing(name, None, unchanged=False)
+        return Standing(None, unchanged=False)
     same = set(changed) <= {"iterations"} and made_of_these_files(store, last.dataset, spec)
-    return Standing(name, last.iteration, unchanged=same)
+    return Standing(last.iteration, unchanged=same)
 
 
 def _ask(engine: EngineProcess, name: str, spec: RunSpec, document: dict[str, Any]) -> dict[str, Any]:
