@@ -13,7 +13,7 @@ from tasks.runs.record_chain import made_with, record_digest, spec_document
 from tasks.runs.run_state import changed_values
 from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef, ExperienceRef, RolloutsRef, ScoresRef
-from tasks.stages.stage import stage, told
+from tasks.stages.stage import completed, stage
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def commit_iteration(context: RunContext, record: IterationRecord) -> IterationR
         context.lease.unpin_all()
     context.timings.restart()
     took = committed.metrics["seconds/iteration"]
-    return told(
+    return completed(
         committed, f"iteration {committed.iteration} of {context.spec.iterations} is on record, after {took:.1f} s"
     )
 

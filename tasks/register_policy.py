@@ -15,7 +15,7 @@ from tasks.runs.iteration_record import Best, IterationRecord, best_in_words, re
 from tasks.runs.run_state import record_at
 from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef
-from tasks.stages.stage import stage, told
+from tasks.stages.stage import completed, stage
 
 POLICY = "policy"
 
@@ -58,7 +58,9 @@ def register_policy(context: RunContext, record: IterationRecord, best: Best) ->
         model_description=model_description(context),
     )
     policy = RegisteredPolicy(name=registered.name, version=registered.version, source=registered.source)
-    return told(policy, f"models:/{policy.name}/{policy.version} is iteration {best.iteration} of run {context.run}")
+    return completed(
+        policy, f"models:/{policy.name}/{policy.version} is iteration {best.iteration} of run {context.run}"
+    )
 
 
 def model_description(context: RunContext) -> str:

@@ -15,7 +15,7 @@ from tasks.reports.mlflow import input_data, introduce, link_lineage, log_missin
 from tasks.reports.prefect import HEADLINES, show_iterations, show_samples
 from tasks.runs.iteration_record import IterationRecord, read_record
 from tasks.stages.context import RunContext
-from tasks.stages.stage import stage, told
+from tasks.stages.stage import completed, stage
 
 
 def begin_report(context: RunContext, complain: Callable[[str | None], None], say: Callable[[str], None]) -> None:
@@ -45,14 +45,14 @@ def report(context: RunContext, record: IterationRecord) -> str | None:
     shown = {name: round(record.metrics[name], 4) for name in HEADLINES if name in record.metrics}
     get_run_logger().info("iteration %s: %s", record.iteration, shown)
     missing = _complaint(context, lambda: _report(context, record))
-    return told(missing, missing or f"MLflow has all up to iteration {record.iteration}")
+    return completed(missing, missing or f"MLflow has all up to iteration {record.iteration}")
 
 
 @stage("report_end", retries=0)
 def report_end(context: RunContext) -> str | None:
     """Whatever is missing, the last picture of the curves, and the end of the MLflow run."""
     missing = _complaint(context, lambda: _report_end(context))
-    return told(missing, missing or "MLflow has the whole run")
+    return completed(missing, missing or "MLflow has the whole run")
 
 
 def complaint(context: RunContext) -> str:

@@ -64,7 +64,7 @@ class S3Store:
         self._address = address
         self._objects = objects
         self._cache = cache
-        self._shelf = ArtifactFiles(objects, address)
+        self._artifact_files = ArtifactFiles(objects, address)
         self._files = LocalFiles()
         self._given_libraries = libraries
 
@@ -179,7 +179,7 @@ class S3Store:
                     raise
 
     def _check(self, manifest: Manifest, upload: str) -> int:
-        return self._shelf.check(manifest, upload, self._cache.scratch())
+        return self._artifact_files.check(manifest, upload, self._cache.scratch())
 
     def _rescued(self, kind: str, key: str) -> Version | None:
         """The version of what exists; a collector that has condemned it finds that it is wanted."""
@@ -216,7 +216,7 @@ class S3Store:
         prefix = self._address.key(kind, key, upload) + "/"
         with ThreadPoolExecutor(1, thread_name_prefix="describe") as beside:
             described = beside.submit(describe, self._files, folder, names, kind, key, inputs, self._libraries)
-            self._shelf.upload(prefix, {name: folder / name for name in names})
+            self._artifact_files.upload(prefix, {name: folder / name for name in names})
             manifest = described.result()
         version: Version | None = None
         while not self._claim(manifest, upload, version):
@@ -226,7 +226,7 @@ class S3Store:
                 # Our claim succeeded, its answer was lost, and somebody has moved it on; what is gone is being removed.
                 return (manifest, True) if version.exists else self._store(folder, names, kind, key, inputs)
             if adopted is not None:
-                self._shelf.remove(prefix)
+                self._artifact_files.remove(prefix)
                 return adopted, False
         return manifest, True
 
@@ -243,7 +243,7 @@ class S3Store:
     def _download(self, manifest: Manifest, upload: str) -> Path:
         def fill(folder: Path) -> Manifest:
             self._cache.make_room(sum(entry.size for entry in manifest.files.values()))
-            self._shelf.download(manifest, upload, folder)
+            self._artifact_files.download(manifest, upload, folder)
             return manifest
 
         return self._cache.get_or_fill(manifest.digest, fill)
@@ -256,7 +256,7 @@ class S3Store:
 
     def _has_its_sizes(self, manifest: Manifest, version: Version) -> bool:
         try:
-            self._shelf.check_sizes(manifest, version.envelope.upload)
+            self._artifact_files.check_sizes(manifest, version.envelope.upload)
         except ArtifactCorrupted:
             return False
         return True
@@ -272,10 +272,10 @@ class S3Store:
     def _bury(self, kind: str, key: str, version: Version) -> str | None:
         """Copy what is there aside and let the artifact be gone; None if it was changed meanwhile."""
         upload = version.envelope.upload
-        aside = self._shelf.copy_aside(kind, key, upload)
+        aside = self._artifact_files.copy_aside(kind, key, upload)
         if move(self._objects, self._address, kind, key, version, "gone") is None:
             return None
-        self._shelf.remove(self._address.key(kind, key, upload) + "/")
+        self._artifact_files.remove(self._address.key(kind, key, upload) + "/")
         return self._address.uri_of(aside.rstrip("/"))
 
     def _bury_unreadable(self, kind: str, key: str) -> str | None:
@@ -289,7 +289,7 @@ class S3Store:
             parse_envelope(found.content, kind, key)
             return None
         tombstone = Envelope.of("gone", uuid4().hex, {})
-        aside = self._shelf.copy_aside(kind, key, tombstone.upload)
+        aside = self._artifact_files.copy_aside(kind, key, tombstone.upload)
         if self._objects.replace(place, tombstone.to_bytes(), found.etag) is None:
             return None
         return self._address.uri_of(aside.rstrip("/"))

@@ -43,7 +43,7 @@ class CircuitBreaker:
                 return None
             outcome: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
             # A daemon: a hanging call must not keep the process from ending.
-            self._worker = threading.Thread(target=_run, args=(action, outcome), daemon=True, name="patience")
+            self._worker = threading.Thread(target=_run, args=(action, outcome), daemon=True, name="circuit-breaker")
             self._worker.start()
             try:
                 result, error = outcome.get(timeout=deadline_s)

@@ -68,7 +68,7 @@ def register(
     if not tags.get(DIGEST_TAG):
         raise ValueError(f"the tags {sorted(tags)} do not name {DIGEST_TAG!r}: by it a version is found again")
     _check_aliases(aliases)
-    with _told_clearly(uri, f"register {source} as {name!r}"):
+    with _registry_errors(uri, f"register {source} as {name!r}"):
         client = open_client(uri)
         _ensure_model(client, name, model_description)
         version = _existing(client, name, source, tags[DIGEST_TAG])
@@ -89,7 +89,7 @@ def describe(uri: str, model: str) -> Version:
     parts = MODEL_URI.fullmatch(model)
     if parts is None:
         raise InvalidModelName(f"{model!r} names no registered model: write models:/NAME@ALIAS or models:/NAME/VERSION")
-    with _told_clearly(uri, f"find {model}"):
+    with _registry_errors(uri, f"find {model}"):
         client = open_client(uri)
         found = _found(client, parts["name"], parts["alias"], parts["version"])
         return Version(
@@ -126,7 +126,7 @@ def _instead(client: MlflowClient, name: str, alias: str | None, version: str) -
 
 def aliases_of(uri: str, name: str) -> dict[str, str]:
     """The aliases of a registered model, each with the version that it points to."""
-    with _told_clearly(uri, f"read the aliases of {name!r}"):
+    with _registry_errors(uri, f"read the aliases of {name!r}"):
         found = open_client(uri).get_registered_model(name).aliases
         return {str(alias): str(version) for alias, version in found.items()}
 
@@ -134,7 +134,7 @@ def aliases_of(uri: str, name: str) -> dict[str, str]:
 def point_alias(uri: str, name: str, alias: str, version: str | None) -> None:
     """Have an alias point to a version, whatever it pointed to; None removes it."""
     _check_aliases([alias])
-    with _told_clearly(uri, f"move the alias {alias!r} of {name!r} to version {version}"):
+    with _registry_errors(uri, f"move the alias {alias!r} of {name!r} to version {version}"):
         client = open_client(uri)
         if version is None:
             client.delete_registered_model_alias(name, alias)
@@ -143,7 +143,7 @@ def point_alias(uri: str, name: str, alias: str, version: str | None) -> None:
 
 
 @contextmanager
-def _told_clearly(uri: str, intent: str) -> Iterator[None]:
+def _registry_errors(uri: str, intent: str) -> Iterator[None]:
     """Callers get one kind of error and need not know MLflow's."""
     try:
         yield

@@ -50,14 +50,14 @@ class RunTracker:
         self.artifact_root = Path(artifact_root)
         self.nan_skipped = 0
         self._patience_s = patience_s
-        self._patience = CircuitBreaker(back_off_s, is_outage)
+        self._breaker = CircuitBreaker(back_off_s, is_outage)
         self._open_run: OpenRun | None = None
 
     @property
     def last_error(self) -> str | None:
         """Why the last call that failed did; of an outage in a line that names the address."""
-        error = self._patience.last_error
-        if error is None or not self._patience.outage:
+        error = self._breaker.last_error
+        if error is None or not self._breaker.outage:
             return error
         return f"{without_password(self.uri)} {in_short(error)}"
 
@@ -67,15 +67,15 @@ class RunTracker:
 
     def available(self) -> bool:
         """False while calls are skipped after an outage, or while a call that took too long is still under way."""
-        return self._patience.available()
+        return self._breaker.available()
 
     def open(self) -> bool:
         """Find the run by its tag, or create it, and set it to RUNNING; at once, also while other calls are skipped.
 
         Every other method opens by itself where this has failed or was never called.
         """
-        self._patience.reset()
-        return self._patience.call(self._reopen, OPEN_PATIENCE_S) is not None
+        self._breaker.reset()
+        return self._breaker.call(self._reopen, OPEN_PATIENCE_S) is not None
 
     def log_parameters(self, parameters: Mapping[str, object]) -> bool:
         """Parameters are immutable in MLflow: a value that has changed since goes into the tag `ppoflow.changed.NAME`.
@@ -146,7 +146,7 @@ class RunTracker:
         return self._call(tell, patience_s) is not None
 
     def _call(self, action: Callable[[OpenRun], T], patience_s: float | None = None) -> T | None:
-        return self._patience.call(lambda: self._with_run(action), patience_s or self._patience_s)
+        return self._breaker.call(lambda: self._with_run(action), patience_s or self._patience_s)
 
     def _reopen(self) -> OpenRun:
         self._open_run = find_or_create(self.uri, self.experiment, self.run_name, self.artifact_root)

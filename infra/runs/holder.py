@@ -39,11 +39,11 @@ def require_free(root: str | Path, run: str, *, objects: Objects | None = None) 
     """
     validate_run_name(run)
     if isinstance(root, str) and root.startswith(REMOTE):
-        from infra.runs.s3_lease import Tenures
+        from infra.runs.s3_lease import LeaseStates
 
         head = _head(root, run, objects)
-        tenures = Tenures(head)
-        LeaseExpiry(run, tenures, is_alive, Clock(), EXPIRY_S).all_gone(tenures.look(head.look().head), refuse=True)
+        states = LeaseStates(head)
+        LeaseExpiry(run, states, is_alive, Clock(), EXPIRY_S).all_gone(states.look(head.look().head), refuse=True)
         return
     folders = LeaseFolders(local_root(root), run, this_process(), LocalFiles())
     with suppress(FileNotFoundError):

@@ -132,7 +132,7 @@ class S3Lease:
         return self.head.key(f"{self._tenure.folder}/{name}")
 
 
-class Tenures:
+class LeaseStates:
     """What a watch looks at: the lease that a head names."""
 
     def __init__(self, head: RunHead) -> None:
@@ -170,12 +170,12 @@ def acquire_lease(
     validate_run_name(run)
     address, clock = S3Address.parse(root), clock or Clock()
     head = RunHead(objects or open_objects(address.bucket), address, run)
-    tenures = Tenures(head)
-    watch = LeaseExpiry(run, tenures, alive, clock, expiry_s)
+    states = LeaseStates(head)
+    watch = LeaseExpiry(run, states, alive, clock, expiry_s)
     while True:
         version = head.read()
         before = version.head.lease
-        if not watch.all_gone(tenures.look(version.head), refuse=not wait):
+        if not watch.all_gone(states.look(version.head), refuse=not wait):
             clock.sleep(POLL_S)
             continue
         holder = LeaseOwner(identity=identity or this_process(), since_ms=clock.now_ms(), note=dict(note or {}))

@@ -47,7 +47,7 @@ class LiveCurve:
     """Takes an engine's progress and, every few seconds, sends the losses in it from a thread of its own."""
 
     def __init__(self, context: RunContext, dataset: DatasetRef, *, every_s: float = EVERY_S) -> None:
-        self._bench = context
+        self._context = context
         self._prepared_ms = prepared_at_ms(context, dataset) if context.reporting.live else 0
         self._waiting: dict[int, float] = {}
         self._sender: threading.Thread | None = None
@@ -56,9 +56,9 @@ class LiveCurve:
 
     def on_progress(self, progress: EngineProgress) -> None:
         """In place of the run's own watch, which sees it too."""
-        self._bench.on_progress(progress)
+        self._context.on_progress(progress)
         loss = noted_loss(progress.note)
-        if loss is None or not self._bench.reporting.live:
+        if loss is None or not self._context.reporting.live:
             return
         self._waiting[progress.done] = loss
         due = time.monotonic() >= self._next_at
@@ -69,4 +69,4 @@ class LiveCurve:
             self._sender.start()
 
     def _send(self, losses: Iterable[tuple[int, float]]) -> None:
-        self._bench.tracker.log_points(points(dict(losses), self._prepared_ms))
+        self._context.tracker.log_points(points(dict(losses), self._prepared_ms))

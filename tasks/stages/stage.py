@@ -74,7 +74,7 @@ def run_name(stage: str, parameters: dict[str, Any]) -> str:
     return f"{stage}-{context.timings.iteration}" if isinstance(context, RunContext) else stage
 
 
-def told(result: R, message: str, name: str = "Completed") -> State[R] | R:
+def completed(result: R, message: str, name: str = "Completed") -> State[R] | R:
     """A stage's result in a state that says what came out, as logs and pages show it; outside of Prefect the result."""
     return result if TaskRunContext.get() is None else Completed(name=name, message=message, data=result)
 
@@ -131,13 +131,13 @@ def run_cached(
     if found is not None:
         ref = stage_spec.made.of(found, json.loads((context.store.fetch(found) / STATS).read_text()))
         context.timings.add(stage_spec.stage, wall=time.perf_counter() - started, cached=True)
-        return told(ref, f"{ref.in_words()}; {stage_spec.kind}/{key} was in the store", "Cached")
+        return completed(ref, f"{ref.in_words()}; {stage_spec.kind}/{key} was in the store", "Cached")
     done = context.run_job(stage_spec.engine, job_of(context, stage_spec, key)) if make is None else make(key)
     context.timings.add_outside("store", done.store_s)
     context.timings.add_outside("hops", done.hops_s)
     context.timings.add(stage_spec.stage, wall=time.perf_counter() - started, engine=done.engine_s)
     ref = stage_spec.made.of(done.ref, done.result)
-    return told(ref, f"{ref.in_words()} in {time.perf_counter() - (begun or started):.1f} s")
+    return completed(ref, f"{ref.in_words()} in {time.perf_counter() - (begun or started):.1f} s")
 
 
 def job_of(context: RunContext, stage_spec: StageSpec, key: str) -> StageJob:

@@ -14,7 +14,7 @@ from infra.runs.lease import LeaseLost
 from infra.runs.records import RecordExists
 from ppo_core.records import InputError, ScoreJob
 from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef, RolloutsRef, ScoresRef, StageRef
-from tasks.stages.stage import StageSpec, key_of, may_help_again, run_name, stage, told
+from tasks.stages.stage import StageSpec, completed, key_of, may_help_again, run_name, stage
 from tests.tasks.benches import run_context, smoke_spec
 
 PLACE = {"kind": "anything", "uri": "file:///a/anything/k", "digest": "0"}
@@ -34,7 +34,7 @@ def test_a_plain_call_gives_the_result_and_prefect_what_came_out(
 
     @stage("say")
     def say() -> StageRef:
-        return told(made, made.in_words())
+        return completed(made, made.in_words())
 
     assert say() == made
     assert say.fn() == made
