@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 from flows.console import RunConsole
 from flows.iteration import STAGES, run_stages
 from infra.artifacts import ArtifactError, ArtifactRef
+from ppo_core.spec import RunSpec
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.iteration_record import Attempt, IterationRecord
 from tasks.runs.run_state import last_record, record_at, recorded_spec, with_changes
@@ -65,30 +65,24 @@ def mend(context: RunContext, console: RunConsole, needs: Iterable[tuple[int, Ar
 def remake(context: RunContext, iteration: int, ref: ArtifactRef) -> bool:
     """Run the stages of an iteration that `ref` needs; the latest ones first, earlier ones where those do not do."""
     record = record_at(context.records, iteration)
-    with settings_of(context, record):
-        dataset = prepare_dataset(context)
-        if iteration == 0:
-            start_policy(context, dataset)
-            return set_aside_damaged(context, ref) is None
-        previous = record_at(context.records, iteration - 1)
-        attempt = Attempt(number=record.attempt, rate_factor=record.rate_factor)
-        for start in reversed(STAGES[: STAGES.index("update") + 1]):
-            try:
-                run_stages(context, dataset, previous, attempt, given=record, start=start)
-            except ArtifactError:
-                continue
-            if set_aside_damaged(context, ref) is None:
-                return True
+    then = context.with_spec(spec_at(context, record))
+    dataset = prepare_dataset(then)
+    if iteration == 0:
+        start_policy(then, dataset)
+        return set_aside_damaged(context, ref) is None
+    previous = record_at(context.records, iteration - 1)
+    attempt = Attempt(number=record.attempt, rate_factor=record.rate_factor)
+    for start in reversed(STAGES[: STAGES.index("update") + 1]):
+        try:
+            run_stages(then, dataset, previous, attempt, given=record, start=start)
+        except ArtifactError:
+            continue
+        if set_aside_damaged(context, ref) is None:
+            return True
     return False
 
 
-@contextmanager
-def settings_of(context: RunContext, record: IterationRecord) -> Iterator[None]:
-    """Have the spec that the record was made with; some of it may have been changed since."""
-    now = context.spec
-    made_with = with_changes(recorded_spec(context.records) or now, record.changed)
-    context.spec = made_with.model_copy(update={"folder": now.folder})
-    try:
-        yield
-    finally:
-        context.spec = now
+def spec_at(context: RunContext, record: IterationRecord) -> RunSpec:
+    """The spec that the record was made with; some of it may have been changed since."""
+    made_with = with_changes(recorded_spec(context.records) or context.spec, record.changed)
+    return made_with.model_copy(update={"folder": context.spec.folder})

@@ -51,11 +51,11 @@ def verify(run: str, iterations: str | None = None, folder: str | None = None) -
     with console, open_verification(run, folder, console.progress) as context:
         also_tag(context.spec.name)
         chosen = chosen_iterations(context.records, iterations)
-        recorded, found = context.spec, list[Comparison]()
+        found: list[Comparison] = []
         for iteration in chosen:
             record = record_at(context.records, iteration)
-            context.spec = with_changes(recorded, record.changed)
-            for comparison in verify_iteration(context, record):
+            then = context.with_spec(with_changes(context.spec, record.changed))
+            for comparison in verify_iteration(then, record):
                 found.append(comparison)
                 verdict = "same" if comparison.same else f"DIFFERS: {comparison.found[:12]}"
                 console.say(f"iteration {iteration}: {comparison.stage} {comparison.recorded[:12]} {verdict}")

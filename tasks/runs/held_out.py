@@ -84,13 +84,9 @@ def evaluate_held_out(
 
     `like` is the policy whose run has that spec; without, it is this one's.
     """
-    target = context.spec
-    context.spec = target if like is None else fitted(context, policy, like)
-    try:
-        dataset = prepare_dataset(context)
-        return dataset, evaluate_policy(context, policy.checkpoint, dataset)
-    finally:
-        context.spec = target
+    here = context if like is None else context.with_spec(fitted(context, policy, like))
+    dataset = prepare_dataset(here)
+    return dataset, evaluate_policy(here, policy.checkpoint, dataset)
 
 
 def fitted(context: RunContext, policy: Policy, like: Policy) -> RunSpec:

@@ -33,7 +33,7 @@ def release(context: RunContext) -> list[StoredArtifact]:
         return []
     removed = context.collector.collect(wanted, context.needs.among(wanted))
     if not context.needs.unreadable:
-        context.released |= wanted
+        context.released.update(wanted)
     return removed
 
 

@@ -35,7 +35,7 @@ Resolve = Callable[[RunSpec, RunRecords], RunSpec]
 BACK_OFF_S = 30.0
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunContext:
     """One run's means. Tasks get it as their first argument; Prefect never stores it.
 
@@ -60,6 +60,10 @@ class RunContext:
     reporting: Reporting = field(default_factory=Reporting)
     released: set[tuple[str, str]] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def with_spec(self, spec: RunSpec) -> RunContext:
+        """The same means for work under another spec of the run."""
+        return replace(self, spec=spec)
 
     @cached_property
     def needs(self) -> Reachability:
@@ -88,7 +92,7 @@ class RunContext:
     def supersede(self, after: int) -> list[int]:
         """Take the records after iteration `after` out of the run; what is done instead is reported anew."""
         taken = self.records.supersede(after)
-        self.reported -= set(taken)
+        self.reported.difference_update(taken)
         self.reporting.forget(taken)
         return taken
 
@@ -100,7 +104,7 @@ class RunContext:
         """The folder of the user's code and data, with the digests of the pieces `names` that a stage uses."""
         with self.lock:
             if not {name for name in names if name} <= set(self.source_digests):
-                self.source_digests |= self._describe_sources()
+                self.source_digests.update(self._describe_sources())
             used = {name: self.source_digests[name] for name in names if name}
             return EngineInput(Path(self.spec.folder).absolute(), content_digest(used))
 

@@ -52,8 +52,7 @@ class HandOver:
     def trial(self, candidate: int, champion: int | None, *overrides: str) -> Trial:
         """A comparison, on engines of its own."""
         policy = self.policy(candidate)
-        context = self.run.context()
-        context.spec = policy.spec.with_overrides(list(overrides))
+        context = self.run.context().with_spec(policy.spec.with_overrides(list(overrides)))
         try:
             return try_candidate(context, policy, None if champion is None else self.policy(champion))
         finally:

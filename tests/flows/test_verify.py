@@ -61,8 +61,8 @@ def verify(
     found = []
     for iteration in chosen_iterations(records, wanted):
         record = read_record(records.read(iteration))
-        context.spec = with_changes(spec, record.changed)
-        for comparison in verify_iteration(context, record):
+        then = context.with_spec(with_changes(spec, record.changed))
+        for comparison in verify_iteration(then, record):
             found.append(comparison)
             if not comparison.same:
                 return found

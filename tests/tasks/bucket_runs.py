@@ -64,8 +64,8 @@ class BucketRun(ToyRun):
             on_progress=ignore,
             lease=lease,
         )
-        context.needs, context.collector = Reachability(store, runs, set), S3Collector(self.address, self.objects)
-        context.spec = effective_spec(context.spec, context.records)
+        context = context.with_spec(effective_spec(context.spec, context.records))
+        vars(context).update(needs=Reachability(store, runs, set), collector=S3Collector(self.address, self.objects))
         context.fingerprints.update(dict.fromkeys(PROGRAMS, self.code))
         return context
 

@@ -91,7 +91,7 @@ class ToyRun:
         context = run_context(
             spec, self.home, self.name, self.engines, self.tracker, files=self.files, taking_over=True
         )
-        context.spec = effective_spec(context.spec, context.records)
+        context = context.with_spec(effective_spec(context.spec, context.records))
         context.fingerprints.update(dict.fromkeys(PROGRAMS, self.code))
         return context
 
