@@ -204,7 +204,8 @@ def policies(store: Path) -> list[str]:
     """sha256 of the policy's weights at every iteration of the run."""
     digests = []
     for path in sorted((store / "runs" / RUN / "iterations").glob("*.json")):
-        key = json.loads(path.read_text())["checkpoint"]["uri"].rpartition("/")[2]
+        made = json.loads(path.read_text())["artifacts"].values()
+        key = next(ref["uri"] for ref in made if ref["kind"] == "checkpoint").rpartition("/")[2]
         weights = (store / "checkpoint" / key / "policy" / "model.safetensors").read_bytes()
         digests.append(hashlib.sha256(weights).hexdigest())
     return digests

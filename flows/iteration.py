@@ -9,98 +9,54 @@ A stage's work is found in the store, or done by an engine; see `tasks`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from flows.console import RunConsole
-from infra.artifacts import ArtifactRef
+from flows.stages import facts_of, run_stages
 from ppo_core.spec import RunSpec
-from tasks.commit_iteration import Made, commit_iteration, draft_record
-from tasks.compute_advantages import compute_advantages
-from tasks.evaluate_policy import evaluate_policy
-from tasks.generate_rollouts import generate_rollouts
+from tasks.commit_iteration import commit_iteration, draft_record
 from tasks.runs.errors import EngineError, not_finite
 from tasks.runs.guards import check_disk, current_attempt, diverged, keep_evidence, passed_limits, roll_back
 from tasks.runs.iteration_record import Attempt, IterationRecord
 from tasks.runs.run_state import record_at
-from tasks.score_rollouts import score_rollouts
 from tasks.stages.context import RunContext
-from tasks.stages.references import DatasetRef
-from tasks.start_policy import start_policy
-from tasks.update_policy import update_policy
+from tasks.stages.references import DatasetRef, StageRef
+from tasks.stages.table import ITERATION
 
 StageName = Literal["generate", "score", "advantages", "update", "evaluate"]
-STAGES: tuple[StageName, ...] = ("generate", "score", "advantages", "update", "evaluate")
+"""The labels of the stages of an iteration, as the form of a deployment lists them."""
 
 
 def begin(context: RunContext, dataset: DatasetRef) -> IterationRecord:
     """Record 0: the policy that PPO starts from, and how good it is."""
-    context.timings.iteration = 0
-    checkpoint = start_policy(context, dataset)
-    evaluation = evaluate_policy(context, checkpoint, dataset) if context.spec.dataset.evaluation else None
-    made = Made(checkpoint=checkpoint, evaluation=evaluation)
+    made = run_stages(context, dataset, None, {}, evaluate=context.spec.dataset.evaluation is not None)
     return commit_iteration(context, draft_record(context, made, dataset, None, Attempt()))
 
 
-def run_stages(
+def make(
     context: RunContext,
     dataset: DatasetRef,
     previous: IterationRecord,
     attempt: Attempt,
     *,
-    given: IterationRecord | None = None,
-    start: StageName = "generate",
-) -> Made:
-    """The iteration after `previous`; of the stages before `start`, what the record `given` has is taken."""
-    number, restoration = previous.iteration + 1, previous.restoration()
-    context.timings.iteration = number
+    again: IterationRecord | None = None,
+    start: str = "generate",
+) -> dict[str, StageRef]:
+    """What the stages of the iteration after `previous` make; those before `start` as the record `again` has it."""
+    number, before = previous.iteration + 1, {} if again is None else made_before(again, start)
+    full = again.checkpoint.full if again is not None else writes_full(context.spec, number)
+    evaluated = again is not None and again.evaluation is not None  # perhaps only as the last one, then
+    evaluate = evaluated or evaluates_at(context.spec, number)
+    facts = facts_of(previous, attempt, full=full)
+    return run_stages(context, dataset, previous, facts, evaluate=evaluate, given=before)
 
-    def taken(name: StageName, ref: ArtifactRef | None) -> bool:
-        return ref is not None and STAGES.index(name) < STAGES.index(start)
 
-    if given is not None and taken("generate", given.rollouts):
-        rollouts = given.rollouts
-    else:
-        rollouts = generate_rollouts(
-            context,
-            previous.checkpoint,
-            dataset,
-            iteration=number,
-            position=previous.position,
-            attempt=attempt.number,
-        )
-    if given is not None and taken("score", given.scores):
-        scores = given.scores
-    else:
-        scores = score_rollouts(context, rollouts, dataset)
-    if given is not None and taken("advantages", given.experience):
-        experience = given.experience
-    else:
-        experience = compute_advantages(
-            context,
-            previous.checkpoint,
-            previous.reference,
-            rollouts,
-            scores,
-            kl_coef=previous.next_kl_coef,
-            restoration=restoration,
-        )
-    if given is not None and taken("update", given.checkpoint):
-        checkpoint = given.checkpoint
-    else:
-        checkpoint = update_policy(
-            context,
-            previous.checkpoint,
-            experience,
-            dataset,
-            iteration=number,
-            rate_factor=attempt.rate_factor,
-            full=given.checkpoint.full if given is not None else writes_full(context.spec, number),
-            restoration=restoration,
-        )
-    evaluated = given is not None and given.evaluation is not None  # perhaps only as the last one, then
-    due = evaluated or evaluates_at(context.spec, number)
-    evaluation = evaluate_policy(context, checkpoint, dataset) if due else None
-    return Made(checkpoint, rollouts, scores, experience, evaluation)
+def made_before(record: IterationRecord, start: str) -> Mapping[str, StageRef]:
+    """What of an iteration the stages before `start` made."""
+    labels = [stage.label for stage in ITERATION]
+    names = [stage.name for stage in ITERATION[: labels.index(start)]]
+    return {name: record.artifacts[name] for name in names if name in record.artifacts}
 
 
 def iterate(
@@ -109,14 +65,14 @@ def iterate(
     dataset: DatasetRef,
     previous: IterationRecord,
     *,
-    given: IterationRecord | None = None,
-    start: StageName = "generate",
+    again: IterationRecord | None = None,
+    start: str = "generate",
 ) -> IterationRecord:
     """One iteration, from the record before to its own; after a rollback, the earlier record to go on from."""
     check_disk(context, previous)
     attempt = current_attempt(context, previous.iteration + 1)
     try:
-        made = run_stages(context, dataset, previous, attempt, given=given, start=start)
+        made = make(context, dataset, previous, attempt, again=again, start=start)
     except EngineError as error:
         complaint = not_finite(error)
         if complaint is None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from flows.console import RunConsole
-from flows.iteration import STAGES, StageName, begin, iterate
+from flows.iteration import StageName, begin, iterate, made_before
 from flows.recovery import last_whole, mend
 from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing
 from ppo_core.spec import RunSpec
@@ -161,14 +161,13 @@ def train_loop(
 def rerun_iteration(context: RunContext, console: RunConsole, dataset: DatasetRef, rerun: Rerun) -> IterationRecord:
     """Take an iteration and those after it out of the run, and do it again from a stage on."""
     given, previous = record_at(context.records, rerun.iteration), record_at(context.records, rerun.iteration - 1)
-    made = (given.rollouts, given.scores, given.experience, given.checkpoint)[: STAGES.index(rerun.start)]
-    taken = [(rerun.iteration, ref) for ref in made if ref is not None]
+    taken = [(rerun.iteration, ref) for ref in made_before(given, rerun.start).values()]
     pin_all(context, [ref for _, ref in taken])
     if mend(context, console, [*resume_inputs(previous), *taken]) is not None:
         raise InputError(f"iteration {rerun.iteration} cannot be done again: what it starts from is not whole")
     replaced = context.supersede(previous.iteration)
     console.say(f"iteration {rerun.iteration} again from stage {rerun.start}; taken out of the run: {replaced}")
-    record = iterate(context, console, dataset, previous, given=given, start=rerun.start)
+    record = iterate(context, console, dataset, previous, again=given, start=rerun.start)
     if record.iteration == rerun.iteration:
         show(context, console, record)
     return record

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from flows.console import RunConsole
-from flows.iteration import STAGES, run_stages
+from flows.iteration import make
+from flows.stages import run_stages
 from infra.artifacts import ArtifactError, ArtifactRef
 from ppo_core.spec import RunSpec
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.iteration_record import Attempt, IterationRecord
 from tasks.runs.run_state import last_record, record_at, recorded_spec, with_changes
 from tasks.stages.context import RunContext
-from tasks.start_policy import start_policy
+from tasks.stages.table import EVALUATE_POLICY, ITERATION
 from tasks.verify_artifact import resume_inputs, set_aside_damaged
 
 
@@ -68,13 +69,13 @@ def remake(context: RunContext, iteration: int, ref: ArtifactRef) -> bool:
     then = context.with_spec(spec_at(context, record))
     dataset = prepare_dataset(then)
     if iteration == 0:
-        start_policy(then, dataset)
+        run_stages(then, dataset, None, {}, evaluate=ref.kind == EVALUATE_POLICY.kind)
         return set_aside_damaged(context, ref) is None
     previous = record_at(context.records, iteration - 1)
     attempt = Attempt(number=record.attempt, rate_factor=record.rate_factor)
-    for start in reversed(STAGES[: STAGES.index("update") + 1]):
+    for stage in reversed(ITERATION[: ITERATION.index(EVALUATE_POLICY)]):
         try:
-            run_stages(then, dataset, previous, attempt, given=record, start=start)
+            make(then, dataset, previous, attempt, again=record, start=stage.label)
         except ArtifactError:
             continue
         if set_aside_damaged(context, ref) is None:

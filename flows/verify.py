@@ -10,19 +10,15 @@ from collections.abc import Iterator
 from pydantic import BaseModel, ConfigDict
 
 from flows.console import RunConsole
-from tasks.compute_advantages import compute_advantages
-from tasks.evaluate_policy import evaluate_policy
-from tasks.generate_rollouts import generate_rollouts
+from flows.stages import run_again
 from tasks.prefect.flow_tags import also_tag, tag_run
 from tasks.prefect.server import EmbeddedFlow
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.run_state import record_at, with_changes
 from tasks.runs.verification import Comparison, check_recorded, chosen_iterations, compared, open_verification
-from tasks.score_rollouts import score_rollouts
 from tasks.stages.context import RunContext
-from tasks.start_policy import start_policy
-from tasks.update_policy import update_policy
+from tasks.stages.table import PREPARE_DATASET
 
 
 class VerifyReport(BaseModel):
@@ -67,55 +63,12 @@ def verify(run: str, iterations: str | None = None, folder: str | None = None) -
 def verify_iteration(context: RunContext, record: IterationRecord) -> Iterator[Comparison]:
     """The stages of one iteration, each from its recorded inputs; first, that these are what was recorded."""
     check_recorded(context, record)
-    number, dataset = record.iteration, record.dataset
+    number = record.iteration
     context.timings.iteration = number
-    yield compared(number, "prepare_dataset", dataset, prepare_dataset(context))
-    if number == 0:
-        yield compared(0, "start_policy", record.checkpoint, start_policy(context, dataset))
-    else:
-        yield from verify_update(context, record, record_at(context.records, number - 1))
-    if record.evaluation is not None:
-        evaluation = evaluate_policy(context, record.checkpoint, dataset)
-        yield compared(number, "evaluate_policy", record.evaluation, evaluation)
-
-
-def verify_update(context: RunContext, record: IterationRecord, previous: IterationRecord) -> Iterator[Comparison]:
-    """Rollouts, scores, experience and the update."""
-    number, dataset, restoration = record.iteration, record.dataset, previous.restoration()
-    assert record.rollouts is not None
-    assert record.scores is not None
-    assert record.experience is not None
-    rollouts = generate_rollouts(
-        context,
-        previous.checkpoint,
-        dataset,
-        iteration=number,
-        position=previous.position,
-        attempt=record.attempt,
-    )
-    yield compared(number, "generate_rollouts", record.rollouts, rollouts)
-    yield compared(number, "score_rollouts", record.scores, score_rollouts(context, record.rollouts, dataset))
-    experience = compute_advantages(
-        context,
-        previous.checkpoint,
-        previous.reference,
-        record.rollouts,
-        record.scores,
-        kl_coef=previous.next_kl_coef,
-        restoration=restoration,
-    )
-    yield compared(number, "compute_advantages", record.experience, experience)
-    checkpoint = update_policy(
-        context,
-        previous.checkpoint,
-        record.experience,
-        dataset,
-        iteration=number,
-        rate_factor=record.rate_factor,
-        full=record.checkpoint.full,
-        restoration=restoration,
-    )
-    yield compared(number, "update_policy", record.checkpoint, checkpoint)
+    yield compared(number, PREPARE_DATASET.name, record.dataset, prepare_dataset(context))
+    previous = record_at(context.records, number - 1) if number else None
+    for stage, made in run_again(context, record, previous):
+        yield compared(number, stage.name, record.artifacts[stage.name], made)
 
 
 verify_run: EmbeddedFlow[[str, str | None, str | None], VerifyReport] = EmbeddedFlow(

@@ -3,45 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 
 from infra.runs.records import RecordExists
 from ppo_core.spec import RunSpec
-from tasks.runs.iteration_record import Attempt, Best, IterationRecord, read_record
+from tasks.runs.iteration_record import Attempt, Best, IterationRecord, made_of_kind, read_record
 from tasks.runs.record_chain import made_with, record_digest, spec_document
 from tasks.runs.run_state import changed_values
 from tasks.stages.context import RunContext
-from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef, ExperienceRef, RolloutsRef, ScoresRef
+from tasks.stages.references import CheckpointRef, DatasetRef, ExperienceRef, RolloutsRef, StageRef
 from tasks.stages.stage import completed, stage
 
 
-@dataclass(frozen=True)
-class Made:
-    """What the stages of one iteration made; of iteration 0 only checkpoint and evaluation."""
-
-    checkpoint: CheckpointRef
-    rollouts: RolloutsRef | None = None
-    scores: ScoresRef | None = None
-    experience: ExperienceRef | None = None
-    evaluation: EvaluationRef | None = None
-
-    def metrics(self) -> dict[str, float]:
-        """All that they measured."""
-        metrics: dict[str, float] = {}
-        for part in (self.rollouts, self.scores, self.experience, self.checkpoint, self.evaluation):
-            metrics |= part.metrics if part is not None else {}
-        return metrics
-
-
 def draft_record(
-    context: RunContext, made: Made, dataset: DatasetRef, previous: IterationRecord | None, attempt: Attempt
+    context: RunContext,
+    made: Mapping[str, StageRef],
+    dataset: DatasetRef,
+    previous: IterationRecord | None,
+    attempt: Attempt,
 ) -> IterationRecord:
-    """The record of the iteration after `previous`, not yet written."""
-    spec, checkpoint = context.spec, made.checkpoint.model_copy(update={"losses": ()})
-    metrics = made.metrics() | context.timings.measured()
-    if made.rollouts is not None:
-        metrics |= throughput(metrics, made.rollouts)
+    """The record, not yet written, of the iteration after `previous`, whose stages `made` these artifacts."""
+    spec, losses, artifacts = context.spec, losses_of(made), {name: without_losses(ref) for name, ref in made.items()}
+    checkpoint = made_of_kind(artifacts, "checkpoint")
+    assert isinstance(checkpoint, CheckpointRef)
+    experience, rollouts = made_of_kind(made, "experience"), made_of_kind(made, "rollouts")
+    metrics = {name: value for ref in made.values() for name, value in ref.metrics.items()}
+    metrics |= context.timings.measured()
+    if isinstance(rollouts, RolloutsRef):
+        metrics |= throughput(metrics, rollouts)
     iteration = 0 if previous is None else previous.iteration + 1
     started_with = spec_document(context.records) or spec.model_dump(mode="json")
     changed = changed_values(RunSpec.model_validate(started_with), spec)
@@ -55,17 +44,13 @@ def draft_record(
         previous=record_digest(context.records.read(previous.iteration)) if previous is not None else None,
         dataset=dataset,
         reference=previous.reference if previous is not None else checkpoint,
-        checkpoint=checkpoint,
-        rollouts=made.rollouts,
-        scores=made.scores,
-        experience=made.experience,
-        evaluation=made.evaluation,
+        artifacts=artifacts,
         metrics=metrics,
-        sft_losses=made.checkpoint.losses,
+        sft_losses=losses,
         position=position,
         epoch=epoch,
         index=index,
-        next_kl_coef=made.experience.next_kl_coef if made.experience is not None else spec.advantages.kl.coef,
+        next_kl_coef=experience.next_kl_coef if isinstance(experience, ExperienceRef) else spec.advantages.kl.coef,
         best=best_of(spec.registry.metric, metrics, iteration, checkpoint, records_before(context, previous)),
         cached_stages=context.timings.cached_stages(),
         attempt=attempt.number,
@@ -80,9 +65,20 @@ def draft_record(
 
 def replayable(record: IterationRecord, previous: IterationRecord) -> dict[str, object]:
     """Where the record's checkpoint is not full: from which one on, and over which experiences, it is made again."""
-    if record.checkpoint.full or record.experience is None:
+    experience = record.made("experience")
+    if record.checkpoint.full or experience is None:
         return {}
-    return {"base": previous.base or previous.checkpoint, "replay": (*previous.replay, record.experience.bare())}
+    return {"base": previous.base or previous.checkpoint, "replay": (*previous.replay, experience.bare())}
+
+
+def losses_of(made: Mapping[str, StageRef]) -> tuple[float, ...]:
+    """Of each step of a supervised start; a record has them once, and not in the reference that others repeat."""
+    return next((ref.losses for ref in made.values() if isinstance(ref, CheckpointRef)), ())
+
+
+def without_losses(ref: StageRef) -> StageRef:
+    """The reference as records have it."""
+    return ref.model_copy(update={"losses": ()}) if isinstance(ref, CheckpointRef) else ref
 
 
 @stage("commit_iteration", retries=1)

@@ -10,6 +10,7 @@ from ppo_core.records import CompareJob
 from tasks.stages.context import RunContext
 from tasks.stages.references import DatasetRef, EvaluationRef, StageRef
 from tasks.stages.stage import StageSpec, run_cached, stage
+from tasks.stages.table import StageDefinition
 
 
 class ComparisonRef(StageRef):
@@ -25,7 +26,10 @@ class ComparisonRef(StageRef):
         return f"of {self.pairs:,} prompts {self.better:,} better, {self.worse:,} worse"
 
 
-@stage("compare_policies")
+COMPARE_POLICIES = StageDefinition("compare_policies", "comparison", "scoring", "compare_evaluations", ComparisonRef)
+
+
+@stage(COMPARE_POLICIES.name)
 def compare_policies(
     context: RunContext, candidate: EvaluationRef, champion: EvaluationRef, dataset: DatasetRef
 ) -> ComparisonRef:
@@ -38,7 +42,4 @@ def compare_policies(
         resamples=spec.promotion.resamples,
     )
     inputs = {"candidate": candidate, "champion": champion, "dataset": dataset}
-    work = StageSpec(
-        "compare_policies", "comparison", "scoring", "compare_evaluations", job, inputs=inputs, made=ComparisonRef
-    )
-    return run_cached(context, work)
+    return run_cached(context, StageSpec(COMPARE_POLICIES, job, inputs))

@@ -9,9 +9,10 @@ from ppo_core.records import ComputeAdvantagesJob, OptimizerSettings
 from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef, ExperienceRef, RolloutsRef, ScoresRef
 from tasks.stages.stage import StageSpec, run_cached, stage
+from tasks.stages.table import COMPUTE_ADVANTAGES
 
 
-@stage("compute_advantages")
+@stage(COMPUTE_ADVANTAGES.name)
 def compute_advantages(
     context: RunContext,
     checkpoint: CheckpointRef,
@@ -34,16 +35,4 @@ def compute_advantages(
         deterministic=spec.engines.deterministic,
     )
     inputs = {"checkpoint": checkpoint, "reference": reference, "rollouts": rollouts, "scores": scores}
-    return run_cached(
-        context,
-        StageSpec(
-            "compute_advantages",
-            "experience",
-            "training",
-            "compute_advantages",
-            job,
-            inputs,
-            made=ExperienceRef,
-            restoration=restoration,
-        ),
-    )
+    return run_cached(context, StageSpec(COMPUTE_ADVANTAGES, job, inputs, restoration=restoration))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from prefect.client.schemas.objects import State
 
@@ -11,9 +12,13 @@ from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef, RolloutsRef, StageRef
 from tasks.stages.sharded_sampling import sample_responses
 from tasks.stages.stage import StageSpec, run_cached, stage
+from tasks.stages.table import EVALUATE_POLICY, GENERATE_ROLLOUTS
+
+SAMPLE_ANSWERS = replace(GENERATE_ROLLOUTS, name=EVALUATE_POLICY.name)
+"""Rollouts that are a part of the evaluation."""
 
 
-@stage("evaluate_policy")
+@stage(EVALUATE_POLICY.name)
 def evaluate_policy(context: RunContext, checkpoint: CheckpointRef, dataset: DatasetRef) -> EvaluationRef:
     """The same prompts and seeds for every checkpoint, so that evaluations compare."""
     spec, begun = context.spec, time.perf_counter()
@@ -25,16 +30,7 @@ def evaluate_policy(context: RunContext, checkpoint: CheckpointRef, dataset: Dat
     job = EvaluateJob(
         reward=spec.reward, answer_column=spec.dataset.answer_column, pass_score=spec.evaluation.pass_score
     )
-    work = StageSpec(
-        "evaluate_policy",
-        "evaluation",
-        "scoring",
-        "score_evaluation",
-        job,
-        inputs,
-        {"sources": context.rewards()},
-        EvaluationRef,
-    )
+    work = StageSpec(EVALUATE_POLICY, job, inputs, {"sources": context.rewards()})
     return run_cached(context, work, begun=begun)
 
 
@@ -55,5 +51,5 @@ def _answers(context: RunContext, checkpoint: CheckpointRef, dataset: DatasetRef
         tensor_parallel_size=spec.engines.tensor_parallel_size,
         deterministic=spec.engines.deterministic,
     )
-    outcome = sample_responses(context, "evaluate_policy", job, {"checkpoint": checkpoint, "dataset": dataset})
+    outcome = sample_responses(context, SAMPLE_ANSWERS, job, {"checkpoint": checkpoint, "dataset": dataset})
     return outcome.result() if isinstance(outcome, State) else outcome

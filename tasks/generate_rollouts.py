@@ -7,9 +7,10 @@ from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef, DatasetRef, RolloutsRef
 from tasks.stages.sharded_sampling import sample_responses
 from tasks.stages.stage import stage
+from tasks.stages.table import GENERATE_ROLLOUTS
 
 
-@stage("generate_rollouts")
+@stage(GENERATE_ROLLOUTS.name)
 def generate_rollouts(
     context: RunContext,
     checkpoint: CheckpointRef,
@@ -36,4 +37,4 @@ def generate_rollouts(
         tensor_parallel_size=spec.engines.tensor_parallel_size,
         deterministic=spec.engines.deterministic,
     )
-    return sample_responses(context, "generate_rollouts", job, {"checkpoint": checkpoint, "dataset": dataset})
+    return sample_responses(context, GENERATE_ROLLOUTS, job, {"checkpoint": checkpoint, "dataset": dataset})

@@ -6,9 +6,10 @@ from tasks.stages.context import RunContext
 from tasks.stages.dataset_job import dataset_job
 from tasks.stages.references import DatasetRef
 from tasks.stages.stage import StageSpec, run_cached, stage
+from tasks.stages.table import PREPARE_DATASET
 
 
-@stage("prepare_dataset")
+@stage(PREPARE_DATASET.name)
 def prepare_dataset(context: RunContext) -> DatasetRef:
     """Once per run, before anything else is done: bad input ends the run here."""
     spec = context.spec
@@ -19,7 +20,4 @@ def prepare_dataset(context: RunContext) -> DatasetRef:
         "tokenizer": context.tokenizer(),
         **context.model_inputs(),
     }
-    return run_cached(
-        context,
-        StageSpec("prepare_dataset", "dataset", "scoring", "prepare_dataset", job, paths=paths, made=DatasetRef),
-    )
+    return run_cached(context, StageSpec(PREPARE_DATASET, job, paths=paths))

@@ -6,15 +6,13 @@ from ppo_core.records import ScoreJob
 from tasks.stages.context import RunContext
 from tasks.stages.references import DatasetRef, RolloutsRef, ScoresRef
 from tasks.stages.stage import StageSpec, run_cached, stage
+from tasks.stages.table import SCORE_ROLLOUTS
 
 
-@stage("score_rollouts")
+@stage(SCORE_ROLLOUTS.name)
 def score_rollouts(context: RunContext, rollouts: RolloutsRef, dataset: DatasetRef) -> ScoresRef:
     """One score per response, or None where there is none."""
     spec = context.spec
     job = ScoreJob(reward=spec.reward, answer_column=spec.dataset.answer_column, split="train")
     inputs = {"rollouts": rollouts, "dataset": dataset}
-    work = StageSpec(
-        "score_rollouts", "scores", "scoring", "score_rollouts", job, inputs, {"sources": context.rewards()}, ScoresRef
-    )
-    return run_cached(context, work)
+    return run_cached(context, StageSpec(SCORE_ROLLOUTS, job, inputs, {"sources": context.rewards()}))

@@ -10,9 +10,10 @@ from tasks.stages.context import RunContext
 from tasks.stages.model_card import describe_policy
 from tasks.stages.references import CheckpointRef, DatasetRef
 from tasks.stages.stage import StageSpec, job_of, run_cached, stage
+from tasks.stages.table import START_POLICY
 
 
-@stage("start_policy")
+@stage(START_POLICY.name)
 def start_policy(context: RunContext, dataset: DatasetRef) -> CheckpointRef:
     """Also the reference of the whole run."""
     spec = context.spec
@@ -25,18 +26,9 @@ def start_policy(context: RunContext, dataset: DatasetRef) -> CheckpointRef:
     )
     paths = {"tokenizer": context.tokenizer(), **context.model_inputs()}
     finish = partial(describe_policy, context_length=dataset.context_length)
-    work = StageSpec(
-        "start_policy",
-        "checkpoint",
-        "training",
-        "start_policy",
-        job,
-        {"dataset": dataset},
-        paths,
-        CheckpointRef,
-        finish,
-    )
-    curve = LiveCurve(context, dataset)
+    work, curve = StageSpec(START_POLICY, job, {"dataset": dataset}, paths, finish), LiveCurve(context, dataset)
     return run_cached(
-        context, work, make=lambda key: context.run_job(work.engine, job_of(context, work, key), curve.on_progress)
+        context,
+        work,
+        make=lambda key: context.run_job(START_POLICY.engine, job_of(context, work, key), curve.on_progress),
     )

@@ -11,9 +11,10 @@ from tasks.stages.context import RunContext
 from tasks.stages.model_card import describe_policy
 from tasks.stages.references import CheckpointRef, DatasetRef, ExperienceRef
 from tasks.stages.stage import StageSpec, run_cached, stage
+from tasks.stages.table import UPDATE_POLICY
 
 
-@stage("update_policy")
+@stage(UPDATE_POLICY.name)
 def update_policy(
     context: RunContext,
     checkpoint: CheckpointRef,
@@ -41,17 +42,4 @@ def update_policy(
     )
     inputs = {"checkpoint": checkpoint, "experience": experience}
     finish = partial(describe_policy, context_length=dataset.context_length)
-    return run_cached(
-        context,
-        StageSpec(
-            "update_policy",
-            "checkpoint",
-            "training",
-            "update_policy",
-            job,
-            inputs,
-            made=CheckpointRef,
-            finish=finish,
-            restoration=restoration,
-        ),
-    )
+    return run_cached(context, StageSpec(UPDATE_POLICY, job, inputs, finish=finish, restoration=restoration))

@@ -63,17 +63,17 @@ def rerun(
     with friendly_errors(f"run {place.partition('@')[0]}, again from stage {start}"):
         from pydantic import ValidationError
 
-        from flows.iteration import STAGES
         from flows.ppo import Rerun
         from tasks.runs.errors import InputError
         from tasks.runs.fork import parse_place
         from tasks.runs.run_state import committed_at, spec_of_run
+        from tasks.stages.table import ITERATION
 
         run, iteration = parse_place(place)
         try:
             wanted = Rerun.model_validate({"iteration": iteration, "start": start})
         except ValidationError:
-            stages = ", ".join(STAGES)
+            stages = ", ".join(stage.label for stage in ITERATION)
             raise InputError(f"{place} --from {start}: an iteration from 1 on, and one of {stages}") from None
         spec = spec_of_run(run, folder)
         committed_at(run, iteration)

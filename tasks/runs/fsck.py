@@ -18,16 +18,17 @@ from infra.runs.records import NOTES, RecordError, RunRecords, list_runs, open_r
 from infra.settings import Settings
 from infra.storage.rereading import ChangedOnTheWay
 from ppo_core.records import InputError
-from tasks.runs.iteration_record import IterationRecord
+from tasks.runs.iteration_record import IterationRecord, RecordsOfEarlierVersion
 from tasks.runs.lineage import step_of
 from tasks.runs.reachability import Reachability
-from tasks.runs.record_chain import ChainedRecord, RecordsOfEarlierVersion, first_break, link, record_digest
+from tasks.runs.record_chain import ChainedRecord, first_break, link, record_digest
+from tasks.stages.table import BY_NAME
 from tasks.verify_artifact import resume_inputs
 
 Progress = Callable[[str], None]
 Artifact = tuple[str, str, str]
 """Kind, key and digest."""
-RELEASED = ("checkpoint", "experience")
+RELEASED = {stage.kind for stage in BY_NAME.values() if not stage.kept}
 """What retention (checkpoint.keep_last) removes."""
 Repair = Literal["spec", "records", "artifact", "set aside", "copy"]
 
@@ -113,6 +114,9 @@ def check_records(records: RunRecords, contents: RunListing, found: Findings) ->
             (document,) = records.marked([mark])
             if document is not None:
                 links[iteration] = link(run, document)
+        except RecordsOfEarlierVersion as error:
+            found.damages.append(Damage("records", str(error), ""))
+            return []
         except RecordError as error:
             suspects.append(iteration)
             found.damages.append(_of_record(run, iteration, error))
@@ -123,9 +127,6 @@ def check_records(records: RunRecords, contents: RunListing, found: Findings) ->
     found.releases = any(one.record.retention.keep_last is not None for one in links.values())
     readable = {number: one for number, one in links.items() if not suspects or number < suspects[0]}
     broken = first_break(run, list(readable), list(readable.values()))
-    if broken is not None and isinstance(broken[1], RecordsOfEarlierVersion):
-        found.damages.append(Damage("records", str(broken[1]), ""))
-        return []
     if broken is not None:
         suspects.append(broken[0])
         found.damages.append(_of_record(run, *broken))
@@ -188,7 +189,7 @@ def check_lineage(store: ArtifactStore, records: list[IterationRecord], found: F
     """That each artifact, as far as it is there and sound, was made from what its record says."""
     told = [damage.ref for damage in found.damages if damage.ref is not None]
     for record, before in zip(records, [None, *records], strict=False):
-        if not any(ref in told for ref in (record.rollouts, record.scores, record.experience, record.checkpoint)):
+        if not any(ref in told for ref in record.artifacts.values()):
             _check_lineage(store, found, record, before)
 
 

@@ -162,11 +162,11 @@ def disk_folder(context: RunContext) -> Path:
 
 def iteration_bytes(context: RunContext, record: IterationRecord) -> float:
     """What an iteration like this one takes in the store."""
-    if record.experience is None:
+    if record.iteration == 0:
         return START_FACTOR * size_of(context, record.checkpoint)
     # A full checkpoint is the large part, and the next one may be full where this one is not.
-    parts: list[ArtifactRef | None] = [record.base or record.checkpoint, record.rollouts, record.scores]
-    return sum(size_of(context, ref) for ref in (*parts, record.experience, record.evaluation) if ref is not None)
+    others = [ref for ref in record.artifacts.values() if ref.kind != "checkpoint"]
+    return sum(size_of(context, ref) for ref in (record.base or record.checkpoint, *others))
 
 
 def size_of(context: RunContext, ref: ArtifactRef) -> int:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Self, cast
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, model_validator
 
 from infra.artifacts import ArtifactRef
+from infra.runs.records import RecordCorrupted
 from ppo_core.spec import CheckpointSpec
-from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef, ExperienceRef, RolloutsRef, ScoresRef
+from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef, StageRef
+from tasks.stages.table import BY_NAME, PREVIOUS, REFERENCE
 
 ACCURACY = "evaluation/accuracy"
+
+
+class RecordsOfEarlierVersion(RecordCorrupted):
+    """The records of a run have a form that an earlier version wrote."""
 
 
 class Attempt(BaseModel):
@@ -43,16 +49,27 @@ def best_in_words(best: Best, metrics: Mapping[str, float]) -> str:
     return f"best by {best.metric}: {best.value:.3f} at iteration {best.iteration}{told}"
 
 
+def _typed(artifacts: Any) -> Any:
+    """The reference of each stage as the class of that stage."""
+    if not isinstance(artifacts, dict):
+        return artifacts
+    unknown = sorted(set(artifacts) - set(BY_NAME))
+    if unknown:
+        raise ValueError(f"this version has no stage {', '.join(unknown)}")
+    return {name: BY_NAME[name].made.model_validate(ref) for name, ref in artifacts.items()}
+
+
 class IterationRecord(BaseModel):
     """Everything that iteration `iteration` made and what the next one starts from.
 
-    Record 0 is the start: checkpoint 0 and its evaluation. `position` is the data cursor: prompts drawn so far. Where
-    the checkpoint is not full, `base` is the last one that is, and `replay` the experiences since. `attempt` counts the
-    rollbacks before this iteration, `rate_factor` is what they left of the learning rates, `lease` tells the writers of
-    a run apart, `retention` says for how long the checkpoint stays, `changed` has the keys of the spec that had other
-    values than the run's `spec.json`, and `spec_digest` is that of both together. Record 0 has a copy of `spec.json`,
-    and in `sft_losses` the loss of each step of a supervised start; each later one has in `previous` the digest of the
-    record before it (see `tasks.runs.record_chain`).
+    `artifacts` has what each stage made, by the stage's name (see `tasks.stages.table`); record 0 is the start:
+    checkpoint 0 and its evaluation. `dataset` and `reference` are the whole run's. `position` is the data cursor:
+    prompts drawn so far. Where the checkpoint is not full, `base` is the last one that is, and `replay` the experiences
+    since. `attempt` counts the rollbacks before this iteration, `rate_factor` is what they left of the learning rates,
+    `lease` tells the writers of a run apart, `retention` says for how long the checkpoint stays, `changed` has the keys
+    of the spec that had other values than the run's `spec.json`, and `spec_digest` is that of both together. Record 0
+    has a copy of `spec.json`, and in `sft_losses` the loss of each step of a supervised start; each later one has in
+    `previous` the digest of the record before it (see `tasks.runs.record_chain`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -64,13 +81,9 @@ class IterationRecord(BaseModel):
     previous: str | None = None
     dataset: DatasetRef
     reference: CheckpointRef
-    checkpoint: CheckpointRef
+    artifacts: Annotated[dict[str, SerializeAsAny[StageRef]], BeforeValidator(_typed)]
     base: CheckpointRef | None = None
     replay: tuple[ArtifactRef, ...] = ()
-    rollouts: RolloutsRef | None = None
-    scores: ScoresRef | None = None
-    experience: ExperienceRef | None = None
-    evaluation: EvaluationRef | None = None
     metrics: dict[str, float]
     sft_losses: tuple[float, ...] = ()
     position: int
@@ -88,6 +101,31 @@ class IterationRecord(BaseModel):
     lease: int = 0
     committed_at_ms: int
 
+    def made(self, kind: str) -> StageRef | None:
+        """What of this kind the iteration made."""
+        return made_of_kind(self.artifacts, kind)
+
+    @property
+    def checkpoint(self) -> CheckpointRef:
+        """The policy that the iteration ended with."""
+        return cast(CheckpointRef, self.made("checkpoint"))
+
+    @property
+    def evaluation(self) -> EvaluationRef | None:
+        """How good that policy is; None for an iteration that was not evaluated."""
+        return cast(EvaluationRef | None, self.made("evaluation"))
+
+    def sources(self, previous: IterationRecord | None) -> dict[str, StageRef]:
+        """What the stages of the iteration were given, by the names of the table; `previous` is the record before."""
+        sources = {"dataset": self.dataset, REFERENCE: self.reference, **{r.kind: r for r in self.artifacts.values()}}
+        return sources if previous is None else {**sources, PREVIOUS: previous.checkpoint}
+
+    @model_validator(mode="after")
+    def _has_a_checkpoint(self) -> Self:
+        if self.made("checkpoint") is None:
+            raise ValueError("artifacts hold no checkpoint")
+        return self
+
     @property
     def cursor(self) -> str:
         """The data cursor as people read it."""
@@ -100,6 +138,16 @@ class IterationRecord(BaseModel):
         return {"base": self.base.bare(), **{f"replay_{n}": ref for n, ref in enumerate(self.replay)}}
 
 
+def made_of_kind(artifacts: Mapping[str, StageRef], kind: str) -> StageRef | None:
+    """What of the artifacts of one iteration is of this kind."""
+    return next((ref for ref in artifacts.values() if ref.kind == kind), None)
+
+
 def read_record(document: dict[str, Any]) -> IterationRecord:
-    """A stored record."""
+    """A stored record. Raises RecordsOfEarlierVersion for one of an earlier form, ValidationError where it is none."""
+    if "checkpoint" in document and "artifacts" not in document:
+        raise RecordsOfEarlierVersion(
+            f"run {document.get('run', '?')} is of a form that this version does not read, for its records do not name "
+            "what each stage made: go on with the version of ppoflow that wrote it, or train again under another name"
+        )
     return IterationRecord.model_validate(document)

@@ -15,6 +15,8 @@ from tasks.promote_policy import history
 from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.policies import Policy, find_policy
 from tasks.runs.run_state import committed
+from tasks.stages.references import RolloutsRef
+from tasks.stages.table import BY_NAME
 
 SHOWN_DIGITS = 12
 
@@ -81,15 +83,15 @@ def trace(name: str) -> Lineage:
 
 def step_of(store: ArtifactStore, record: IterationRecord, previous: IterationRecord | None) -> Step:
     """One iteration's part of the chain, checked against the manifests."""
-    metrics = record.metrics
-    made: list[tuple[ArtifactRef | None, str]] = [
-        (record.checkpoint, "the start" if previous is None else ""),
-        (record.experience, _shown("KL", metrics, "kl/reference")),
-        (record.scores, _shown("mean score", metrics, "score/mean")),
-        (record.rollouts, "" if record.rollouts is None else f"{record.rollouts.num_responses} responses"),
-        (record.evaluation, _shown("held-out score", metrics, "evaluation/score")),
-    ]
-    links = [link_to(store, _bare(ref), fact) for ref, fact in made if ref is not None]
+    metrics, made = record.metrics, list(record.artifacts.values())[::-1]
+    facts = {
+        "experience": _shown("KL", metrics, "kl/reference"),
+        "scores": _shown("mean score", metrics, "score/mean"),
+        "evaluation": _shown("held-out score", metrics, "evaluation/score"),
+        "checkpoint": "the start" if previous is None else "",
+    }
+    facts |= {ref.kind: f"{ref.num_responses} responses" for ref in made if isinstance(ref, RolloutsRef)}
+    links = [link_to(store, ref.bare(), facts.get(ref.kind, "")) for ref in made]
     complaints = [
         f"iteration {record.iteration}: {link.kind} {link.digest[:SHOWN_DIGITS]} was made from other inputs than its "
         f"record says: {', '.join(sorted(digest[:SHOWN_DIGITS] for digest in unexpected))}"
@@ -101,15 +103,10 @@ def step_of(store: ArtifactStore, record: IterationRecord, previous: IterationRe
 
 def expected_inputs(kind: str, record: IterationRecord, previous: IterationRecord | None) -> set[str]:
     """The digests of what an artifact of this kind can have been made from, by the records."""
-    before = [previous.checkpoint if previous is not None else None, record.dataset]
-    by_kind: dict[str, list[ArtifactRef | None]] = {
-        "rollouts": before,
-        "scores": [record.rollouts, record.dataset],
-        "experience": [*before, record.reference, record.rollouts, record.scores],
-        "checkpoint": [*before, record.experience],
-        "evaluation": [record.checkpoint, record.dataset],
-    }
-    return {ref.digest for ref in by_kind[kind] if ref is not None}
+    sources = record.sources(previous)
+    stages = [BY_NAME[name] for name in record.artifacts]
+    named = {source for stage in stages if stage.kind == kind for source in stage.inputs.values()}
+    return {sources[name].digest for name in named if name in sources}
 
 
 def link_to(store: ArtifactStore, ref: ArtifactRef, fact: str = "") -> Link:
@@ -135,7 +132,3 @@ def answers_of(store: ArtifactStore, made: ArtifactRef, given: ArtifactRef) -> t
 
 def _shown(name: str, metrics: dict[str, float], key: str) -> str:
     return f"{name} {metrics[key]:.4f}" if key in metrics else ""
-
-
-def _bare(ref: ArtifactRef) -> ArtifactRef:
-    return ArtifactRef(kind=ref.kind, uri=ref.uri, digest=ref.digest)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 
 from infra.artifacts import ArtifactError, ArtifactRef, ArtifactStore
 from infra.runs.listing import RunListing
 from infra.runs.records import RecordError, RunRecords, Runs, open_runs, remedy_for
 from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.promoted import Promoted
-from tasks.runs.record_chain import ChainedRecord, RecordsOfEarlierVersion, check_chain, link, unless_changed
+from tasks.runs.record_chain import ChainedRecord, check_chain, link, unless_changed
+from tasks.stages.table import BY_NAME
 
 Name = tuple[str, str]
 
@@ -101,17 +101,19 @@ class Reachability:
         kept = kept_iterations(records)
         found: dict[tuple[str, str, str], tuple[int, ArtifactRef]] = {}
         for record in records:
-            refs = [record.dataset, record.reference, record.rollouts, record.scores, record.evaluation]
+            refs: list[ArtifactRef] = [record.dataset, record.reference]
+            for stage, ref in record.artifacts.items():
+                if BY_NAME[stage].kept or record.iteration in kept:
+                    refs.append(ref)
             if record.evaluation is not None:
                 refs += self._inputs_of(record.evaluation)
-            made = [(record.iteration, ref) for ref in refs]
+            made: list[tuple[int, ArtifactRef | None]] = [(record.iteration, ref) for ref in refs]
             if record.iteration in kept:
                 base = record.iteration - len(record.replay)
-                made += [(record.iteration, record.checkpoint), (record.iteration, record.experience)]
                 made += [(base, record.base), *((base + n, ref) for n, ref in enumerate(record.replay, 1))]
-            for iteration, ref in made:
-                if ref is not None:
-                    found.setdefault((ref.kind, ref.key, ref.digest), (iteration, ref))
+            for iteration, needed in made:
+                if needed is not None:
+                    found.setdefault((needed.kind, needed.key, needed.digest), (iteration, needed))
         return list(found.values())
 
     def records_of(self, records: RunRecords) -> list[IterationRecord]:
@@ -121,8 +123,7 @@ class Reachability:
     def _chain(self, records: RunRecords, contents: RunListing) -> list[IterationRecord]:
         found = self._read(records, contents.iterations.values())
         there = [n for n, mark in contents.iterations.items() if self._records[records.run, mark] is not None]
-        with suppress(RecordsOfEarlierVersion):  # what they need is known all the same
-            check_chain(records.run, there, found)
+        check_chain(records.run, there, found)
         return [one.record for one in found]
 
     def _read(self, records: RunRecords, marks: Iterable[str]) -> list[ChainedRecord]:

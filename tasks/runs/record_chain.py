@@ -28,10 +28,6 @@ LOOKS = 3
 NO_PART_OF_A_RUN = "folder"
 
 
-class RecordsOfEarlierVersion(RecordCorrupted):
-    """The records of a run are those of a version that did not chain them."""
-
-
 @dataclass(frozen=True)
 class ChainedRecord:
     """A record and the digest of the document that it was read from."""
@@ -111,11 +107,6 @@ def first_break(
                 f"run {run} has a record of iteration {number} and none of iteration {expected}: "
                 f"{remedy_for(run, expected)}"
             )
-    if links and not any(found.record.spec or found.record.previous for found in links):
-        return 0, RecordsOfEarlierVersion(
-            f"run {run} is of a form that this version does not read, for its records name neither spec nor "
-            "predecessor: go on with the version of ppoflow that wrote it, or train again under another name"
-        )
     for number in range(len(links)):
         broken = _broken(run, number, links)
         if broken is not None:

@@ -14,6 +14,7 @@ from infra.settings import Settings
 from infra.storage.objects import StoreUnavailable
 from tasks.runs.reachability import Name, Reachability, kept_iterations
 from tasks.stages.context import RunContext
+from tasks.stages.table import BY_NAME
 
 
 def release(context: RunContext) -> list[StoredArtifact]:
@@ -27,7 +28,7 @@ def release(context: RunContext) -> list[StoredArtifact]:
     records = context.needs.records_of(context.records)
     kept = kept_iterations(records)
     gone = [record for record in records if record.iteration not in kept]
-    wanted = {(ref.kind, ref.key) for r in gone for ref in (r.checkpoint, r.experience) if ref is not None}
+    wanted = {(ref.kind, ref.key) for r in gone for stage, ref in r.artifacts.items() if not BY_NAME[stage].kept}
     wanted -= context.released | context.needs.of(records)
     if not wanted:
         return []

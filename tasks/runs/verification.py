@@ -49,11 +49,9 @@ def check_recorded(context: RunContext, record: IterationRecord) -> None:
     What retention has removed is not looked for.
     """
     store = open_store(context.settings.store_root, cache=context.settings.cache_folder)
-    made = (record.dataset, record.rollouts, record.scores, record.experience, record.checkpoint, record.evaluation)
-    for ref in made:
+    for ref in (record.dataset, *record.artifacts.values()):
         with suppress(ArtifactMissing):
-            if ref is not None:
-                store.fetch(ref.bare())
+            store.fetch(ref.bare())
 
 
 @contextmanager

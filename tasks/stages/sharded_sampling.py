@@ -25,8 +25,9 @@ from ppo_core.records import GenerateJob, GenerateShardJob
 from tasks.stages.context import RunContext
 from tasks.stages.find_verified import find_verified
 from tasks.stages.jobs import OnProgress, StageJob, StageResult
-from tasks.stages.references import RolloutsRef, StageRef
+from tasks.stages.references import StageRef
 from tasks.stages.stage import StageSpec, job_of, key_of, run_cached
+from tasks.stages.table import StageDefinition
 
 ROLE = "rollout"
 LOOK_S = 1.0
@@ -34,10 +35,10 @@ LOOK_S = 1.0
 
 
 def sample_responses(
-    context: RunContext, stage: str, job: GenerateJob, inputs: Mapping[str, StageRef]
+    context: RunContext, stage: StageDefinition, job: GenerateJob, inputs: Mapping[str, StageRef]
 ) -> State[Any] | StageRef:
     """The rollouts: from the store (as the state `Cached`), or sampled now by all rollout engines."""
-    stage_spec = StageSpec(stage, "rollouts", ROLE, "generate_rollouts", job, inputs, made=RolloutsRef)
+    stage_spec = StageSpec(stage, job, inputs)
     names = context.engines.rollout_names
     if min(len(names), job.num_prompts) == 1:
         return run_cached(context, stage_spec)
@@ -53,10 +54,8 @@ def by_several(
     shards = [
         replace(
             stage_spec,
-            kind="shard",
-            job="generate_shard",
+            stage=replace(stage_spec.stage, kind="shard", job="generate_shard", made=StageRef),
             spec=GenerateShardJob(whole=job, first=part.start, count=len(part)),
-            made=StageRef,
         )
         for part in parts
     ]

@@ -34,6 +34,7 @@ from tasks.stages.find_verified import find_verified
 from tasks.stages.jobs import STATS, StageJob, StageResult
 from tasks.stages.references import StageRef
 from tasks.stages.source_upload import upload_source
+from tasks.stages.table import StageDefinition
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -92,14 +93,10 @@ class StageSpec:
     `restoration` is what an engine that has lost its warm state needs besides to have it again; the result is the same.
     """
 
-    stage: str
-    kind: str
-    engine: str
-    job: str
+    stage: StageDefinition
     spec: Section
     inputs: Mapping[str, StageRef] = field(default_factory=dict)
     paths: Mapping[str, EngineInput] = field(default_factory=dict)
-    made: type[StageRef] = StageRef
     finish: Callable[[Path], None] | None = None
     restoration: Mapping[str, ArtifactRef] = field(default_factory=dict)
 
@@ -108,8 +105,8 @@ def key_of(context: RunContext, stage_spec: StageSpec) -> str:
     """The cache key."""
     digests = {name: ref.digest for name, ref in stage_spec.inputs.items()}
     digests |= {name: given.digest for name, given in stage_spec.paths.items()}
-    spec = stage_spec.spec.model_dump(mode="json")
-    return content_digest([stage_spec.stage, stage_spec.job, spec, digests, context.fingerprint(stage_spec.engine)])
+    stage, spec = stage_spec.stage, stage_spec.spec.model_dump(mode="json")
+    return content_digest([stage.name, stage.job, spec, digests, context.fingerprint(stage.engine)])
 
 
 def run_cached(
@@ -123,31 +120,31 @@ def run_cached(
 
     `begun` is when the stage's work began, where this is only the end of it.
     """
-    started = time.perf_counter()
+    started, stage = time.perf_counter(), stage_spec.stage
     key = key_of(context, stage_spec)
     with context.timings.outside("store"):
-        context.pin(stage_spec.kind, key)
-        found = find_verified(context, stage_spec.kind, key)
+        context.pin(stage.kind, key)
+        found = find_verified(context, stage.kind, key)
     if found is not None:
-        ref = stage_spec.made.of(found, json.loads((context.store.fetch(found) / STATS).read_text()))
-        context.timings.add(stage_spec.stage, wall=time.perf_counter() - started, cached=True)
-        return completed(ref, f"{ref.in_words()}; {stage_spec.kind}/{key} was in the store", "Cached")
-    done = context.run_job(stage_spec.engine, job_of(context, stage_spec, key)) if make is None else make(key)
+        ref = stage.made.of(found, json.loads((context.store.fetch(found) / STATS).read_text()))
+        context.timings.add(stage.name, wall=time.perf_counter() - started, cached=True)
+        return completed(ref, f"{ref.in_words()}; {stage.kind}/{key} was in the store", "Cached")
+    done = context.run_job(stage.engine, job_of(context, stage_spec, key)) if make is None else make(key)
     context.timings.add_outside("store", done.store_s)
     context.timings.add_outside("hops", done.hops_s)
-    context.timings.add(stage_spec.stage, wall=time.perf_counter() - started, engine=done.engine_s)
-    ref = stage_spec.made.of(done.ref, done.result)
+    context.timings.add(stage.name, wall=time.perf_counter() - started, engine=done.engine_s)
+    ref = stage.made.of(done.ref, done.result)
     return completed(ref, f"{ref.in_words()} in {time.perf_counter() - (begun or started):.1f} s")
 
 
 def job_of(context: RunContext, stage_spec: StageSpec, key: str) -> StageJob:
     """The stage as a job for its engine."""
     inputs = {name: ref.bare() for name, ref in stage_spec.inputs.items()}
-    here = context.engines.handles[stage_spec.engine].reads_our_folders
+    here = context.engines.handles[stage_spec.stage.engine].reads_our_folders
     return StageJob(
-        job=stage_spec.job,
+        job=stage_spec.stage.job,
         spec=stage_spec.spec.model_dump(mode="json"),
-        kind=stage_spec.kind,
+        kind=stage_spec.stage.kind,
         key=key,
         inputs={**inputs, **stage_spec.restoration},
         folders=stage_spec.paths

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.launch import DEADLINE_S, ROOT, SMOKE, environment, records, train
+from tests.e2e.launch import DEADLINE_S, ROOT, SMOKE, artifact, environment, records, train
 from tests.once import once
 
 PROGRAM = """
@@ -74,7 +74,7 @@ def longer(smoke: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Fini
 
     def train_on(home: Path) -> None:
         shutil.copytree(smoke.home / "store", home / "store")
-        rollouts = records(home, "first")[3]["rollouts"]["uri"].rpartition("/")[2]
+        rollouts = artifact(records(home, "first")[3], "rollouts")["uri"].rpartition("/")[2]
         damaged = home / "store" / "rollouts" / rollouts / "rollouts.parquet"
         damaged.chmod(0o644)
         damaged.write_bytes(damaged.read_bytes()[:-1] + b"X")  # of an iteration that is done: nobody reads it again

@@ -73,9 +73,20 @@ def record_files(home: Path, run: str) -> list[Path]:
     return sorted((home / "store" / "runs" / run / "iterations").glob("*.json"))
 
 
+def artifact(record: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The reference of this kind among what an iteration made."""
+    return next(ref for ref in record["artifacts"].values() if ref["kind"] == kind)
+
+
+def digests(record: dict[str, Any]) -> dict[str, str]:
+    """Of everything that an iteration worked on and made."""
+    made = {"prepare_dataset": record["dataset"], **record["artifacts"]}
+    return {stage: ref["digest"] for stage, ref in made.items()}
+
+
 def policy_bytes(home: Path, record: dict[str, Any]) -> bytes:
     """The weights that a record's checkpoint holds."""
-    key = record["checkpoint"]["uri"].rpartition("/")[2]
+    key = artifact(record, "checkpoint")["uri"].rpartition("/")[2]
     return (home / "store" / "checkpoint" / key / "policy" / "model.safetensors").read_bytes()
 
 

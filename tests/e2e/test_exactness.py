@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import FinishedRun
-from tests.e2e.launch import SMOKE, flip_a_bit, policy_bytes, ppoflow, records
+from tests.e2e.launch import SMOKE, artifact, flip_a_bit, policy_bytes, ppoflow, records
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
@@ -33,10 +33,10 @@ def test_a_fork_shares_what_was_before_and_goes_its_own_way(copied: Path) -> Non
     done = ppoflow(copied, "fork", "first@2", "forked", "--set", "update.learning_rate=3e-4")
     assert done.returncode == 0, done.stdout + done.stderr
     whole, forked = records(copied, "first"), records(copied, "forked")
-    assert [record["checkpoint"]["digest"] for record in forked[:3]] == [
-        record["checkpoint"]["digest"] for record in whole[:3]
+    assert [artifact(record, "checkpoint")["digest"] for record in forked[:3]] == [
+        artifact(record, "checkpoint")["digest"] for record in whole[:3]
     ]
-    assert forked[3]["rollouts"]["digest"] == whole[3]["rollouts"]["digest"]  # not sampled again
+    assert artifact(forked[3], "rollouts")["digest"] == artifact(whole[3], "rollouts")["digest"]  # not sampled again
     assert policy_bytes(copied, forked[3]) != policy_bytes(copied, whole[3])
     assert {record["forked_from"] for record in forked[:3]} == {"first@2"}
     assert len(forked) == 5
@@ -54,7 +54,7 @@ def test_changed_reward_code_is_applied_to_the_samples_that_are_there(copied: Pa
     assert done.returncode == 0, done.stdout + done.stderr
     after = records(copied, "first")
     assert after[:4] == before[:4]
-    assert after[4]["rollouts"] == before[4]["rollouts"]
+    assert artifact(after[4], "rollouts") == artifact(before[4], "rollouts")
     assert after[4]["metrics"]["score/mean"] == pytest.approx(2 * before[4]["metrics"]["score/mean"])
     assert policy_bytes(copied, after[4]) != policy_bytes(copied, before[4])
 
@@ -63,7 +63,7 @@ def test_what_is_damaged_is_found_and_made_again_by_real_engines(smoke: Finished
     shutil.copytree(smoke.home / "store", tmp_path / "store")
     third = records(tmp_path, "first")[3]
     before = policy_bytes(tmp_path, third)
-    place = tmp_path / "store" / "checkpoint" / third["checkpoint"]["uri"].rpartition("/")[2]
+    place = tmp_path / "store" / "checkpoint" / artifact(third, "checkpoint")["uri"].rpartition("/")[2]
     flip_a_bit(place / "policy" / "model.safetensors")
     (tmp_path / "store" / "runs" / "first" / "spec.json").unlink()
     found = ppoflow(tmp_path, "fsck", "first")

@@ -6,18 +6,27 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from infra.runs.records import open_records
 from tests.e2e.conftest import FinishedRun
-from tests.e2e.launch import DEADLINE_S, ROOT, SMOKE, command, environment, ppoflow, processes_of, records, wait_for
+from tests.e2e.launch import (
+    DEADLINE_S,
+    ROOT,
+    SMOKE,
+    command,
+    digests,
+    environment,
+    ppoflow,
+    processes_of,
+    records,
+    wait_for,
+)
 from tests.infra.ray_nodes import RayNode, RayNodes
 from tests.processes import command_line
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
-STAGES = ("dataset", "rollouts", "scores", "experience", "checkpoint", "evaluation")
 SETTLED_S = 0.1
 
 
@@ -86,11 +95,6 @@ def test_a_run_on_ray_survives_two_lost_machines_with_the_bytes_of_the_embedded_
     assert "ray::" not in again.stdout
     left = [command_line(process) for node in nodes.nodes for process in processes_of(node.home)]
     assert not [line for line in left if any("ppo_core.engines" in word for word in line)]
-
-
-def digests(record: dict[str, Any]) -> dict[str, str | None]:
-    """What each stage of an iteration made."""
-    return {stage: (record[stage] or {}).get("digest") for stage in STAGES}
 
 
 def strike(node: RayNode, ready: Callable[[], bool]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from infra.artifacts.export import check_export
 from tests.e2e.conftest import FinishedRun
-from tests.e2e.launch import flip_a_bit, policy_bytes, processes_of, records, train
+from tests.e2e.launch import artifact, flip_a_bit, policy_bytes, processes_of, records, train
 from tests.processes import command_line
 
 pytestmark = pytest.mark.slow
@@ -125,7 +125,7 @@ def test_another_run_takes_everything_from_the_store_but_what_is_damaged(smoke: 
     home = tmp_path / "elsewhere"
     shutil.copytree(smoke.home / "store", home / "store")  # the store alone, in another place
     shutil.rmtree(home / "store" / "runs")
-    experience = records(smoke.home, "first")[4]["experience"]
+    experience = artifact(records(smoke.home, "first")[4], "experience")
     flip_a_bit(home / "store" / "experience" / experience["uri"].rpartition("/")[2] / "experience.safetensors")
     done = train(home, "second")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -133,9 +133,9 @@ def test_another_run_takes_everything_from_the_store_but_what_is_damaged(smoke: 
     assert {stage: states[(stage, "Cached")] for stage in STAGES} == {**dict.fromkeys(STAGES, 4), DAMAGED: 3}
     made = records(home, "second")
     for ours, theirs in zip(made, records(smoke.home, "first"), strict=True):
-        assert ours["checkpoint"]["digest"] == theirs["checkpoint"]["digest"]
+        assert artifact(ours, "checkpoint")["digest"] == artifact(theirs, "checkpoint")["digest"]
     assert "update_policy" in made[1]["cached_stages"]
-    assert made[4]["experience"]["digest"] == experience["digest"]
+    assert artifact(made[4], "experience")["digest"] == experience["digest"]
     assert DAMAGED not in made[4]["cached_stages"]
     assert list((home / "store" / "damaged").iterdir())
 

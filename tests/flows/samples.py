@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks.runs.iteration_record import Best, IterationRecord
-from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef
+from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef, StageRef
 
 
 def record(
@@ -12,15 +12,16 @@ def record(
     """A record with these metrics; with `samples` also an evaluation."""
     place = {"uri": "file:///store/checkpoint/aa", "digest": "0" * 64}
     checkpoint = CheckpointRef(kind="checkpoint", **place)
-    evaluation = None if samples is None else EvaluationRef(kind="evaluation", samples=samples, **place)
+    artifacts: dict[str, StageRef] = {"update_policy": checkpoint}
+    if samples is not None:
+        artifacts["evaluate_policy"] = EvaluationRef(kind="evaluation", samples=samples, **place)
     return IterationRecord(
         run="r",
         iteration=iteration,
         spec_digest="1" * 64,
         dataset=DatasetRef(kind="dataset", counts={"train": 10}, **place),
         reference=checkpoint,
-        checkpoint=checkpoint,
-        evaluation=evaluation,
+        artifacts=artifacts,
         metrics={"seconds/iteration": 30.0, **metrics},
         position=0,
         epoch=0,

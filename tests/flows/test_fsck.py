@@ -20,16 +20,16 @@ from ppo_core.records import InputError
 from tasks.register_policy import export_best
 from tasks.runs.fsck import Findings, check_run, check_store
 from tasks.runs.repair import repair_records
-from tests.tasks.toy_runs import DAMAGES, ToyRun, digests, flip_a_bit, replace, snapshot
+from tests.tasks.toy_runs import DAMAGES, ToyRun, digests, flip_a_bit, replace, snapshot, with_artifact
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 SETTINGS = ("iterations=4", "evaluation.every=2")
 MADE: dict[str, Callable[[ToyRun], ArtifactRef | None]] = {
     "dataset": lambda run: run.records()[2].dataset,
     "reference": lambda run: run.records()[2].reference,
-    "rollouts": lambda run: run.records()[2].rollouts,
-    "scores": lambda run: run.records()[3].scores,
-    "experience": lambda run: run.records()[2].experience,
+    "rollouts": lambda run: run.records()[2].made("rollouts"),
+    "scores": lambda run: run.records()[3].made("scores"),
+    "experience": lambda run: run.records()[2].made("experience"),
     "checkpoint": lambda run: run.records()[1].checkpoint,
     "last checkpoint": lambda run: run.records()[4].checkpoint,
     "evaluation": lambda run: run.records()[2].evaluation,
@@ -161,9 +161,9 @@ def test_where_one_of_two_records_was_written_over_both_are_taken_out(run: ToyRu
 
 def test_a_record_whose_artifacts_come_from_elsewhere_is_found(run: ToyRun) -> None:
     """The last one is named by no other: what its checkpoint was made from tells."""
-    other = run.records()[3].experience
+    other = run.records()[3].made("experience")
     assert other is not None
-    run.rewrite("iterations/000004.json", lambda record: record | {"experience": other.model_dump(mode="json")})
+    run.rewrite("iterations/000004.json", lambda record: with_artifact(record, "compute_advantages", other))
     assert ("record of iteration 4: records") in damaged()
 
 

@@ -116,7 +116,7 @@ def test_sparse_checkpoints_give_the_same_policies_as_full_ones(dense: ToyRun, t
         assert (ours.checkpoint.digest == theirs.checkpoint.digest) is ours.checkpoint.full
         parts = {path.name for path in run.place(ours.checkpoint).iterdir()} & {"policy", "critic", "optimizer"}
         assert parts == ({"policy", "critic", "optimizer"} if ours.checkpoint.full else {"policy"})
-    evidence = [(r.rollouts, r.scores, r.experience) for r in records[1:]]
+    evidence = [(r.made("rollouts"), r.made("scores"), r.made("experience")) for r in records[1:]]
     assert [[ref and ref.digest for ref in refs] for refs in evidence] == [
         list(made[:3]) for made in digests(dense.records())[1:]
     ]
@@ -135,7 +135,7 @@ def test_a_thin_record_says_what_it_takes_to_have_the_training_state_again(tmp_p
         [],
         [],
     ]
-    given, experiences = records[5].restoration(), [record.experience for record in records]
+    given, experiences = records[5].restoration(), [record.made("experience") for record in records]
     assert given["base"] == records[3].checkpoint.bare()
     assert [given["replay_0"], given["replay_1"]] == [ref.bare() for ref in experiences[4:6] if ref is not None]
 

@@ -175,7 +175,8 @@ def test_lineage_finds_what_does_not_fit(own: HandOver) -> None:
     assert found.complaints == []
     assert [link.made_from for link in found.steps[1].links if link.kind == "checkpoint"] == [None]
     records = own.run.records()
-    own.run.forge(2, scores=records[1].model_dump(mode="json")["scores"])
+    scores = {"score_rollouts": records[1].model_dump(mode="json")["artifacts"]["score_rollouts"]}
+    own.run.forge(2, artifacts=records[2].model_dump(mode="json")["artifacts"] | scores)
     complaints = trace("toy@2").complaints
     assert [complaint.partition(" was")[0].rpartition(" ")[0] for complaint in complaints] == [
         "iteration 2: experience",

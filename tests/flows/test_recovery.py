@@ -191,7 +191,7 @@ def test_a_disk_that_damages_everything_at_once_ends_the_run(tmp_path: Path, who
 def test_what_nobody_needs_any_more_may_be_damaged(dense: ToyRun, whole: ToyRun, tmp_path: Path) -> None:
     run = dense.copy(tmp_path / "copy", best_is_the_second)
     last = run.records()[3]
-    for ref in (last.rollouts, last.scores, last.experience):
+    for ref in (last.made("rollouts"), last.made("scores"), last.made("experience")):
         assert ref is not None
         (run.place(ref) / "manifest.json").unlink()
     assert digests(run.train()) == digests(whole.records())

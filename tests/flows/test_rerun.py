@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from flows.iteration import STAGES, StageName
+from flows.iteration import StageName
 from flows.ppo import Rerun
 from ppo_core.records import InputError
 from tests.tasks.toy_engines import HELD_OUT
 from tests.tasks.toy_runs import Killed, ToyRun, digests, flip_a_bit, killed
 
+STAGES: tuple[StageName, ...] = get_args(StageName)
 pytestmark = pytest.mark.usefixtures("prefect_server")
 JOBS = {
     "generate": ["generate_rollouts"],
@@ -97,7 +99,7 @@ def test_killed_in_the_middle_the_next_process_ends_it(finished: ToyRun, tmp_pat
 
 def test_what_it_takes_from_the_record_is_made_again_where_it_is_damaged(finished: ToyRun, tmp_path: Path) -> None:
     run, undisturbed = finished.copy(tmp_path / "damaged"), finished.copy(tmp_path / "undisturbed")
-    rollouts = run.records()[2].rollouts
+    rollouts = run.records()[2].made("rollouts")
     assert rollouts is not None
     flip_a_bit(run.place(rollouts))
     run.engines.reward = undisturbed.engines.reward = "stricter"

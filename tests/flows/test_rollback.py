@@ -72,7 +72,7 @@ def test_it_goes_back_with_other_samples_and_lower_rates(rolled_back: ToyRun, tm
         (4, 1, 0.5),
         (5, 1, 0.5),
     ]
-    first, second = (record.rollouts for record in (undisturbed[2], records[2]))
+    first, second = (record.made("rollouts") for record in (undisturbed[2], records[2]))
     assert first is not None
     assert second is not None
     assert first.digest != second.digest  # though policy and prompts are the same

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from infra.runs.records import RecordExists
-from tasks.commit_iteration import Made, best_of, commit_iteration, draft_record, records_before
+from tasks.commit_iteration import best_of, commit_iteration, draft_record, records_before
 from tasks.runs.iteration_record import Attempt, IterationRecord
 from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef, DatasetRef
+from tasks.stages.table import START_POLICY, UPDATE_POLICY
 from tests.flows.samples import record
 from tests.tasks.benches import run_context, smoke_spec
 
@@ -25,7 +26,8 @@ def checkpoint(digest: str = "0" * 64) -> CheckpointRef:
 def commit(context: RunContext, previous: IterationRecord | None, made: CheckpointRef) -> IterationRecord:
     """One commit without rollouts or evaluation."""
     dataset = DatasetRef(kind="dataset", digest="d" * 64, counts={"train": 50}, **PLACE)
-    draft = draft_record(context, Made(made), dataset, previous, Attempt())
+    stage = START_POLICY if previous is None else UPDATE_POLICY
+    draft = draft_record(context, {stage.name: made}, dataset, previous, Attempt())
     committed: IterationRecord = commit_iteration.fn(context, draft)
     return committed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tasks.stages.jobs import StageJob, UploadedSource
 from tasks.stages.references import RolloutsRef
 from tasks.stages.source_upload import upload_source
 from tasks.stages.stage import StageSpec, job_of
+from tasks.stages.table import START_POLICY
 from tests.tasks.benches import run_context, smoke_spec
 from tests.tasks.toy_engines import ToyEngines
 
@@ -68,7 +70,7 @@ def test_an_order_survives_pickling_and_a_shipped_folder_tells_its_own_digest(
     context: RunContext, folder: EngineInput
 ) -> None:
     job = ScoreJob(reward=context.spec.reward, answer_column="answer", split="train")
-    work = StageSpec("start_policy", "checkpoint", "training", "echo", job, paths={"model": folder}, made=RolloutsRef)
+    work = StageSpec(replace(START_POLICY, job="echo", made=RolloutsRef), job, paths={"model": folder})
     here = job_of(context, work, "k")
     assert here.folders == {"model": folder}
     there = StageJob(**{**vars(here), "folders": {"model": upload_source(context, folder)}})

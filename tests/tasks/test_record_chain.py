@@ -25,7 +25,7 @@ from tasks.runs.retention import find_garbage, release, remove_garbage
 from tasks.runs.run_state import spec_of_run
 from tests.infra.leases import somebody
 from tests.tasks.benches import smoke_spec
-from tests.tasks.toy_runs import ToyRun, replace, snapshot
+from tests.tasks.toy_runs import ToyRun, old_form, replace, snapshot, with_artifact
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 SHORT = ("iterations=4", "dataset.evaluation=null", "registry.metric=toy/quality")
@@ -112,7 +112,7 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     "changed keys": (lambda record: record | {"changed": {"seed": 9}}, "was made with another spec"),
     "predecessor": (lambda record: record | {"previous": "0" * 64}, "follows another record"),
     "no predecessor": (lambda record: record | {"previous": None}, "names neither spec nor predecessor"),
-    "no checkpoint": (lambda record: record | {"checkpoint": None}, "none that this version can read"),
+    "no checkpoint": (lambda record: record | {"artifacts": {}}, "none that this version can read"),
 }
 
 
@@ -141,8 +141,8 @@ def test_a_record_of_another_run_is_refused_with_every_byte_that_it_had(run: Toy
 
 
 def test_one_that_was_written_over_is_noticed_by_the_next(run: ToyRun) -> None:
-    checkpoint = run.records()[1].checkpoint.model_dump(mode="json")
-    run.rewrite("iterations/000003.json", lambda record: record | {"checkpoint": checkpoint})
+    checkpoint = run.records()[1].checkpoint
+    run.rewrite("iterations/000003.json", lambda record: with_artifact(record, "update_policy", checkpoint))
     with pytest.raises(RecordCorrupted, match="iteration 4 of run toy follows another record"):
         read_run("toy")
 
@@ -184,12 +184,9 @@ def test_a_fork_has_a_chain_of_its_own(run: ToyRun) -> None:
     assert len(read_chain(LocalRecords(run.home / "store", "newer")).records) == 4
 
 
-def test_records_of_the_form_before_chains_are_refused_in_one_line(run: ToyRun) -> None:
+def test_records_of_an_earlier_form_are_refused_in_one_line(run: ToyRun) -> None:
     for number in range(5):
-        run.rewrite(
-            f"iterations/{number:06d}.json",
-            lambda record: {key: value for key, value in record.items() if key not in ("spec", "previous")},
-        )
+        run.rewrite(f"iterations/{number:06d}.json", old_form)
     with pytest.raises(RecordCorrupted, match="is of a form that this version does not read") as refusal:
         read_run("toy")
     assert "\n" not in str(refusal.value)

@@ -53,9 +53,7 @@ def quality(home: Path, *overrides: str) -> ToyRun:
 
 def stored(run: ToyRun, kind: str) -> list[int]:
     """The iterations whose artifact of this kind is in the store."""
-    refs = {
-        record.iteration: record.checkpoint if kind == "checkpoint" else record.experience for record in run.records()
-    }
+    refs = {record.iteration: record.made(kind) for record in run.records()}
     return [iteration for iteration, ref in refs.items() if ref is not None and run.place(ref).is_dir()]
 
 
@@ -77,10 +75,10 @@ def test_the_last_ones_stay_and_every_so_many_and_the_best_and_the_reference(
     assert stored(run, "checkpoint") == checkpoints
     assert stored(run, "experience") == [n for n in checkpoints if n > 0]
     for record in run.records()[1:]:  # what was sampled and scored is always kept
-        assert record.rollouts is not None
-        assert record.scores is not None
-        assert run.place(record.rollouts).is_dir()
-        assert run.place(record.scores).is_dir()
+        assert record.made("rollouts") is not None
+        assert record.made("scores") is not None
+        assert run.place(record.made("rollouts")).is_dir()
+        assert run.place(record.made("scores")).is_dir()
     assert find_garbage().artifacts == []
 
 
@@ -137,7 +135,7 @@ def test_what_a_diverged_iteration_made_stays_as_evidence(home: Path) -> None:
         run.train()
     remove_garbage(find_garbage())
     evidence = read_record(run.notes("divergences")[0]["record"])
-    for ref in (evidence.rollouts, evidence.scores, evidence.experience, evidence.checkpoint):
+    for ref in (evidence.made("rollouts"), evidence.made("scores"), evidence.made("experience"), evidence.checkpoint):
         assert ref is not None
         assert run.place(ref).is_dir()
     assert run.engines.count("update_policy") == 3
@@ -170,7 +168,7 @@ def test_a_superseded_iteration_is_garbage(everything: ToyRun, home: Path) -> No
     last = run.records()[6]
     context = run.context()
     context.supersede(5)
-    gone = {(ref.kind, ref.key) for ref in (last.checkpoint, last.experience, last.rollouts, last.scores) if ref}
+    gone = {(ref.kind, ref.key) for ref in last.artifacts.values()}
     assert {(found.kind, found.key) for found in find_garbage().artifacts} == gone
 
 

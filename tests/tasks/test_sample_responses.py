@@ -34,9 +34,9 @@ def test_no_digest_depends_on_the_number_of_engines(alone: ToyRun, tmp_path: Pat
     assert digests(run.records()) == digests(alone.records())
     for ours, theirs in zip(run.records(), alone.records(), strict=True):
         assert ours.checkpoint.key == theirs.checkpoint.key
-        if ours.rollouts is not None and theirs.rollouts is not None:
-            assert ours.rollouts.key == theirs.rollouts.key
-            assert ours.rollouts.metrics == theirs.rollouts.metrics
+        if ours.made("rollouts") is not None and theirs.made("rollouts") is not None:
+            assert ours.made("rollouts").key == theirs.made("rollouts").key
+            assert ours.made("rollouts").metrics == theirs.made("rollouts").metrics
     for name in run.engines.rollout_names:
         assert run.engines.count(f"generate_shard by {name}") == 2 + 2 * 2  # iterations, and evaluations twice each
     assert run.engines.count("generate_rollouts") == 0

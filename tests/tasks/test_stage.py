@@ -15,6 +15,7 @@ from infra.runs.records import RecordExists
 from ppo_core.records import InputError, ScoreJob
 from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef, RolloutsRef, ScoresRef, StageRef
 from tasks.stages.stage import StageSpec, completed, key_of, may_help_again, run_name, stage
+from tasks.stages.table import SCORE_ROLLOUTS
 from tests.tasks.benches import run_context, smoke_spec
 
 PLACE = {"kind": "anything", "uri": "file:///a/anything/k", "digest": "0"}
@@ -67,7 +68,7 @@ def work(ref: StageRef, sources: str = "s", split: str = "train") -> StageSpec:
     """A scoring stage."""
     job = ScoreJob(reward=smoke_spec().reward, answer_column="answer", split=split)
     paths = {"sources": EngineInput(Path("/somewhere"), sources)}
-    return StageSpec("score_rollouts", "scores", "scoring", "score_rollouts", job, {"rollouts": ref}, paths)
+    return StageSpec(SCORE_ROLLOUTS, job, {"rollouts": ref}, paths)
 
 
 def test_the_key_changes_with_inputs_code_and_spec_and_not_with_places(tmp_path: Path) -> None:

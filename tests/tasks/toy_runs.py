@@ -28,6 +28,7 @@ from tasks.runs.iteration_record import IterationRecord, read_record
 from tasks.runs.run_state import effective_spec
 from tasks.stages.context import RunContext
 from tasks.stages.engines import PROGRAMS
+from tasks.stages.references import StageRef
 from tests.tasks.benches import QuickFiles, run_context, smoke_spec
 from tests.tasks.toy_engines import PARTS, Measures, ToyEngines, healthy
 from tests.tasks.toy_tracker import ToyTracker
@@ -152,6 +153,17 @@ class ToyRun:
         replace(self.folder / name, encode(name, change(document)))
 
 
+def with_artifact(record: dict[str, Any], stage: str, ref: StageRef) -> dict[str, Any]:
+    """The record's document, saying that a stage made something else."""
+    return record | {"artifacts": record["artifacts"] | {stage: ref.model_dump(mode="json")}}
+
+
+def old_form(record: dict[str, Any]) -> dict[str, Any]:
+    """The document as versions wrote it that did not yet name stages."""
+    others = {key: value for key, value in record.items() if key != "artifacts"}
+    return {**others, **{ref["kind"]: ref for ref in record["artifacts"].values()}}
+
+
 def unsealed(file: Path) -> IterationRecord:
     """A record as it lies there."""
     return read_record({key: value for key, value in json.loads(file.read_text()).items() if key != SEAL})
@@ -159,7 +171,7 @@ def unsealed(file: Path) -> IterationRecord:
 
 def digests(records: list[IterationRecord]) -> list[tuple[str | None, ...]]:
     """What each record's stages made."""
-    parts = [(r.rollouts, r.scores, r.experience, r.checkpoint, r.evaluation) for r in records]
+    parts = [(r.made("rollouts"), r.made("scores"), r.made("experience"), r.checkpoint, r.evaluation) for r in records]
     return [tuple(ref.digest if ref is not None else None for ref in record) for record in parts]
 
 

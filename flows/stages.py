@@ -1,0 +1,91 @@
+"""Running the stages of one iteration, as the table of stages has them (`tasks.stages.table`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tasks.compute_advantages import compute_advantages
+from tasks.evaluate_policy import evaluate_policy
+from tasks.generate_rollouts import generate_rollouts
+from tasks.prepare_dataset import prepare_dataset
+from tasks.runs.iteration_record import Attempt, IterationRecord
+from tasks.score_rollouts import score_rollouts
+from tasks.stages.context import RunContext
+from tasks.stages.references import DatasetRef, StageRef
+from tasks.stages.table import EVALUATE_POLICY, PREVIOUS, REFERENCE, StageDefinition, stages_of
+from tasks.start_policy import start_policy
+from tasks.update_policy import update_policy
+
+TASKS = {
+    task.name: task
+    for task in (
+        prepare_dataset,
+        start_policy,
+        generate_rollouts,
+        score_rollouts,
+        compute_advantages,
+        update_policy,
+        evaluate_policy,
+    )
+}
+
+
+def run_stage(
+    context: RunContext, stage: StageDefinition, sources: Mapping[str, StageRef], facts: Mapping[str, Any]
+) -> StageRef:
+    """One stage, given what the table says that it needs."""
+    inputs = {argument: sources[source] for argument, source in stage.inputs.items()}
+    return TASKS[stage.name](context, **inputs, **{name: facts[name] for name in stage.facts})
+
+
+def run_stages(
+    context: RunContext,
+    dataset: DatasetRef,
+    previous: IterationRecord | None,
+    facts: Mapping[str, Any],
+    *,
+    evaluate: bool,
+    given: Mapping[str, StageRef] = {},
+) -> dict[str, StageRef]:
+    """What the stages of the iteration after `previous` (None: the start) make, by their names.
+
+    What is `given` is taken as it is; without `evaluate` the last stage is left out.
+    """
+    context.timings.iteration = 0 if previous is None else previous.iteration + 1
+    sources: dict[str, StageRef] = {"dataset": dataset}
+    if previous is not None:
+        sources |= {PREVIOUS: previous.checkpoint, REFERENCE: previous.reference}
+    made: dict[str, StageRef] = {}
+    for stage in stages_of(context.timings.iteration):
+        if stage is EVALUATE_POLICY and not evaluate:
+            continue
+        made[stage.name] = given.get(stage.name) or run_stage(context, stage, sources, facts)
+        sources[stage.kind] = made[stage.name]
+    return made
+
+
+def facts_of(previous: IterationRecord, attempt: Attempt, *, full: bool) -> dict[str, Any]:
+    """What the records say of the iteration after `previous`; with `full` its checkpoint has critic and optimizers."""
+    return {
+        "iteration": previous.iteration + 1,
+        "position": previous.position,
+        "attempt": attempt.number,
+        "kl_coef": previous.next_kl_coef,
+        "rate_factor": attempt.rate_factor,
+        "full": full,
+        "restoration": previous.restoration(),
+    }
+
+
+def run_again(
+    context: RunContext, record: IterationRecord, previous: IterationRecord | None
+) -> Iterator[tuple[StageDefinition, StageRef]]:
+    """Each stage of a recorded iteration, each from its recorded inputs, and what it makes now."""
+    context.timings.iteration = record.iteration
+    attempt, facts = Attempt(number=record.attempt, rate_factor=record.rate_factor), dict[str, Any]()
+    if previous is not None:
+        facts = facts_of(previous, attempt, full=record.checkpoint.full)
+    for stage in stages_of(record.iteration):
+        if stage.name in record.artifacts:
+            yield stage, run_stage(context, stage, record.sources(previous), facts)
