@@ -7,13 +7,14 @@ from typing import Any
 
 from tasks.compute_advantages import compute_advantages
 from tasks.evaluate_policy import evaluate_policy
+from tasks.finetune_policy import finetune_policy
 from tasks.generate_rollouts import generate_rollouts
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.iteration_record import Attempt, IterationRecord
 from tasks.score_rollouts import score_rollouts
 from tasks.stages.context import RunContext
 from tasks.stages.references import DatasetRef, StageRef
-from tasks.stages.table import EVALUATE_POLICY, PREVIOUS, REFERENCE, StageDefinition, stages_of
+from tasks.stages.table import EVALUATE_POLICY, FINETUNE_POLICY, PREVIOUS, REFERENCE, StageDefinition, stages_of
 from tasks.start_policy import start_policy
 from tasks.update_policy import update_policy
 
@@ -21,6 +22,7 @@ TASKS = {
     task.name: task
     for task in (
         prepare_dataset,
+        finetune_policy,
         start_policy,
         generate_rollouts,
         score_rollouts,
@@ -35,7 +37,7 @@ def run_stage(
     context: RunContext, stage: StageDefinition, sources: Mapping[str, StageRef], facts: Mapping[str, Any]
 ) -> StageRef:
     """One stage, given what the table says that it needs."""
-    inputs = {argument: sources[source] for argument, source in stage.inputs.items()}
+    inputs = {argument: sources.get(source) for argument, source in stage.inputs.items()}
     return TASKS[stage.name](context, **inputs, **{name: facts[name] for name in stage.facts})
 
 
@@ -50,15 +52,17 @@ def run_stages(
 ) -> dict[str, StageRef]:
     """What the stages of the iteration after `previous` (None: the start) make, by their names.
 
-    What is `given` is taken as it is; without `evaluate` the last stage is left out.
+    What is `given` is taken as it is. Left out are the evaluation, unless asked to `evaluate`, and fine-tuning where
+    the spec has none.
     """
     context.timings.iteration = 0 if previous is None else previous.iteration + 1
     sources: dict[str, StageRef] = {"dataset": dataset}
     if previous is not None:
         sources |= {PREVIOUS: previous.checkpoint, REFERENCE: previous.reference}
     made: dict[str, StageRef] = {}
+    wanted = {EVALUATE_POLICY.name: evaluate, FINETUNE_POLICY.name: context.spec.sft is not None}
     for stage in stages_of(context.timings.iteration):
-        if stage is EVALUATE_POLICY and not evaluate:
+        if not wanted.get(stage.name, True):
             continue
         made[stage.name] = given.get(stage.name) or run_stage(context, stage, sources, facts)
         sources[stage.kind] = made[stage.name]

@@ -128,14 +128,21 @@ class ScoreRow:
     error: str | None
 
 
-class StartPolicyJob(Section):
-    """Make checkpoint 0. Inputs: dataset, tokenizer; model, where the spec names a folder."""
+class FinetunePolicyJob(Section):
+    """Train a model on examples (SFT). Inputs: dataset, tokenizer; model, where the spec names a folder."""
 
     seed: int
     model: ModelSpec
-    sft: SupervisedSpec | None
+    sft: SupervisedSpec
     training: TrainingSpec
     deterministic: bool = False
+
+
+class StartPolicyJob(Section):
+    """Make checkpoint 0. Inputs: dataset, tokenizer; model, where the spec names a folder or one was fine-tuned."""
+
+    seed: int
+    model: ModelSpec
 
 
 class GenerateJob(Section):

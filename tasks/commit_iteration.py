@@ -23,8 +23,7 @@ def draft_record(
     attempt: Attempt,
 ) -> IterationRecord:
     """The record, not yet written, of the iteration after `previous`, whose stages `made` these artifacts."""
-    spec, losses, artifacts = context.spec, losses_of(made), {name: without_losses(ref) for name, ref in made.items()}
-    checkpoint = made_of_kind(artifacts, "checkpoint")
+    spec, checkpoint = context.spec, made_of_kind(made, "checkpoint")
     assert isinstance(checkpoint, CheckpointRef)
     experience, rollouts = made_of_kind(made, "experience"), made_of_kind(made, "rollouts")
     metrics = {name: value for ref in made.values() for name, value in ref.metrics.items()}
@@ -44,9 +43,8 @@ def draft_record(
         previous=record_digest(context.records.read(previous.iteration)) if previous is not None else None,
         dataset=dataset,
         reference=previous.reference if previous is not None else checkpoint,
-        artifacts=artifacts,
+        artifacts=dict(made),
         metrics=metrics,
-        sft_losses=losses,
         position=position,
         epoch=epoch,
         index=index,
@@ -69,16 +67,6 @@ def replayable(record: IterationRecord, previous: IterationRecord) -> dict[str, 
     if record.checkpoint.full or experience is None:
         return {}
     return {"base": previous.base or previous.checkpoint, "replay": (*previous.replay, experience.bare())}
-
-
-def losses_of(made: Mapping[str, StageRef]) -> tuple[float, ...]:
-    """Of each step of a supervised start; a record has them once, and not in the reference that others repeat."""
-    return next((ref.losses for ref in made.values() if isinstance(ref, CheckpointRef)), ())
-
-
-def without_losses(ref: StageRef) -> StageRef:
-    """The reference as records have it."""
-    return ref.model_copy(update={"losses": ()}) if isinstance(ref, CheckpointRef) else ref
 
 
 @stage("commit_iteration", retries=1)

@@ -9,9 +9,10 @@ from typing import Any
 from ppo_core.data.tables import check_aligned, read_rollouts, read_scores
 from ppo_core.data.tokenization import load_tokenizer
 from ppo_core.engines.protocol import EngineDefect, Job, JobInput
-from ppo_core.models.loading import create_policy, load_policy
+from ppo_core.models.loading import create_policy, load_policy, save_policy
 from ppo_core.records import (
     ComputeAdvantagesJob,
+    FinetunePolicyJob,
     InputError,
     OptimizerSettings,
     Replay,
@@ -40,29 +41,37 @@ class TrainingEngine:
         self.trust_remote_code = trust_remote_code
         self.learner = Learner(ranks, trust_remote_code=trust_remote_code)
         self.handlers: dict[str, Callable[[Job], dict[str, Any]]] = {
+            "finetune_policy": self.finetune_policy,
             "start_policy": self.start_policy,
             "compute_advantages": self.compute_advantages,
             "update_policy": self.update_policy,
         }
 
+    def finetune_policy(self, job: Job) -> dict[str, Any]:
+        """The model of the spec, trained on the examples, as a Hugging Face folder."""
+        spec = FinetunePolicyJob.model_validate(job.spec)
+        self.learner.forget()
+        tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=self.trust_remote_code)
+        policy = self._start_model(job, spec, tokenizer)
+        trainable = Trainable(policy, supervised_settings(spec.sft), spec.training, dtype=spec.model.dtype)
+        examples, losses = read_examples(job.inputs["dataset"].path / "sft.parquet"), list[float]()
+        with deterministic(spec.deterministic):
+            metrics = train_supervised(trainable, examples, spec, self.ranks, job.progress, losses)
+        weights = full_weights(trainable, self.ranks)
+        trainable.close()
+        if self.ranks.is_first:
+            with first_rank_only():
+                save_policy(policy, weights, tokenizer, job.output)
+        self.ranks.barrier()
+        return {"metrics": metrics, "losses": losses}
+
     def start_policy(self, job: Job) -> dict[str, Any]:
-        """Checkpoint 0: the model of the spec, after SFT where there is such a section, and a critic with its trunk."""
+        """Checkpoint 0: the model of the spec, or the one fine-tuned from it, and a critic with its trunk."""
         spec = StartPolicyJob.model_validate(job.spec)
         self.learner.forget()
         tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=self.trust_remote_code)
         policy = self._start_model(job, spec, tokenizer)
-        metrics: dict[str, float] = {}
-        losses: list[float] = []
-        if spec.sft is not None:
-            settings = supervised_settings(spec.sft)
-            trainable = Trainable(policy, settings, spec.training, dtype=spec.model.dtype)
-            examples = read_examples(job.inputs["dataset"].path / "sft.parquet")
-            with deterministic(spec.deterministic):
-                metrics = train_supervised(trainable, examples, spec, self.ranks, job.progress, losses)
-            weights = full_weights(trainable, self.ranks)
-            trainable.close()
-        else:
-            weights = {name: p.detach() for name, p in policy.named_parameters()}
+        weights = {name: p.detach() for name, p in policy.named_parameters()}
         if self.ranks.is_first:
             identity = content_digest(["start_policy", job.spec, {name: i.digest for name, i in job.inputs.items()}])
             with first_rank_only():
@@ -76,8 +85,7 @@ class TrainingEngine:
                     trust_remote_code=self.trust_remote_code,
                 )
         self.ranks.barrier()
-        num_parameters = sum(tensor.numel() for tensor in weights.values())
-        return {"metrics": metrics, "num_parameters": num_parameters, "losses": losses}
+        return {"num_parameters": sum(tensor.numel() for tensor in weights.values())}
 
     def compute_advantages(self, job: Job) -> dict[str, Any]:
         """Experience from rollouts and scores, and the next KL coefficient."""
@@ -136,7 +144,7 @@ class TrainingEngine:
             tick=job.progress,
         )
 
-    def _start_model(self, job: Job, spec: StartPolicyJob, tokenizer: Any) -> Any:
+    def _start_model(self, job: Job, spec: FinetunePolicyJob | StartPolicyJob, tokenizer: Any) -> Any:
         if "model" in job.inputs:
             model = job.inputs["model"].path
             return load_policy(model, dtype=spec.model.dtype, trust_remote_code=self.trust_remote_code)

@@ -1,4 +1,4 @@
-"""The policy's start: a model from its config or a folder, trained on examples where the spec has an SFT section."""
+"""Supervised fine-tuning (SFT): cross-entropy on the completions of examples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from ppo_core.data.batches import lengths_of, microbatches, permutation
 from ppo_core.logprobs import response_logprobs
-from ppo_core.records import LOSS_DIGITS, OptimizerSettings, StartPolicyJob, TokenSequence, loss_note
+from ppo_core.records import LOSS_DIGITS, FinetunePolicyJob, OptimizerSettings, TokenSequence, loss_note
 from ppo_core.schedules import cosine_learning_rate
 from ppo_core.spec import SupervisedSpec
 from ppo_core.training.deepspeed_engine import Trainable
@@ -44,7 +44,7 @@ def supervised_settings(spec: SupervisedSpec) -> OptimizerSettings:
 def train_supervised(
     policy: Trainable,
     examples: list[TokenSequence],
-    job: StartPolicyJob,
+    job: FinetunePolicyJob,
     ranks: Ranks,
     tick: Callable[[int, int, str], None],
     curve: list[float] | None = None,
@@ -52,7 +52,6 @@ def train_supervised(
     """Cross-entropy on the completion tokens, mean over the batch's tokens. Returns metrics; `curve` gets the loss
     of each optimizer step, rounded as in the notes of the progress."""
     spec = job.sft
-    assert spec is not None
     order = example_order(len(examples), spec.num_steps * spec.batch_size, job.seed)
     losses: list[float] = []
     for step in range(spec.num_steps):
@@ -70,11 +69,10 @@ def train_supervised(
 
 
 def _step(
-    policy: Trainable, batch: list[TokenSequence], job: StartPolicyJob, ranks: Ranks, step: int
+    policy: Trainable, batch: list[TokenSequence], job: FinetunePolicyJob, ranks: Ranks, step: int
 ) -> tuple[float, float]:
     """Loss and gradient norm of one optimizer step."""
     spec = job.sft
-    assert spec is not None
     normalizer = sum(len(completion) for _, completion in batch)
     total = torch.zeros(())
     for rows in microbatches(ranks.share(range(len(batch))), lengths_of(batch), job.training.microbatch_size):

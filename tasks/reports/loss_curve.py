@@ -1,4 +1,4 @@
-"""The curve of the supervised start in MLflow, by optimizer step: live while it trains, and whole from the record.
+"""The curve of supervised fine-tuning in MLflow, by optimizer step: live while it trains, and whole from the record.
 
 Both tell the same points with the same times, and MLflow keeps what it is told twice once.
 """
@@ -16,7 +16,7 @@ from infra.mlflow.points import Point
 from ppo_core.records import noted_loss
 from tasks.runs.iteration_record import IterationRecord
 from tasks.stages.context import RunContext
-from tasks.stages.references import DatasetRef
+from tasks.stages.references import DatasetRef, ModelRef
 
 LOSS_CURVE = "sft/loss_curve"
 EVERY_S = 5.0
@@ -24,9 +24,10 @@ EVERY_S = 5.0
 
 def curve_points(context: RunContext, record: IterationRecord) -> list[Point]:
     """Of the first record: the losses that it has."""
-    if not record.sft_losses:
+    model = record.made("model")
+    if not isinstance(model, ModelRef):
         return []
-    return points(dict(enumerate(record.sft_losses, start=1)), prepared_at_ms(context, record.dataset))
+    return points(dict(enumerate(model.losses, start=1)), prepared_at_ms(context, record.dataset))
 
 
 def points(losses: Mapping[int, float], prepared_ms: int) -> list[Point]:

@@ -62,14 +62,14 @@ def _typed(artifacts: Any) -> Any:
 class IterationRecord(BaseModel):
     """Everything that iteration `iteration` made and what the next one starts from.
 
-    `artifacts` has what each stage made, by the stage's name (see `tasks.stages.table`); record 0 is the start:
-    checkpoint 0 and its evaluation. `dataset` and `reference` are the whole run's. `position` is the data cursor:
-    prompts drawn so far. Where the checkpoint is not full, `base` is the last one that is, and `replay` the experiences
-    since. `attempt` counts the rollbacks before this iteration, `rate_factor` is what they left of the learning rates,
-    `lease` tells the writers of a run apart, `retention` says for how long the checkpoint stays, `changed` has the keys
-    of the spec that had other values than the run's `spec.json`, and `spec_digest` is that of both together. Record 0
-    has a copy of `spec.json`, and in `sft_losses` the loss of each step of a supervised start; each later one has in
-    `previous` the digest of the record before it (see `tasks.runs.record_chain`).
+    `artifacts` has what each stage made, by the stage's name (see `tasks.stages.table`); record 0 is the start: a
+    fine-tuned model where there is one, checkpoint 0 and its evaluation. `dataset` and `reference` are the whole run's.
+    `position` is the data cursor: prompts drawn so far. Where the checkpoint is not full, `base` is the last one that
+    is, and `replay` the experiences since. `attempt` counts the rollbacks before this iteration, `rate_factor` is what
+    they left of the learning rates, `lease` tells the writers of a run apart, `retention` says for how long the
+    checkpoint stays, `changed` has the keys of the spec that had other values than the run's `spec.json`, and
+    `spec_digest` is that of both together. Record 0 has a copy of `spec.json`; each later one has in `previous` the
+    digest of the record before it (see `tasks.runs.record_chain`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -85,7 +85,6 @@ class IterationRecord(BaseModel):
     base: CheckpointRef | None = None
     replay: tuple[ArtifactRef, ...] = ()
     metrics: dict[str, float]
-    sft_losses: tuple[float, ...] = ()
     position: int
     epoch: int
     index: int

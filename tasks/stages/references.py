@@ -55,16 +55,21 @@ class DatasetRef(StageRef):
         return ", ".join(f"{rows:,} rows to {USES.get(split, split)}" for split, rows in self.counts.items() if rows)
 
 
+class ModelRef(StageRef):
+    """A fine-tuned model, with the loss of each of its steps."""
+
+    losses: tuple[float, ...]
+
+    def in_words(self) -> str:
+        return f"loss {self.losses[0]:.3f} to {self.losses[-1]:.3f} in {len(self.losses)} supervised steps"
+
+
 class CheckpointRef(StageRef):
     """The policy; where it is `full`, with critic and optimizers."""
 
     full: bool = True
-    losses: tuple[float, ...] = ()
-    """Of each step of the supervised start; a record keeps them apart."""
 
     def in_words(self) -> str:
-        if self.losses:
-            return f"loss {self.losses[0]:.3f} to {self.losses[-1]:.3f} in {len(self.losses)} supervised steps"
         steps = {"entropy": "policy/entropy:.3f", "clip fraction": "policy/clip_fraction:.4f"}
         return self.measured({"optimizer steps": "update/optimizer_steps:.0f"} | steps) or "the policy to start from"
 

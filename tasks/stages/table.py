@@ -1,6 +1,6 @@
 """The stages of a run, as one table: what each makes, by which engine, and of what.
 
-    start      prepare_dataset ─► start_policy ─► evaluate_policy
+    start      prepare_dataset ─► finetune_policy (where the spec has `sft`) ─► start_policy ─► evaluate_policy
     iteration  generate_rollouts ─► score_rollouts ─► compute_advantages ─► update_policy ─► evaluate_policy
 
 Running, re-running, verifying and repairing an iteration, its record, lineage, retention and garbage collection all
@@ -17,6 +17,7 @@ from tasks.stages.references import (
     DatasetRef,
     EvaluationRef,
     ExperienceRef,
+    ModelRef,
     RolloutsRef,
     ScoresRef,
     StageRef,
@@ -31,8 +32,9 @@ class StageDefinition:
     """One stage: its task's `name`, the `kind` of the artifact made, and the `job` that its `engine` does.
 
     `inputs` are the artifacts that the task is given, by the names of its arguments: each the kind of what an earlier
-    stage made, PREVIOUS or REFERENCE. `facts` are its other arguments, known from the records. `label` is what the
-    command line calls it. What is not `kept` for good goes when retention (checkpoint.keep_last) lets its iteration go.
+    stage made (None where that stage was left out), PREVIOUS or REFERENCE. `facts` are its other arguments, known from
+    the records. `label` is what the command line calls it. What is not `kept` for good goes when retention
+    (checkpoint.keep_last) lets its iteration go.
     """
 
     name: str
@@ -47,13 +49,22 @@ class StageDefinition:
 
 
 PREPARE_DATASET = StageDefinition("prepare_dataset", "dataset", "scoring", "prepare_dataset", DatasetRef)
+FINETUNE_POLICY = StageDefinition(
+    "finetune_policy",
+    "model",
+    "training",
+    "finetune_policy",
+    ModelRef,
+    inputs={"dataset": "dataset"},
+    kept=False,
+)
 START_POLICY = StageDefinition(
     "start_policy",
     "checkpoint",
     "training",
     "start_policy",
     CheckpointRef,
-    inputs={"dataset": "dataset"},
+    inputs={"dataset": "dataset", "model": "model"},
     kept=False,
 )
 GENERATE_ROLLOUTS = StageDefinition(
@@ -107,7 +118,7 @@ EVALUATE_POLICY = StageDefinition(
     label="evaluate",
 )
 
-START = (START_POLICY, EVALUATE_POLICY)
+START = (FINETUNE_POLICY, START_POLICY, EVALUATE_POLICY)
 """What iteration 0 is made of, once the dataset is there."""
 ITERATION = (GENERATE_ROLLOUTS, SCORE_ROLLOUTS, COMPUTE_ADVANTAGES, UPDATE_POLICY, EVALUATE_POLICY)
 """What each later one is made of."""

@@ -20,7 +20,7 @@ def test_a_run_shows_what_it_does_and_ends_cleanly_on_sigterm_saying_how_to_go_o
         nonlocal told
         asked = ppoflow(tmp_path, "status", "stopped")
         told = asked.stdout
-        return asked.returncode == 0 and "  doing now          start_policy" in told
+        return asked.returncode == 0 and "  doing now          finetune_policy" in told
 
     wait_for(begins, "the supervised start, as status has it", run=run)
     assert told.startswith("run stopped: no iteration is committed yet\n")

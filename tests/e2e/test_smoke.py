@@ -83,8 +83,8 @@ def test_mlflow_knows_the_run_from_its_start_on(smoke: FinishedRun) -> None:
         losses = database.execute("select value from metrics where key = 'sft/loss_curve' order by step").fetchall()
         inputs = database.execute("select name from datasets order by name").fetchall()
         (busy,) = database.execute("select count(*) from metrics where key like 'system/cpu%'").fetchone()
-    assert begun < start["committed_at_ms"] - 1000 * start["metrics"]["seconds/start_policy"]
-    assert [loss for (loss,) in losses] == start["sft_losses"]
+    assert begun < start["committed_at_ms"] - 1000 * start["metrics"]["seconds/finetune_policy"]
+    assert [loss for (loss,) in losses] == artifact(start, "model")["losses"]
     assert len(losses) == 50
     names = ("held_out (evaluation)", "prompts (training)", "sft_examples (supervised)")
     assert [name for (name,) in inputs] == [f"generate.py:{name}" for name in names]

@@ -53,6 +53,7 @@ def test_a_run_is_the_same_wherever_it_is_made(whole: ToyRun, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("job", "number"),
     [
+        ("finetune_policy", 1),
         ("start_policy", 1),
         ("generate_rollouts", 2),
         ("score_rollouts", 2),

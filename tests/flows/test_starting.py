@@ -70,13 +70,13 @@ def test_before_the_first_record_each_stage_is_told_as_it_begins(terminal: bool)
     console = RunConsole("r", 4, Console(file=buffer, force_terminal=terminal, width=120, height=40))
     with console:
         console.step("engines are starting")
-        console.progress(EngineProgress("training", "start_policy", 0, 0, ""))
-        console.progress(EngineProgress("training", "start_policy", 1, 8, "loss 5.0"))
+        console.progress(EngineProgress("training", "finetune_policy", 0, 0, ""))
+        console.progress(EngineProgress("training", "finetune_policy", 1, 8, "loss 5.0"))
         if terminal:
             console.console.print(console.render())
     lines = buffer.getvalue().splitlines()
     assert " s  engines are starting" in lines[0]
-    assert any(" s  start_policy" in line for line in lines[1:])
+    assert any(" s  finetune_policy" in line for line in lines[1:])
     if not terminal:
         assert len(lines) == 2
         console.iteration(record(0, {}))

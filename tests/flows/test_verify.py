@@ -80,7 +80,7 @@ def test_an_honest_run_passes_and_nothing_of_it_is_touched(honest: ToyRun, tmp_p
     found = verify(honest, tmp_path, engines=engines)
     assert all(comparison.same for comparison in found)
     assert [(comparison.iteration, comparison.stage) for comparison in found] == [
-        *((0, stage) for stage in ("prepare_dataset", "start_policy", "evaluate_policy")),
+        *((0, stage) for stage in ("prepare_dataset", "finetune_policy", "start_policy", "evaluate_policy")),
         *((1, stage) for stage in STAGES),
         *((2, stage) for stage in (*STAGES, "evaluate_policy")),
         *((3, stage) for stage in (*STAGES, "evaluate_policy")),
@@ -101,7 +101,7 @@ def test_iterations_that_the_run_does_not_have_are_refused(wanted: str, honest: 
         chosen_iterations(open_records(honest.home / "store", "toy"), wanted)
 
 
-@pytest.mark.parametrize(("wanted", "place"), [(None, (0, "start_policy")), ("2", (2, "generate_rollouts"))])
+@pytest.mark.parametrize(("wanted", "place"), [(None, (0, "finetune_policy")), ("2", (2, "generate_rollouts"))])
 def test_a_run_recorded_with_another_seed_fails(
     wanted: str | None, place: tuple[int, str], honest: ToyRun, tmp_path: Path
 ) -> None:
@@ -132,6 +132,7 @@ def test_a_record_that_tells_another_kl_coefficient_fails_in_the_next_iteration(
     ("job", "place"),
     [
         ("prepare_dataset", (0, "prepare_dataset")),
+        ("finetune_policy", (0, "finetune_policy")),
         ("start_policy", (0, "start_policy")),
         ("generate_rollouts", (0, "evaluate_policy")),
         ("score_rollouts", (1, "score_rollouts")),

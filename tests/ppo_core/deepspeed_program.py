@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from ppo_core.logprobs import response_logprobs
 from ppo_core.models.loading import critic_from_policy, save_policy
-from ppo_core.records import OptimizerSettings, StartPolicyJob, UpdatePolicyJob
+from ppo_core.records import FinetunePolicyJob, OptimizerSettings, UpdatePolicyJob
 from ppo_core.spec import ModelSpec, SupervisedSpec, TrainingSpec
 from ppo_core.training.checkpoint import full_weights, write_checkpoint, write_start
 from ppo_core.training.deepspeed_engine import Trainable
@@ -176,7 +176,7 @@ def supervised(root: Path, ranks: Ranks) -> Facts:
         spec = SupervisedSpec(data="sft.jsonl", num_steps=steps, batch_size=ROWS, warmup_steps=0, learning_rate=3e-3)
         size = 3 if name == "threes" else 2
         training = TrainingSpec(microbatch_size=size, activation_checkpointing=name == "recomputed")
-        job = StartPolicyJob(seed=1, model=ModelSpec(path="policy"), sft=spec, training=training)
+        job = FinetunePolicyJob(seed=1, model=ModelSpec(path="policy"), sft=spec, training=training)
         model, passes = tiny_policy("llama-tied"), []
         model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, passes=passes: passes.append(1))
         policy = Trainable(model, supervised_settings(spec), training, dtype="float32")

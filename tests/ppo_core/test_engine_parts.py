@@ -74,7 +74,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainingEngine]:
 
 
 def job_reading(folder: Path) -> Job:
-    spec = {"seed": 0, "model": {"path": str(folder)}, "sft": None, "training": {}}
+    spec = {"seed": 0, "model": {"path": str(folder)}}
     inputs = {"tokenizer": JobInput(folder, ""), "model": JobInput(folder, "")}
     return Job("start_policy", inputs, folder, spec, lambda *_: None)
 

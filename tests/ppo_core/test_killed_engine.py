@@ -34,11 +34,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def start(bench: Bench, tmp_path: Path) -> Path:
     """Checkpoint 0."""
     tiny_tokenizer().save_pretrained(tmp_path / "tokenizer")
-    spec = {"seed": 1, "sft": None, "training": TRAINING.model_dump(mode="json")}
+    spec = {"seed": 1, "model": {"config": tiny_config("llama-tied"), "tokenizer": "x"}}
     output, inputs = bench.output(), {"dataset": tmp_path, "tokenizer": tmp_path / "tokenizer"}
-    bench.run(
-        "start_policy", inputs, {**spec, "model": {"config": tiny_config("llama-tied"), "tokenizer": "x"}}, output
-    )
+    bench.run("start_policy", inputs, spec, output)
     return output
 
 

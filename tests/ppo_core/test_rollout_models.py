@@ -76,7 +76,7 @@ class Loop:
         return output
 
     def start(self, dataset: Path) -> Path:
-        spec = {"seed": 0, "model": {"path": str(self.model)}, "sft": None, "training": TRAINING}
+        spec = {"seed": 0, "model": {"path": str(self.model)}}
         inputs = {"dataset": dataset, "tokenizer": self.model, "model": self.model}
         output = self.training.output()
         self.training.run("start_policy", inputs, spec, output)
@@ -213,7 +213,7 @@ def test_sampling_by_hand_says_what_does_not_fit(
 
 
 def test_the_training_process_survives_bad_input_and_ends_by_itself(training: Bench, tmp_path: Path) -> None:
-    spec = {"seed": 0, "model": {"path": str(tmp_path)}, "sft": None, "training": TRAINING}
+    spec = {"seed": 0, "model": {"path": str(tmp_path)}}
     with pytest.raises(EngineJobError, match="holds no tokenizer that can be loaded") as refused:
         training.run("start_policy", {"tokenizer": tmp_path, "model": tmp_path}, spec, training.output())
     assert not refused.value.retryable

@@ -1,4 +1,4 @@
-"""The losses of a supervised start: told live and told from the record they are the same points."""
+"""The losses of supervised fine-tuning: told live and told from the record they are the same points."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_live_points_are_those_of_the_record(tmp_path: Path, prefect_server: Non
     context.reporting.live = True
     curve = LiveCurve(context, record.dataset, every_s=0.0)
     for step, loss in enumerate(LOSSES, start=1):
-        curve.on_progress(EngineProgress("training", "start_policy", step, len(LOSSES), loss_note(loss)))
+        curve.on_progress(EngineProgress("training", "finetune_policy", step, len(LOSSES), loss_note(loss)))
         until(lambda step=step: len(run.tracker.points) == step, "the point is sent")
     assert run.tracker.points == wanted
 
@@ -35,7 +35,7 @@ def test_a_run_that_is_not_shown_sends_nothing(tmp_path: Path) -> None:
     (record, *_) = run.train("iterations=1")
     run.tracker.points.clear()
     curve = LiveCurve(run.context("iterations=1"), record.dataset, every_s=0.0)
-    curve.on_progress(EngineProgress("training", "start_policy", 1, 1, loss_note(1.0)))
+    curve.on_progress(EngineProgress("training", "finetune_policy", 1, 1, loss_note(1.0)))
     assert run.tracker.points == set()
 
 

@@ -51,9 +51,9 @@ def test_a_run_without_an_iteration_is_told_as_what_its_process_does(home: Path)
         assert lines[1].startswith("  doing now          starting (")
         assert holder_of(home / "store", RUN) is None
         lease = acquire_lease(home / "store", RUN)
-        ProgressFile(RUN).write("start_policy 3/50, loss 1.2", "0.1 s each, about 5 s of this stage to go")
+        ProgressFile(RUN).write("finetune_policy 3/50, loss 1.2", "0.1 s each, about 5 s of this stage to go")
         stage, how_long, at_work = doing_now(RUN)
-        assert stage.startswith("  doing now          start_policy 3/50, loss 1.2 (")
+        assert stage.startswith("  doing now          finetune_policy 3/50, loss 1.2 (")
         assert how_long == "  how long           0.1 s each, about 5 s of this stage to go"
         assert f"process {os.getpid()} on " in at_work
         assert "since 20" in at_work

@@ -13,7 +13,7 @@ from infra.engines.protocol import EngineDied, EngineInput, EngineJobError
 from infra.runs.lease import LeaseLost
 from infra.runs.records import RecordExists
 from ppo_core.records import InputError, ScoreJob
-from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef, RolloutsRef, ScoresRef, StageRef
+from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef, ModelRef, RolloutsRef, ScoresRef, StageRef
 from tasks.stages.stage import StageSpec, completed, key_of, may_help_again, run_name, stage
 from tasks.stages.table import SCORE_ROLLOUTS
 from tests.tasks.benches import run_context, smoke_spec
@@ -47,7 +47,7 @@ def test_a_plain_call_gives_the_result_and_prefect_what_came_out(
     [
         (ScoresRef(**PLACE, metrics={"score/mean": 1.04, "score/unscored": 0.0}), "mean 1.040, unscored 0"),
         (RolloutsRef(**PLACE, num_responses=256, num_response_tokens=7312), "256 responses, 7,312 tokens"),
-        (CheckpointRef(**PLACE, losses=(5.0, 2.0, 0.5)), "loss 5.000 to 0.500 in 3 supervised steps"),
+        (ModelRef(**PLACE, losses=(5.0, 2.0, 0.5)), "loss 5.000 to 0.500 in 3 supervised steps"),
         (CheckpointRef(**PLACE, metrics={"policy/entropy": 0.5}), "entropy 0.500"),
         (CheckpointRef(**PLACE), "the policy to start from"),
         (DatasetRef(**PLACE, counts={"train": 8192, "eval": 0}), "8,192 rows to train on"),

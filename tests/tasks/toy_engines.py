@@ -139,11 +139,18 @@ def prepare_dataset(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     return {"counts": {"train": 50, "eval": job.spec["num_eval_prompts"]}, "context_length": 128}
 
 
+def finetune_policy(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
+    """A model that has seen examples."""
+    write(engines, job, "model.json", content(job.inputs["dataset"], "dataset.json"))
+    return {"losses": LOSSES}
+
+
 def start_policy(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     """Checkpoint 0."""
-    seed = write(engines, job, "start.json", content(job.inputs["dataset"], "dataset.json"))
+    read = [content(job.inputs[name], f"{name}.json") for name in ("dataset", "model") if name in job.inputs]
+    seed = write(engines, job, "start.json", *read)
     write_checkpoint(job, Weights.of(seed), seed, ())
-    return {"losses": LOSSES}
+    return {}
 
 
 def generate_rollouts(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
@@ -291,6 +298,14 @@ def not_finite(what: str) -> EngineJobError:
     return EngineJobError(f"engine 'training': {reason}", error_type="EngineDefect", reason=reason)
 
 
-FIRST = (describe_sources, prepare_dataset, start_policy, generate_rollouts, generate_shard, merge_rollouts)
+FIRST = (
+    describe_sources,
+    prepare_dataset,
+    finetune_policy,
+    start_policy,
+    generate_rollouts,
+    generate_shard,
+    merge_rollouts,
+)
 AFTER = (score_rollouts, compute_advantages, update_policy, score_evaluation, compare_evaluations)
 JOBS: Mapping[str, Callable[[ToyEngines, EngineJob], dict[str, Any]]] = {job.__name__: job for job in (*FIRST, *AFTER)}
