@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from deepspeed.utils import (
     safe_set_full_optimizer_state,
 )
 
+from ppo_core.models.forward import Models
 from ppo_core.records import OptimizerSettings
 from ppo_core.spec import TrainingSpec
 
@@ -39,17 +40,17 @@ class Trainable:
         self.module: nn.Module = module
         if recompute:
             module.gradient_checkpointing_enable({"use_reentrant": False})
-        self.engine: Any = deepspeed.initialize(model=module, config=_config(settings, zero_stage, dtype))[0]
+        self._engine: Any = deepspeed.initialize(model=module, config=_config(settings, zero_stage, dtype))[0]
         # The library recomputes activations in training mode only; dropout is zero anyway.
-        self.engine.train(recompute)
+        self._engine.train(recompute)
         if zero_stage == 0:
-            self.engine.enable_backward_allreduce = False  # step() below reduces first, to see the true gradient norm
+            self._engine.enable_backward_allreduce = False  # step() below reduces first, to see the true gradient norm
         self.skipped_in_a_row = 0
         self._start_optimizer_state()
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of `loss`: this rank's share of the global loss, times the number of ranks."""
-        self.engine.backward(loss)
+        self._engine.backward(loss)
 
     def step(self, learning_rate: float) -> float:
         """Clip by the global norm and update. Returns the gradient norm before clipping, the same on every rank.
@@ -57,7 +58,7 @@ class Trainable:
         Where that is not finite the step is skipped: weights, moments and step count stay as they are, to the bit, and
         the gradients are dropped.
         """
-        for group in self.engine.optimizer.param_groups:
+        for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = self._step_unsharded() if self.zero_stage == 0 else self._step_sharded()
         self.skipped_in_a_row = 0 if math.isfinite(norm) else self.skipped_in_a_row + 1
@@ -65,18 +66,18 @@ class Trainable:
 
     def _step_unsharded(self) -> float:
         """Without ZeRO DeepSpeed would apply any gradient."""
-        self.engine.buffered_allreduce_fallback()
+        self._engine.buffered_allreduce_fallback()
         norm = float(torch.nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None]))
         if math.isfinite(norm):
-            self.engine.step()
+            self._engine.step()
         else:
-            self.engine.zero_grad()
+            self._engine.zero_grad()
         return norm
 
     def _step_sharded(self) -> float:
         """ZeRO itself drops a gradient whose norm over all ranks is not finite, and then reports infinity."""
-        self.engine.step()
-        return float(self.engine.get_global_grad_norm())
+        self._engine.step()
+        return float(self._engine.get_global_grad_norm())
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Trained parameters by name, each once (tied ones under their first name), in a fixed order."""
@@ -120,30 +121,41 @@ class Trainable:
             state["step"].fill_(count)
 
     @property
+    def distributed(self) -> Any:
+        """The module as DeepSpeed runs it: what forward passes call."""
+        return self._engine
+
+    @property
     def device(self) -> torch.device:
         """Where the module computes."""
-        return torch.device(self.engine.device)
+        return torch.device(self._engine.device)
 
     def close(self) -> None:
         """Free what DeepSpeed holds."""
-        self.engine.destroy()
+        self._engine.destroy()
 
     @property
     def _inner(self) -> torch.optim.Optimizer:
         """The torch optimizer below DeepSpeed's."""
-        return self.engine.optimizer if self.zero_stage == 0 else self.engine.optimizer.optimizer
+        return self._engine.optimizer if self.zero_stage == 0 else self._engine.optimizer.optimizer
 
     def _start_optimizer_state(self) -> None:
         """Zero moments at step 0 from the start, so that they can be saved and loaded before the first step."""
         if self.zero_stage == 3:
-            updated = self.engine.optimizer.fp32_partitioned_groups_flat
+            updated = self._engine.optimizer.fp32_partitioned_groups_flat
         else:
             updated = [tensor for group in self._inner.param_groups for tensor in group["params"]]
         for tensor in updated:
             zeros = {key: torch.zeros_like(tensor, memory_format=torch.preserve_format) for key in MOMENTS}
             self._inner.state[tensor] = {"step": torch.tensor(0.0), **zeros}
         if self.zero_stage in (1, 2):
-            self.engine.optimizer._lazy_init_hp_params_optimizer_state()
+            self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+
+
+def models_of(trainables: Mapping[str, Trainable], *, temperature: float, reference: Any = None) -> Models:
+    """The networks under training, and the frozen reference, behind the port for forward passes."""
+    networks = {name: trainable.distributed for name, trainable in trainables.items()}
+    return Models(networks, temperature, reference)
 
 
 def full_shape(parameter: nn.Parameter) -> torch.Size:

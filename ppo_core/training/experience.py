@@ -17,12 +17,12 @@ from torch import Tensor
 from ppo_core.advantages import gae
 from ppo_core.data.batches import lengths_of, microbatches
 from ppo_core.kl import kl_estimate, next_kl_coef
-from ppo_core.logprobs import response_logprobs, response_values
 from ppo_core.masking import masked_mean, whiten
 from ppo_core.metrics import explained_variance
-from ppo_core.records import ComputeAdvantagesJob, RolloutRow, ScoreRow, TokenSequence
+from ppo_core.models.forward import Models, Need
+from ppo_core.records import RolloutRow, ScoreRow, TokenSequence
 from ppo_core.rewards import clip_scores, missing_eos_penalty, token_rewards
-from ppo_core.spec import AdaptiveKl, AdvantageSpec
+from ppo_core.spec import AdaptiveKl, AdvantageSpec, TrainingSpec
 from ppo_core.training.ranks import Ranks
 
 FILE = "experience.safetensors"
@@ -76,27 +76,21 @@ class Predictions:
 
 
 def predict(
-    policy: Any,
-    reference: Any,
-    critic: Any,
-    sequences: list[TokenSequence],
-    job: ComputeAdvantagesJob,
-    ranks: Ranks,
-    tick: Any,
+    models: Models, sequences: list[TokenSequence], training: TrainingSpec, ranks: Ranks, tick: Any
 ) -> Predictions:
     """One pass of each model over all rows, in microbatches, shared among the ranks."""
     lengths, width = lengths_of(sequences), max(len(r) for _, r in sequences)
     out = torch.zeros((3, len(sequences), width + 1), dtype=torch.float32)
-    parts = microbatches(ranks.share(range(len(sequences))), lengths, job.training.microbatch_size)
+    parts = microbatches(ranks.share(range(len(sequences))), lengths, training.microbatch_size)
+    need = Need(logprobs=True, reference_logprobs=True, values=True)
     with torch.no_grad():
         for number, rows in enumerate(parts):
-            batch = [sequences[row] for row in rows]
-            for index, model in enumerate((policy, reference)):
-                logprobs = response_logprobs(model, batch, temperature=job.temperature)
-                out[index, rows, : logprobs.shape[1]] = logprobs.cpu()
-            values = response_values(critic, batch)
-            out[2, rows, : values.values.shape[1]] = values.values.cpu()
-            out[2, rows, width] = values.final.cpu()
+            said = models.forward([sequences[row] for row in rows], need)
+            for index, tensor in enumerate((said.logprobs, said.reference_logprobs, said.values)):
+                assert tensor is not None
+                out[index, rows, : tensor.shape[1]] = tensor.cpu()
+            assert said.final_values is not None
+            out[2, rows, width] = said.final_values.cpu()
             tick(number + 1, len(parts), "logprobs and values")
     out = ranks.sum(out)
     return Predictions(out[0, :, :width], out[1, :, :width], out[2, :, :width], out[2, :, width])

@@ -23,7 +23,7 @@ from ppo_core.records import (
     derive_seed,
 )
 from ppo_core.training.checkpoint import full_weights, write_checkpoint, write_start
-from ppo_core.training.deepspeed_engine import Trainable
+from ppo_core.training.deepspeed_engine import Trainable, models_of
 from ppo_core.training.determinism import deterministic
 from ppo_core.training.experience import build_experience, coefficient_after, predict
 from ppo_core.training.learner import Learner
@@ -96,9 +96,11 @@ class TrainingEngine:
         policy, critic = self._checkpoint(job, spec, spec.optimizer)
         start = job.inputs["reference"]
         reference = self.learner.reference(start.path / "policy", start.digest, model=spec.model)
+        trainables = {"policy": policy, "critic": critic}
+        models = models_of(trainables, temperature=spec.temperature, reference=reference)
         sequences = [TokenSequence(row.prompt_token_ids, row.response_token_ids) for row in rollouts]
         with deterministic(spec.deterministic):
-            predictions = predict(policy.engine, reference, critic.engine, sequences, spec, self.ranks, job.progress)
+            predictions = predict(models, sequences, spec.training, self.ranks, job.progress)
         experience, metrics = build_experience(rollouts, scores, predictions, spec.advantages, kl_coef=spec.kl_coef)
         stats = {
             "metrics": metrics,

@@ -10,11 +10,11 @@ import torch
 from pyarrow import parquet
 
 from ppo_core.data.batches import lengths_of, microbatches, permutation
-from ppo_core.logprobs import response_logprobs
+from ppo_core.models.forward import Need
 from ppo_core.records import LOSS_DIGITS, FinetunePolicyJob, OptimizerSettings, TokenSequence, loss_note
 from ppo_core.schedules import cosine_learning_rate
 from ppo_core.spec import SupervisedSpec
-from ppo_core.training.deepspeed_engine import Trainable
+from ppo_core.training.deepspeed_engine import Trainable, models_of
 from ppo_core.training.ranks import Ranks
 
 LOSS_WINDOW = 50
@@ -74,9 +74,10 @@ def _step(
     """Loss and gradient norm of one optimizer step."""
     spec = job.sft
     normalizer = sum(len(completion) for _, completion in batch)
-    total = torch.zeros(())
+    models, total = models_of({"policy": policy}, temperature=1.0), torch.zeros(())
     for rows in microbatches(ranks.share(range(len(batch))), lengths_of(batch), job.training.microbatch_size):
-        logprobs = response_logprobs(policy.engine, [batch[row] for row in rows], temperature=1.0)
+        logprobs = models.forward([batch[row] for row in rows], Need(logprobs=True)).logprobs
+        assert logprobs is not None
         loss = -logprobs.sum() / normalizer
         policy.backward(loss * ranks.world_size)
         total += loss.detach().cpu()

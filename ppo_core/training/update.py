@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from ppo_core.data.batches import lengths_of, microbatches, minibatches
-from ppo_core.logprobs import device_of, response_logprobs, response_values
 from ppo_core.losses import policy_loss, value_loss
 from ppo_core.metrics import Maximum, Mean, approximate_kl, clip_fraction, ratio_maximum, value_clip_fraction
+from ppo_core.models.forward import Need, Outputs
 from ppo_core.records import TokenSequence, UpdatePolicyJob
 from ppo_core.schedules import learning_rate
-from ppo_core.training.deepspeed_engine import Trainable
+from ppo_core.training.deepspeed_engine import Trainable, models_of
 from ppo_core.training.experience import Experience
 from ppo_core.training.ranks import Ranks
 
@@ -57,6 +57,7 @@ class PPOUpdate:
         self, policy: Trainable, critic: Trainable, experience: Experience, job: UpdatePolicyJob, ranks: Ranks
     ) -> None:
         self.networks = {"policy": policy, "critic": critic}
+        self.models = models_of(self.networks, temperature=job.temperature)
         self.experience, self.job, self.ranks = experience, job, ranks
         self.sequences: list[TokenSequence] = experience.sequences()
         self.lengths = lengths_of(self.sequences)
@@ -126,21 +127,17 @@ class PPOUpdate:
         spec = self.job.update
         batch = [self.sequences[row] for row in rows]
         width = max(len(response) for _, response in batch)
-        policy, critic = self.networks["policy"], self.networks["critic"]
-        device = device_of(policy.module)
+        device = self.models.device
 
         def of(tensor: Tensor) -> Tensor:
             return tensor[rows, :width].to(device)
 
         data, mask = self.experience, of(self.experience.response_mask)
         old_logprobs, advantages = of(data.old_logprobs), of(data.advantages)
-        logprobs, entropy = response_logprobs(
-            policy.engine,
-            batch,
-            temperature=self.job.temperature,
-            with_entropy=True,
-            detach_entropy=spec.entropy_coef == 0,
-        )
+        outputs = self.models.forward(batch, Need(entropy="differentiable" if spec.entropy_coef else "detached"))
+        logprobs, entropy = outputs.logprobs, outputs.entropy
+        assert logprobs is not None
+        assert entropy is not None
         loss = policy_loss(
             logprobs,
             old_logprobs,
@@ -152,15 +149,13 @@ class PPOUpdate:
             normalizer=normalizer,
         )
         entropy_sum = torch.where(mask, entropy, 0.0).sum()
-        self._backward("policy", loss - spec.entropy_coef * entropy_sum / normalizer, logprobs)
+        self._backward("policy", loss - spec.entropy_coef * entropy_sum / normalizer, outputs)
 
-        values, old_values, returns = (
-            response_values(critic.engine, batch).values,
-            of(data.values),
-            of(data.returns),
-        )
+        outputs = self.models.forward(batch, Need(values=True))
+        values, old_values, returns = outputs.values, of(data.values), of(data.returns)
+        assert values is not None
         critic_loss = value_loss(values, old_values, returns, mask, clip=spec.value_clip, normalizer=normalizer)
-        self._backward("critic", critic_loss, values)
+        self._backward("critic", critic_loss, outputs)
         with torch.no_grad():
             self._add("policy/loss", Mean(float(loss) * normalizer, float(mask.sum())))
             self._add("critic/loss", Mean(float(critic_loss) * normalizer, float(mask.sum())))
@@ -179,15 +174,15 @@ class PPOUpdate:
         self._add("policy/approximate_kl", approximate_kl(logprobs, old_logprobs, mask))
         self._add("policy/ratio_max", ratio_maximum(logprobs, old_logprobs, mask))
 
-    def _backward(self, name: str, loss: Tensor, outputs: Tensor) -> None:
+    def _backward(self, name: str, loss: Tensor, outputs: Outputs) -> None:
         """Add the gradient of `loss`; one of NaN where it is not finite, so that every rank skips the step.
 
-        By itself the gradient of an infinite loss may well be finite. All of `outputs` depends on the weights.
+        By itself the gradient of an infinite loss may well be finite.
         """
         value = float(loss.detach())
         self.losses[name] += value
         scale = self.ranks.world_size
-        self.networks[name].backward(loss * scale if math.isfinite(value) else outputs.sum() * math.nan)
+        self.networks[name].backward(loss * scale if math.isfinite(value) else outputs.total() * math.nan)
 
     def _add(self, name: str, part: Mean | Maximum) -> None:
         so_far = self.measured.get(name, type(part)())

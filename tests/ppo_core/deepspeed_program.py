@@ -156,7 +156,7 @@ def agree(root: Path, ranks: Ranks) -> Facts:
         with torch.no_grad():
             ours, theirs = (
                 response_logprobs(model, ragged_sequences(ROWS), temperature=1.0)
-                for model in (policy.engine, reference)
+                for model in (policy.distributed, reference)
             )
         facts[f"{stage} {dtype}"] = float((ours - theirs).abs().max())
         learner.forget()
@@ -211,7 +211,7 @@ def accumulate(root: Path, ranks: Ranks) -> Facts:
             torch.nn.init.ones_(critic.value_head.weight)
             trainable = Trainable(critic, settings, TrainingSpec(zero_stage=stage), dtype="float32")
             for _ in range(parts):
-                trainable.backward(trainable.engine(torch.tensor([[3, 4, 5]])).sum() / parts)
+                trainable.backward(trainable.distributed(torch.tensor([[3, 4, 5]])).sum() / parts)
             facts[f"{stage} {parts}"] = trainable.step(1e-3)
             trainable.close()
     return facts

@@ -85,8 +85,8 @@ def mutants(root: Path, ranks: Ranks) -> Facts:
     """The same spoiled updates by code without its guards."""
     facts: Facts = {}
     start, job = make_start(root, "llama-tied", "float32", ranks), update_job()
-    trusting = mutated(update, "loss * scale if math.isfinite(value) else outputs.sum() * math.nan", "loss * scale")
-    stepping = mutated(deepspeed_engine, "        if math.isfinite(norm):\n            self.engine.step()", MUTATION)
+    trusting = mutated(update, "loss * scale if math.isfinite(value) else outputs.total() * math.nan", "loss * scale")
+    stepping = mutated(deepspeed_engine, "        if math.isfinite(norm):\n            self._engine.step()", MUTATION)
     for name, kind, updater, trainable in (
         ("trusting", "return", trusting.PPOUpdate, deepspeed_engine.Trainable),
         ("stepping", "advantage", update.PPOUpdate, stepping.Trainable),
@@ -104,7 +104,7 @@ def mutants(root: Path, ranks: Ranks) -> Facts:
     return facts
 
 
-MUTATION = "        if True:\n            self.engine.step()"
+MUTATION = "        if True:\n            self._engine.step()"
 
 
 def mutated(module: ModuleType, original: str, replacement: str) -> Any:

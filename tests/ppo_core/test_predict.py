@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ppo_core.models.forward import Models
 from ppo_core.models.loading import Critic
-from ppo_core.records import ComputeAdvantagesJob, OptimizerSettings
-from ppo_core.spec import AdvantageSpec, ModelSpec, TrainingSpec
+from ppo_core.spec import TrainingSpec
 from ppo_core.training.experience import Predictions, predict
 from tests.ppo_core.plain_torch import plain_logprobs, plain_values
 from tests.ppo_core.tiny_models import ragged_sequences, tiny_policy
@@ -43,17 +43,12 @@ def models(name: str) -> tuple[Any, Any, Critic]:
 
 
 def predicted(name: str, *, microbatch_size: int = 3, rank: int = 0, world_size: int = 1) -> Predictions:
-    job = ComputeAdvantagesJob(
-        model=ModelSpec(path="policy"),
-        temperature=TEMPERATURE,
-        advantages=AdvantageSpec(),
-        training=TrainingSpec(microbatch_size=microbatch_size),
-        optimizer=OptimizerSettings(betas=(0.9, 0.95), eps=1e-5, weight_decay=0.0, max_grad_norm=1.0),
-        kl_coef=0.0,
-    )
+    policy, reference, critic = models(name)
+    ours = Models({"policy": policy, "critic": critic}, TEMPERATURE, reference)
+    training = TrainingSpec(microbatch_size=microbatch_size)
     ticks: list[tuple[int, int]] = []
     ranks: Any = Lonely(rank, world_size)
-    result = predict(*models(name), SEQUENCES, job, ranks, lambda done, total, _: ticks.append((done, total)))
+    result = predict(ours, SEQUENCES, training, ranks, lambda done, total, _: ticks.append((done, total)))
     assert ticks[-1][0] == ticks[-1][1] == len(ticks)
     return result
 

@@ -1,0 +1,80 @@
+"""The one way to run the models on responses: say what you need, get it as `[B, R]`.
+
+Behind it are padding, logits at response positions only, which network gives what, and whatever wraps a module for
+training (DeepSpeed): callers see token sequences and tensors aligned with the response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ppo_core.logprobs import device_of, response_logprobs, response_values
+
+
+class Need(NamedTuple):
+    """What a caller wants of a forward pass; nothing else is computed. `entropy` with or without its gradient."""
+
+    logprobs: bool = False
+    entropy: Literal["detached", "differentiable"] | None = None
+    values: bool = False
+    reference_logprobs: bool = False
+
+
+class Outputs(NamedTuple):
+    """What the models say, in fp32, None where it was not asked for.
+
+    `logprobs`, `entropy`, `values` (of the state before each token) and `reference_logprobs` are `[B, R]`, zeros past
+    each response's end; `final_values` `[B]` is of the state after the last token. Logprobs and entropy are in nats.
+    """
+
+    logprobs: Tensor | None = None
+    entropy: Tensor | None = None
+    values: Tensor | None = None
+    final_values: Tensor | None = None
+    reference_logprobs: Tensor | None = None
+
+    def total(self) -> Tensor:
+        """The sum of all that depends on trained weights, a scalar: its gradient reaches every one of them."""
+        return torch.stack([part.sum() for part in (self.logprobs, self.values) if part is not None]).sum()
+
+
+@dataclass(frozen=True)
+class Models:
+    """Trained networks by name (`policy`, `critic`), and the frozen `reference` where there is one.
+
+    Each is a module, or what runs it for training. Logits are divided by `temperature`.
+    """
+
+    networks: Mapping[str, Any]
+    temperature: float
+    reference: Any = None
+
+    def forward(self, batch: Sequence[Any], need: Need) -> Outputs:
+        """Run what `need` asks for on B pairs of token ids, prompt and response. The reference gets no gradient."""
+        logprobs = entropy = values = final_values = reference_logprobs = None
+        if need.entropy is not None:
+            logprobs, entropy = response_logprobs(
+                self.networks["policy"],
+                batch,
+                temperature=self.temperature,
+                with_entropy=True,
+                detach_entropy=need.entropy == "detached",
+            )
+        elif need.logprobs:
+            logprobs = response_logprobs(self.networks["policy"], batch, temperature=self.temperature)
+        if need.reference_logprobs:
+            with torch.no_grad():
+                reference_logprobs = response_logprobs(self.reference, batch, temperature=self.temperature)
+        if need.values:
+            values, final_values = response_values(self.networks["critic"], batch)
+        return Outputs(logprobs, entropy, values, final_values, reference_logprobs)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy computes, and everything that goes with its outputs belongs."""
+        return device_of(self.networks["policy"])
