@@ -14,9 +14,11 @@ from pydantic import Field
 
 from ppo_core.spec import (
     AdvantageSpec,
+    AlgorithmSpec,
     DatasetSpec,
     EnginesSpec,
     ModelSpec,
+    PpoSpec,
     RewardSpec,
     Section,
     SupervisedSpec,
@@ -128,6 +130,15 @@ class ScoreRow:
     error: str | None
 
 
+class TrainingJob(Section):
+    """What every job says that needs a checkpoint with all that is trained."""
+
+    model: ModelSpec
+    algorithm: AlgorithmSpec = PpoSpec()
+    training: TrainingSpec
+    deterministic: bool = False
+
+
 class FinetunePolicyJob(Section):
     """Train a model on examples (SFT). Inputs: dataset, tokenizer; model, where the spec names a folder."""
 
@@ -143,6 +154,7 @@ class StartPolicyJob(Section):
 
     seed: int
     model: ModelSpec
+    algorithm: AlgorithmSpec = PpoSpec()
 
 
 class GenerateJob(Section):
@@ -242,47 +254,39 @@ class OptimizerSettings(Section):
         return cls(betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay, max_grad_norm=spec.max_grad_norm)
 
 
-class ComputeAdvantagesJob(Section):
+class ComputeAdvantagesJob(TrainingJob):
     """Rollouts and scores to experience. Inputs: checkpoint, reference, rollouts, scores; and what `Replay` says."""
 
-    model: ModelSpec
     temperature: float
     advantages: AdvantageSpec
-    training: TrainingSpec
     # Nothing is trained here, but the checkpoint is loaded with its optimizer, and so stays loaded for the update.
     optimizer: OptimizerSettings
     kl_coef: float
-    deterministic: bool = False
 
 
-class UpdatePolicyJob(Section):
-    """One PPO update. Inputs: checkpoint, experience; and what `Replay` says.
+class UpdatePolicyJob(TrainingJob):
+    """One update. Inputs: checkpoint, experience; and what `Replay` says.
 
-    `iteration` counts from 0, for the schedules and the order. `rate_factor` multiplies both learning rates. After
+    `iteration` counts from 0, for the schedules and the order. `rate_factor` multiplies every learning rate. After
     `max_skipped_steps` optimizer steps in a row without a finite loss and gradient the job fails. With `full` the
-    result holds critic and optimizer too; without, only the policy and how to replay the update. That and
-    `max_skipped_steps` leave the weights as they are.
+    result holds all that is trained; without, only the policy and how to replay. Neither of the two changes weights.
     """
 
     seed: int
     iteration: int
-    model: ModelSpec
     update: UpdateSpec
-    training: TrainingSpec
     temperature: float
     rate_factor: float = 1.0
     max_skipped_steps: int = 3
     full: bool = True
-    deterministic: bool = False
 
 
 class Replay(Section):
     """One update that made a thin checkpoint out of the last full one: what `state.json` says of it.
 
-    A full checkpoint holds policy, critic and optimizer; a thin one the policy, and in `replay` how the rest is made
-    again. A job whose input `checkpoint` is thin gets the inputs `base` (the last full checkpoint) and `replay_0`,
-    `replay_1`, … (the experiences, in this order) besides: a warm engine leaves them alone, a cold one needs them, and
-    they enter no result. `experience` is the experience's digest.
+    A full checkpoint holds all that is trained; a thin one the policy, and in `replay` how the rest is made again. With
+    a thin `checkpoint` a job gets the inputs `base` (the last full one) and `replay_0`, `replay_1`, … (experiences, in
+    order) besides: a cold engine needs them, and they enter no result. `experience` is a digest.
     """
 
     spec: UpdatePolicyJob

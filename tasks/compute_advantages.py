@@ -28,6 +28,7 @@ def compute_advantages(
     job = ComputeAdvantagesJob(
         model=spec.model,
         temperature=spec.rollout.temperature,
+        algorithm=spec.algorithm,
         advantages=spec.advantages,
         training=spec.training,
         optimizer=OptimizerSettings.of(spec.update),

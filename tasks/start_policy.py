@@ -15,7 +15,8 @@ from tasks.stages.table import START_POLICY
 @stage(START_POLICY.name)
 def start_policy(context: RunContext, dataset: DatasetRef, model: ModelRef | None) -> CheckpointRef:
     """Also the reference of the whole run."""
-    job = StartPolicyJob(seed=context.spec.seed, model=context.spec.model)
+    spec = context.spec
+    job = StartPolicyJob(seed=spec.seed, model=spec.model, algorithm=spec.algorithm)
     inputs: dict[str, StageRef] = {"dataset": dataset}
     paths = {"tokenizer": context.tokenizer()}
     if model is None:

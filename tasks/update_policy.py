@@ -1,4 +1,4 @@
-"""PPO: policy and critic learn from the experience."""
+"""The policy, and what the algorithm trains beside it, learn from the experience."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def update_policy(
         seed=spec.seed,
         iteration=iteration - 1,
         model=spec.model,
+        algorithm=spec.algorithm,
         update=spec.update,
         training=spec.training,
         temperature=spec.rollout.temperature,

@@ -1,5 +1,6 @@
 """The spec of a run, torch-free: `RunSpec` and its sections. `RunSpec.from_yaml(path)` reads it."""
 
+from ppo_core.spec.algorithms import AlgorithmSpec, PpoSpec
 from ppo_core.spec.loading import SpecError, differing_keys
 from ppo_core.spec.promotion import PromotionSpec
 from ppo_core.spec.run_spec import RunSpec
@@ -24,6 +25,7 @@ from ppo_core.spec.sections import (
 __all__ = [
     "AdaptiveKl",
     "AdvantageSpec",
+    "AlgorithmSpec",
     "CheckpointSpec",
     "DatasetSpec",
     "EnginesSpec",
@@ -31,6 +33,7 @@ __all__ = [
     "FixedKl",
     "GuardsSpec",
     "ModelSpec",
+    "PpoSpec",
     "PromotionSpec",
     "RegistrySpec",
     "RewardSpec",

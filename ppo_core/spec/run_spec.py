@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from ppo_core.spec.algorithms import PpoSpec
 from ppo_core.spec.loading import load_run_spec, overridden
 from ppo_core.spec.promotion import PromotionSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
@@ -38,6 +39,7 @@ class RunSpec(Section):
     dataset: DatasetSpec = Field(description="Prompts to train and to evaluate on")
     model: ModelSpec = Field(description="Where the policy starts")
     sft: SupervisedSpec | None = Field(None, description="The supervised start; none: PPO starts from the model itself")
+    algorithm: PpoSpec = Field(PpoSpec(), description="What trains the policy")
     rollout: RolloutSpec = Field(RolloutSpec(), description="What the policy samples in one iteration")
     reward: RewardSpec = Field(description="Who scores a response")
     advantages: AdvantageSpec = Field(AdvantageSpec(), description="From scores to advantages")

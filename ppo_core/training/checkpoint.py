@@ -1,14 +1,14 @@
 """A checkpoint as files: everything that moves, by parameter name, loadable into any ZeRO stage and rank count.
 
 policy/     Hugging Face folder with the tokenizer
-critic/     trunk as Hugging Face folder, value_head.safetensors
-optimizer/  <part>-00000.safetensors: exp_avg/<name>, exp_avg_sq/<name>, and master/<name> where weights are not fp32
-state.json  identity, step counts, and in a thin checkpoint, which lacks critic and optimizer, how to make them again
+critic/     trunk as Hugging Face folder, value_head.safetensors, where the algorithm trains one
+optimizer/  <network>-00000.safetensors: exp_avg/<name>, exp_avg_sq/<name>, and master/<name> where weights are not fp32
+state.json  identity, step counts, and in a thin checkpoint, which has the policy alone, how to make the rest again
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,20 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, float32
 
-from ppo_core.models.loading import critic_from_policy, save_critic, save_policy
+from ppo_core.models.loading import save_policy
 from ppo_core.records import Replay
 from ppo_core.training.deepspeed_engine import MOMENTS, Trainable, full_shape
 from ppo_core.training.intact import optimizer_shards
+from ppo_core.training.networks import NETWORKS
 from ppo_core.training.ranks import Ranks
-from ppo_core.training.state import CheckpointState, SkippedSteps
+from ppo_core.training.state import CheckpointState
 
 SHARD_BYTES = 2 << 30
 
 
 def write_checkpoint(
     folder: Path,
-    policy: Trainable,
-    critic: Trainable,
+    trainables: Mapping[str, Trainable],
     tokenizer: Any,
     ranks: Ranks,
     *,
@@ -38,20 +38,20 @@ def write_checkpoint(
 ) -> None:
     """Write `folder`: all ranks gather, rank 0 writes. `identity` names the content by its derivation.
 
-    With `replay`, the updates since the last full checkpoint, a thin one: without critic and optimizer.
+    With `replay`, the updates since the last full checkpoint, a thin one: the policy without its optimizer.
     """
-    policy_weights = full_weights(policy, ranks)
-    if ranks.is_first:
-        save_policy(policy.module, policy_weights, tokenizer, folder / "policy")
-    if not replay:
-        critic_weights = full_weights(critic, ranks)
+    written = {"policy": trainables["policy"]} if replay else trainables
+    for name, trainable in written.items():
+        weights = full_weights(trainable, ranks)
         if ranks.is_first:
-            save_critic(critic.module, critic_weights, folder / "critic")  # type: ignore[arg-type]
+            NETWORKS[name].save(trainable.module, weights, tokenizer, folder / name)
+    if not replay:
+        if ranks.is_first:
             (folder / "optimizer").mkdir()
-        for part, trainable in (("policy", policy), ("critic", critic)):
-            _write_shards(folder / "optimizer", part, _optimizer_tensors(trainable), ranks)
+        for name, trainable in trainables.items():
+            _write_shards(folder / "optimizer", name, _optimizer_tensors(trainable), ranks)
     if ranks.is_first:
-        _state(identity, policy, critic, replay).write(folder)
+        _state(identity, trainables, replay).write(folder)
     ranks.barrier()
 
 
@@ -62,16 +62,19 @@ def write_start(
     tokenizer: Any,
     *,
     identity: str,
+    networks: Sequence[str],
     dtype: str,
     trust_remote_code: bool = False,
 ) -> None:
-    """Write checkpoint 0: the policy, a critic that copies its trunk, no optimizer steps. On rank 0 only."""
+    """Write checkpoint 0: the policy, the other `networks` as they begin, no optimizer steps. On rank 0 only."""
     save_policy(policy, weights, tokenizer, folder / "policy")
-    critic = critic_from_policy(folder / "policy", dtype=dtype, trust_remote_code=trust_remote_code)
-    save_critic(critic, {name: p.detach() for name, p in critic.named_parameters()}, folder / "critic")
-    CheckpointState(
-        identity=identity, full=True, num_policy_steps=0, num_critic_steps=0, skipped_steps=SkippedSteps(), replay=()
-    ).write(folder)
+    for name in networks:
+        network = NETWORKS[name]
+        if network.begin is not None:
+            module = network.begin(folder / "policy", dtype=dtype, trust_remote_code=trust_remote_code)
+            network.save(module, {key: p.detach() for key, p in module.named_parameters()}, tokenizer, folder / name)
+    none = dict.fromkeys(networks, 0)
+    CheckpointState(identity=identity, full=True, num_steps=none, skipped_steps=none, replay=()).write(folder)
 
 
 def full_weights(trainable: Trainable, ranks: Ranks) -> dict[str, Tensor]:
@@ -104,13 +107,12 @@ def load_optimizer(folder: Path, part: str, trainable: Trainable, num_steps: int
     trainable.num_steps = num_steps
 
 
-def _state(identity: str, policy: Trainable, critic: Trainable, replay: Sequence[Replay]) -> CheckpointState:
+def _state(identity: str, trainables: Mapping[str, Trainable], replay: Sequence[Replay]) -> CheckpointState:
     return CheckpointState(
         identity=identity,
         full=not replay,
-        num_policy_steps=policy.num_steps,
-        num_critic_steps=critic.num_steps,
-        skipped_steps=SkippedSteps(policy=policy.skipped_in_a_row, critic=critic.skipped_in_a_row),
+        num_steps={name: trainable.num_steps for name, trainable in trainables.items()},
+        skipped_steps={name: trainable.skipped_in_a_row for name, trainable in trainables.items()},
         replay=tuple(replay),
     )
 

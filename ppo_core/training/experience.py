@@ -1,12 +1,12 @@
-"""Rollouts and scores to experience: logprobs of policy and reference, values, rewards, advantages.
+"""Rollouts and scores to experience: what the models say of them, rewards, advantages.
 
-policy, reference, critic ──► old_logprobs, reference_logprobs, values ──► kl ──► rewards ──► GAE ──► whitening
+models ──► old_logprobs, reference_logprobs, values ──► kl ──► rewards ──► the algorithm's estimate ──► whitening
 sampler_logprobs ──► how far sampler and trainer disagree (logged, never silently used)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ppo_core.advantages import gae
+from ppo_core.algorithms.algorithm import Algorithm, Batch
 from ppo_core.data.batches import lengths_of, microbatches
 from ppo_core.kl import kl_estimate, next_kl_coef
 from ppo_core.masking import masked_mean, whiten
-from ppo_core.metrics import explained_variance
 from ppo_core.models.forward import Models, Need
 from ppo_core.records import RolloutRow, ScoreRow, TokenSequence
 from ppo_core.rewards import clip_scores, missing_eos_penalty, token_rewards
@@ -33,7 +32,8 @@ class Experience:
     """All that an update needs, `B` rows of at most `R` response tokens.
 
     Token ids are ragged in the flat `prompt_ids` and `response_ids` with their lengths `[B]`; the rest is `[B, R]`.
-    `response_mask` is True where a token counts in the losses: a row without a score is all False.
+    `response_mask` is True where a token counts in the losses: a row without a score is all False. Without a critic
+    there are no `values` and `returns`.
     """
 
     prompt_ids: Tensor
@@ -44,14 +44,15 @@ class Experience:
     old_logprobs: Tensor
     reference_logprobs: Tensor
     sampler_logprobs: Tensor
-    values: Tensor
     rewards: Tensor
     advantages: Tensor
-    returns: Tensor
+    values: Tensor | None = None
+    returns: Tensor | None = None
 
     def save(self, folder: Path) -> None:
         """Write `experience.safetensors`."""
-        save_file({f.name: vars(self)[f.name].contiguous() for f in fields(self)}, folder / FILE)
+        tensors = {name: tensor.contiguous() for name, tensor in vars(self).items() if tensor is not None}
+        save_file(tensors, folder / FILE)
 
     @classmethod
     def load(cls, folder: Path) -> Experience:
@@ -67,39 +68,47 @@ class Experience:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What the three models say of the rollouts: `[B, R]` each, `final_values` `[B]`; fp32, on the CPU."""
+    """What the models say of the rollouts: `[B, R]` each, `final_values` `[B]`; fp32, on the CPU."""
 
     old_logprobs: Tensor
     reference_logprobs: Tensor
-    values: Tensor
-    final_values: Tensor
+    values: Tensor | None = None
+    final_values: Tensor | None = None
 
 
 def predict(
-    models: Models, sequences: list[TokenSequence], training: TrainingSpec, ranks: Ranks, tick: Any
+    models: Models, need: Need, sequences: list[TokenSequence], training: TrainingSpec, ranks: Ranks, tick: Any
 ) -> Predictions:
     """One pass of each model over all rows, in microbatches, shared among the ranks."""
     lengths, width = lengths_of(sequences), max(len(r) for _, r in sequences)
     out = torch.zeros((3, len(sequences), width + 1), dtype=torch.float32)
     parts = microbatches(ranks.share(range(len(sequences))), lengths, training.microbatch_size)
-    need = Need(logprobs=True, reference_logprobs=True, values=True)
     with torch.no_grad():
         for number, rows in enumerate(parts):
             said = models.forward([sequences[row] for row in rows], need)
             for index, tensor in enumerate((said.logprobs, said.reference_logprobs, said.values)):
-                assert tensor is not None
-                out[index, rows, : tensor.shape[1]] = tensor.cpu()
-            assert said.final_values is not None
-            out[2, rows, width] = said.final_values.cpu()
-            tick(number + 1, len(parts), "logprobs and values")
+                if tensor is not None:
+                    out[index, rows, : tensor.shape[1]] = tensor.cpu()
+            if said.final_values is not None:
+                out[2, rows, width] = said.final_values.cpu()
+            tick(number + 1, len(parts), "logprobs and values" if need.values else "logprobs")
     out = ranks.sum(out)
-    return Predictions(out[0, :, :width], out[1, :, :width], out[2, :, :width], out[2, :, width])
+    logprobs, reference_logprobs, values = out[:, :, :width]
+    if not need.values:
+        return Predictions(logprobs, reference_logprobs)
+    return Predictions(logprobs, reference_logprobs, values, out[2, :, width])
 
 
 def build_experience(
-    rollouts: list[RolloutRow], scores: list[ScoreRow], predictions: Predictions, spec: AdvantageSpec, *, kl_coef: float
+    rollouts: list[RolloutRow],
+    scores: list[ScoreRow],
+    predictions: Predictions,
+    algorithm: Algorithm,
+    spec: AdvantageSpec,
+    *,
+    kl_coef: float,
 ) -> tuple[Experience, dict[str, float]]:
-    """Shape rewards, run GAE, whiten. Returns the experience and the metrics of the stage."""
+    """Shape rewards, estimate advantages, whiten. Returns the experience and the metrics of the stage."""
     generated = ragged([[1.0] * len(row.response_token_ids) for row in rollouts]).bool()
     finished = torch.tensor([row.finished for row in rollouts])
     scored = torch.tensor([row.score is not None for row in scores])
@@ -110,10 +119,9 @@ def build_experience(
     shaped = missing_eos_penalty(shaped, finished, penalty=spec.missing_eos_penalty)
     kl = kl_estimate(predictions.old_logprobs, predictions.reference_logprobs, estimator=spec.kl.estimator)
     rewards = token_rewards(shaped, kl, mask, kl_coef=kl_coef)
-    bootstrap = torch.where(finished, 0.0, predictions.final_values) if spec.truncated == "bootstrap" else None
-    estimate = gae(
-        rewards, predictions.values, mask, gamma=spec.gamma, gae_lambda=spec.gae_lambda, bootstrap_values=bootstrap
-    )
+    prompts = _numbered([row.prompt_id for row in rollouts])
+    batch = Batch(rewards, mask, finished, prompts, predictions.values, predictions.final_values)
+    estimate = algorithm.estimate(batch, spec)
     advantages = whiten(estimate.advantages, mask) if spec.whiten else estimate.advantages
     sampler = ragged([row.sampler_logprobs for row in rollouts])
     experience = Experience(
@@ -136,7 +144,7 @@ def build_experience(
         "kl/coef": kl_coef,
         "reward/mean": float(rewards.sum(1)[counted].mean()) if counted.any() else 0.0,
         "advantage/std": float(estimate.advantages[mask].std()) if mask.sum() > 1 else 0.0,
-        "critic/explained_variance": explained_variance(predictions.values, estimate.returns, mask),
+        **estimate.measured,
     }
     return experience, metrics
 
@@ -169,6 +177,12 @@ def sampler_mismatch(logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -
         "sampler/logprob_difference_max": float(difference.max()),
         "sampler/kl": float(masked_mean(kl_estimate(sampler_logprobs, logprobs, estimator="k3"), mask)),
     }
+
+
+def _numbered(names: list[str]) -> Tensor:
+    """Each name's number, in the order of first appearance."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return torch.tensor([numbers[name] for name in names])
 
 
 def ragged(rows: list[list[float]]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the training engine keeps warm between jobs: policy, critic and reference, and which checkpoint they are."""
+"""What the training engine keeps warm between jobs: the networks, the reference, and which checkpoint they are."""
 
 from __future__ import annotations
 
@@ -7,29 +7,38 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from ppo_core.algorithms import algorithm_of
 from ppo_core.data.tokenization import load_tokenizer
-from ppo_core.models.loading import load_critic, load_policy
-from ppo_core.records import InputError, OptimizerSettings
+from ppo_core.models.loading import load_policy
+from ppo_core.records import ComputeAdvantagesJob, InputError, OptimizerSettings, UpdatePolicyJob
 from ppo_core.spec import ModelSpec, TrainingSpec
 from ppo_core.training.checkpoint import load_optimizer
 from ppo_core.training.deepspeed_engine import Trainable
-from ppo_core.training.intact import check_critic, check_policy
+from ppo_core.training.networks import NETWORKS
 from ppo_core.training.ranks import Ranks
-from ppo_core.training.state import CheckpointState, read_state
+from ppo_core.training.state import CheckpointState, check_networks, read_state
 
 
 class LoadConfig(NamedTuple):
-    """How policy and critic are held: what a warm engine cannot change without loading them anew."""
+    """Which networks are held, and how: what a warm engine cannot change without loading them anew."""
 
+    networks: tuple[str, ...]
     optimizer: OptimizerSettings
-    zero_stage: int
     dtype: str
+    zero_stage: int
     activation_checkpointing: bool
 
     @classmethod
-    def of(cls, model: ModelSpec, optimizer: OptimizerSettings, training: TrainingSpec) -> LoadConfig:
+    def of(cls, job: ComputeAdvantagesJob | UpdatePolicyJob) -> LoadConfig:
         """That of a job."""
-        return cls(optimizer, training.zero_stage, model.dtype, training.activation_checkpointing)
+        optimizer = job.optimizer if isinstance(job, ComputeAdvantagesJob) else OptimizerSettings.of(job.update)
+        training, networks = job.training, algorithm_of(job.algorithm).networks
+        return cls(networks, optimizer, job.model.dtype, training.zero_stage, training.activation_checkpointing)
+
+    @property
+    def training(self) -> TrainingSpec:
+        """What of that section matters here."""
+        return TrainingSpec(zero_stage=self.zero_stage, activation_checkpointing=self.activation_checkpointing)
 
 
 class Learner:
@@ -38,44 +47,35 @@ class Learner:
     def __init__(self, ranks: Ranks, *, trust_remote_code: bool = False) -> None:
         self.ranks = ranks
         self.trust_remote_code = trust_remote_code
-        self.policy: Trainable | None = None
-        self.critic: Trainable | None = None
+        self.trainables: dict[str, Trainable] = {}
         self.tokenizer: Any = None
         self.identity: str | None = None  # of the held checkpoint, None while it changes
-        self._setting: LoadConfig | None = None
+        self._config: LoadConfig | None = None
         self._reference: nn.Module | None = None
         self._reference_digest: str | None = None
 
-    def holds(self, identity: str, setting: LoadConfig) -> bool:
+    def holds(self, identity: str, config: LoadConfig) -> bool:
         """Whether `checkpoint` of that identity, held so, would load nothing."""
-        return (self.identity, self._setting) == (identity, setting) and self.policy is not None
+        return (self.identity, self._config) == (identity, config) and bool(self.trainables)
 
-    def checkpoint(
-        self, folder: Path, *, model: ModelSpec, optimizer: OptimizerSettings, training: TrainingSpec
-    ) -> tuple[Trainable, Trainable]:
-        """Policy and critic with their optimizers, exactly as the full checkpoint in `folder` has them.
+    def checkpoint(self, folder: Path, config: LoadConfig) -> dict[str, Trainable]:
+        """The networks with their optimizers, exactly as the full checkpoint in `folder` has them.
 
         A thin one is good enough where its training state is held already. Raises InputError for a bad checkpoint.
         """
-        state, setting = read_state(folder), LoadConfig.of(model, optimizer, training)
-        if not self.holds(state.identity, setting):
+        state = read_state(folder)
+        if not self.holds(state.identity, config):
             self.forget()
-            self._load(folder, state, model, optimizer, training)
-            self.identity, self._setting = state.identity, setting
-        return self.trainables()
-
-    def trainables(self) -> tuple[Trainable, Trainable]:
-        """Policy and critic as they are held."""
-        assert self.policy is not None
-        assert self.critic is not None
-        return self.policy, self.critic
+            self._load(folder, state, config)
+            self.identity, self._config = state.identity, config
+        return self.trainables
 
     def reference(self, folder: Path, digest: str, *, model: ModelSpec) -> nn.Module:
         """The frozen policy in `folder`."""
         if self._reference is None or self._reference_digest != digest:
             self._reference = None
             reference = load_policy(folder, dtype=model.dtype, trust_remote_code=self.trust_remote_code)
-            device = self.policy.device if self.policy is not None else "cpu"
+            device = self.trainables["policy"].device if self.trainables else "cpu"
             self._reference = reference.requires_grad_(False).to(device)
             self._reference_digest = digest
         return self._reference
@@ -90,31 +90,21 @@ class Learner:
 
     def forget(self) -> None:
         """Free the held checkpoint."""
-        for trainable in (self.policy, self.critic):
-            if trainable is not None:
-                trainable.close()
-        self.policy = self.critic = self.identity = None
+        for trainable in self.trainables.values():
+            trainable.close()
+        self.trainables, self.identity = {}, None
 
-    def _load(
-        self,
-        folder: Path,
-        state: CheckpointState,
-        model: ModelSpec,
-        optimizer: OptimizerSettings,
-        training: TrainingSpec,
-    ) -> None:
+    def _load(self, folder: Path, state: CheckpointState, config: LoadConfig) -> None:
         if not state.full:
-            raise InputError(f"{folder} is a thin checkpoint, without critic and optimizer: give the last full one")
+            raise InputError(f"{folder} is a thin checkpoint, without its optimizers: give the last full one")
+        check_networks(folder, state, config.networks)
         trusted = self.trust_remote_code
         if self.ranks.is_first:
-            check_policy(folder, trust_remote_code=trusted)
-            check_critic(folder, trust_remote_code=trusted)
+            for name in config.networks:
+                NETWORKS[name].check(folder, trust_remote_code=trusted)
         self.tokenizer = load_tokenizer(folder / "policy", trust_remote_code=trusted)
-        policy = load_policy(folder / "policy", dtype=model.dtype, trust_remote_code=trusted)
-        critic = load_critic(folder / "critic", dtype=model.dtype, trust_remote_code=trusted)
-        self.policy = Trainable(policy, optimizer, training, dtype=model.dtype)
-        self.critic = Trainable(critic, optimizer, training, dtype=model.dtype)
-        load_optimizer(folder, "policy", self.policy, state.num_policy_steps)
-        load_optimizer(folder, "critic", self.critic, state.num_critic_steps)
-        self.policy.skipped_in_a_row = state.skipped_steps.policy
-        self.critic.skipped_in_a_row = state.skipped_steps.critic
+        for name in config.networks:
+            module = NETWORKS[name].load(folder / name, dtype=config.dtype, trust_remote_code=trusted)
+            trainable = self.trainables[name] = Trainable(module, config.optimizer, config.training, dtype=config.dtype)
+            load_optimizer(folder, name, trainable, state.num_steps[name])
+            trainable.skipped_in_a_row = state.skipped_steps[name]

@@ -2,7 +2,7 @@
 
 base ──► update with replay_0 ──► update with replay_1 ──► … ──► the same policy, to the byte, or an error
 
-It holds policy, critic and optimizer then as if the engine that made them had never ended.
+It holds every network and its optimizer then as if the engine that made them had never ended.
 """
 
 from __future__ import annotations
@@ -18,51 +18,45 @@ from torch import Tensor
 
 from ppo_core.engines.protocol import JobInput
 from ppo_core.models.loading import load_policy
-from ppo_core.records import InputError, OptimizerSettings, UpdatePolicyJob
-from ppo_core.spec import ModelSpec, TrainingSpec
+from ppo_core.records import InputError, UpdatePolicyJob
 from ppo_core.training.checkpoint import full_weights, write_checkpoint
 from ppo_core.training.deepspeed_engine import Trainable
 from ppo_core.training.determinism import deterministic
 from ppo_core.training.experience import Experience
 from ppo_core.training.intact import check_policy
 from ppo_core.training.learner import Learner, LoadConfig
-from ppo_core.training.state import CheckpointState, identity_after, read_state
-from ppo_core.training.update import PPOUpdate
+from ppo_core.training.state import CheckpointState, check_networks, identity_after, read_state
+from ppo_core.training.update import Update
 
 Tick = Callable[[int, int, str], None]
 
 
 def hold_checkpoint(
-    learner: Learner,
-    inputs: Mapping[str, JobInput],
-    *,
-    model: ModelSpec,
-    optimizer: OptimizerSettings,
-    training: TrainingSpec,
-    tick: Tick,
-) -> tuple[Trainable, Trainable]:
-    """Policy and critic of the input `checkpoint`, full or thin; see `Replay` for the inputs that a thin one needs.
+    learner: Learner, inputs: Mapping[str, JobInput], config: LoadConfig, tick: Tick
+) -> dict[str, Trainable]:
+    """The networks of the input `checkpoint`, full or thin; see `Replay` for the inputs that a thin one needs.
 
-    Raises InputError where they are missing, and where the updates give other weights than the checkpoint has.
+    Raises InputError where they are missing or other networks, and where the updates give other weights than the
+    checkpoint has.
     """
     folder = inputs["checkpoint"].path
     state = read_state(folder)
-    if not state.full and not learner.holds(state.identity, LoadConfig.of(model, optimizer, training)):
+    check_networks(folder, state, config.networks)
+    if not state.full and not learner.holds(state.identity, config):
         if learner.identity != state.identity:
             _check_inputs(folder, state, inputs, learner.ranks.world_size)
             _replay(learner, folder, state, inputs, tick)
-        _hold_as(learner, model, optimizer, training)
-    return learner.checkpoint(folder, model=model, optimizer=optimizer, training=training)
+        _hold_as(learner, config)
+    return learner.checkpoint(folder, config)
 
 
 def run_update(learner: Learner, experience: JobInput, spec: UpdatePolicyJob, tick: Tick) -> dict[str, float]:
     """Train what `learner` holds, which then is the next checkpoint. Returns the metrics."""
-    policy, critic = learner.trainables()
     identity = identity_after(spec, str(learner.identity), experience.digest)
     rows = Experience.load(experience.path)
     learner.invalidate()
     with deterministic(spec.deterministic):
-        metrics = PPOUpdate(policy, critic, rows, spec, learner.ranks).run(tick)
+        metrics = Update(learner.trainables, rows, spec, learner.ranks).run(tick)
     learner.mark_loaded(identity)
     return metrics
 
@@ -72,10 +66,10 @@ def _replay(learner: Learner, folder: Path, state: CheckpointState, inputs: Mapp
         check_policy(folder)
     specs = [update.spec for update in state.replay]
     for number, spec in enumerate(specs):
-        optimizer = OptimizerSettings.of(spec.update)
+        config = LoadConfig.of(spec)
         if number == 0:
-            learner.checkpoint(inputs["base"].path, model=spec.model, optimizer=optimizer, training=spec.training)
-        _hold_as(learner, spec.model, optimizer, spec.training)
+            learner.checkpoint(inputs["base"].path, config)
+        _hold_as(learner, config)
         # What the update did once it may do again, whatever the limit was at that time.
         unlimited = spec.model_copy(update={"max_skipped_steps": sys.maxsize})
 
@@ -86,16 +80,15 @@ def _replay(learner: Learner, folder: Path, state: CheckpointState, inputs: Mapp
     _check_same_policy(learner, folder, state)
 
 
-def _hold_as(learner: Learner, model: ModelSpec, optimizer: OptimizerSettings, training: TrainingSpec) -> None:
-    """The same weights in the setting of another job, by way of files, as if a full checkpoint lay between the two."""
+def _hold_as(learner: Learner, config: LoadConfig) -> None:
+    """The same weights as another job wants them, by way of files, as if a full checkpoint lay between the two."""
     identity = str(learner.identity)
-    if learner.holds(identity, LoadConfig.of(model, optimizer, training)):
+    if learner.holds(identity, config):
         return
-    policy, critic = learner.trainables()
     with tempfile.TemporaryDirectory() as mine:
         folder = Path(learner.ranks.broadcast(mine))
-        write_checkpoint(folder, policy, critic, learner.tokenizer, learner.ranks, identity=identity)
-        learner.checkpoint(folder, model=model, optimizer=optimizer, training=training)
+        write_checkpoint(folder, learner.trainables, learner.tokenizer, learner.ranks, identity=identity)
+        learner.checkpoint(folder, config)
         learner.ranks.barrier()
 
 
@@ -105,7 +98,7 @@ def _check_inputs(folder: Path, state: CheckpointState, inputs: Mapping[str, Job
     missing = [name for name in names if name not in inputs]
     if missing:
         raise InputError(
-            f"{folder} is a thin checkpoint, and this engine does not hold its critic and optimizer: to replay "
+            f"{folder} is a thin checkpoint, and this engine does not hold its training state: to replay "
             f"{len(state.replay)} updates it needs the inputs {', '.join(names)}; missing: {', '.join(missing)}"
         )
     base = read_state(inputs["base"].path)
@@ -128,7 +121,7 @@ def _check_inputs(folder: Path, state: CheckpointState, inputs: Mapping[str, Job
 
 def _check_same_policy(learner: Learner, folder: Path, state: CheckpointState) -> None:
     """Raise InputError, on the first rank, unless the held policy is the one in `folder`, bit for bit."""
-    policy, _ = learner.trainables()
+    policy = learner.trainables["policy"]
     replayed = full_weights(policy, learner.ranks)
     if not learner.ranks.is_first:
         return

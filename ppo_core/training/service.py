@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ppo_core.algorithms import algorithm_of
 from ppo_core.data.tables import check_aligned, read_rollouts, read_scores
 from ppo_core.data.tokenization import load_tokenizer
 from ppo_core.engines.protocol import EngineDefect, Job, JobInput
@@ -14,7 +15,6 @@ from ppo_core.records import (
     ComputeAdvantagesJob,
     FinetunePolicyJob,
     InputError,
-    OptimizerSettings,
     Replay,
     StartPolicyJob,
     TokenSequence,
@@ -26,7 +26,7 @@ from ppo_core.training.checkpoint import full_weights, write_checkpoint, write_s
 from ppo_core.training.deepspeed_engine import Trainable, models_of
 from ppo_core.training.determinism import deterministic
 from ppo_core.training.experience import build_experience, coefficient_after, predict
-from ppo_core.training.learner import Learner
+from ppo_core.training.learner import Learner, LoadConfig
 from ppo_core.training.ranks import Ranks, first_rank_only
 from ppo_core.training.replay import hold_checkpoint, run_update
 from ppo_core.training.state import derivation, read_state
@@ -66,7 +66,7 @@ class TrainingEngine:
         return {"metrics": metrics, "losses": losses}
 
     def start_policy(self, job: Job) -> dict[str, Any]:
-        """Checkpoint 0: the model of the spec, or the one fine-tuned from it, and a critic with its trunk."""
+        """Checkpoint 0: the model of the spec, or the one fine-tuned from it, and what is trained beside it."""
         spec = StartPolicyJob.model_validate(job.spec)
         self.learner.forget()
         tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=self.trust_remote_code)
@@ -81,6 +81,7 @@ class TrainingEngine:
                     weights,
                     tokenizer,
                     identity=identity,
+                    networks=algorithm_of(spec.algorithm).networks,
                     dtype=spec.model.dtype,
                     trust_remote_code=self.trust_remote_code,
                 )
@@ -93,15 +94,17 @@ class TrainingEngine:
         rollouts = read_rollouts(job.inputs["rollouts"].path / "rollouts.parquet")
         scores = read_scores(job.inputs["scores"].path / "scores.parquet")
         check_aligned(rollouts, scores)
-        policy, critic = self._checkpoint(job, spec, spec.optimizer)
+        algorithm = algorithm_of(spec.algorithm)
+        trainables = hold_checkpoint(self.learner, job.inputs, LoadConfig.of(spec), job.progress)
         start = job.inputs["reference"]
         reference = self.learner.reference(start.path / "policy", start.digest, model=spec.model)
-        trainables = {"policy": policy, "critic": critic}
         models = models_of(trainables, temperature=spec.temperature, reference=reference)
         sequences = [TokenSequence(row.prompt_token_ids, row.response_token_ids) for row in rollouts]
         with deterministic(spec.deterministic):
-            predictions = predict(models, sequences, spec.training, self.ranks, job.progress)
-        experience, metrics = build_experience(rollouts, scores, predictions, spec.advantages, kl_coef=spec.kl_coef)
+            predictions = predict(models, algorithm.predictions, sequences, spec.training, self.ranks, job.progress)
+        experience, metrics = build_experience(
+            rollouts, scores, predictions, algorithm, spec.advantages, kl_coef=spec.kl_coef
+        )
         stats = {
             "metrics": metrics,
             "next_kl_coef": coefficient_after(spec.advantages, spec.kl_coef, metrics, len(rollouts)),
@@ -120,31 +123,18 @@ class TrainingEngine:
         """Checkpoint k+1 from checkpoint k and experience, full or thin."""
         spec = UpdatePolicyJob.model_validate(job.spec)
         before, experience = read_state(job.inputs["checkpoint"].path), job.inputs["experience"]
-        policy, critic = self._checkpoint(job, spec, OptimizerSettings.of(spec.update))
+        trainables = hold_checkpoint(self.learner, job.inputs, LoadConfig.of(spec), job.progress)
         metrics = run_update(self.learner, experience, spec, job.progress)
         made = Replay(spec=derivation(spec), experience=experience.digest)
         write_checkpoint(
             job.output,
-            policy,
-            critic,
+            trainables,
             self.learner.tokenizer,
             self.ranks,
             identity=str(self.learner.identity),
             replay=() if spec.full else (*before.replay, made),
         )
         return {"metrics": metrics, "full": spec.full}
-
-    def _checkpoint(
-        self, job: Job, spec: ComputeAdvantagesJob | UpdatePolicyJob, optimizer: OptimizerSettings
-    ) -> tuple[Trainable, Trainable]:
-        return hold_checkpoint(
-            self.learner,
-            job.inputs,
-            model=spec.model,
-            optimizer=optimizer,
-            training=spec.training,
-            tick=job.progress,
-        )
 
     def _start_model(self, job: Job, spec: FinetunePolicyJob | StartPolicyJob, tokenizer: Any) -> Any:
         if "model" in job.inputs:

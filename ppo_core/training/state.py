@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,13 @@ from pydantic import NonNegativeInt, ValidationError
 from ppo_core.records import InputError, Replay, Section, UpdatePolicyJob, content_digest
 from ppo_core.spec.loading import explain
 
-FORMAT = 2
+FORMAT = 3
 FILE = "state.json"
 NO_PART_OF_THE_RESULT = {"full", "max_skipped_steps"}
 
 
-class SkippedSteps(Section):
-    """Skipped optimizer steps in a row up to here, of each network."""
-
-    policy: NonNegativeInt = 0
-    critic: NonNegativeInt = 0
-
-
 class CheckpointState(Section):
-    """What `state.json` says.
+    """What `state.json` says. Of each network: optimizer steps so far, and how many in a row up to here were skipped.
 
     `identity` names the content by its derivation, the same for a full and a thin checkpoint of one policy. `replay`
     has every update since the last full checkpoint, this one's own included; in a full one nothing.
@@ -33,9 +27,8 @@ class CheckpointState(Section):
     format: int = FORMAT
     identity: str
     full: bool
-    num_policy_steps: NonNegativeInt
-    num_critic_steps: NonNegativeInt
-    skipped_steps: SkippedSteps
+    num_steps: dict[str, NonNegativeInt]
+    skipped_steps: dict[str, NonNegativeInt]
     replay: tuple[Replay, ...]
 
     def write(self, folder: Path) -> None:
@@ -59,14 +52,28 @@ def read_state(folder: Path) -> CheckpointState:
             f"that wrote it{_writer(folder)} or a newer one"
         )
     if written_in < FORMAT:
-        document = {"full": True, "skipped_steps": {}, "replay": [], **document}
+        document = _of_earlier_format(document)
     try:
         state = CheckpointState.model_validate(document)
     except ValidationError as error:
         raise _damaged(path, "; ".join(explain(CheckpointState, error))) from None
+    if state.num_steps.keys() != state.skipped_steps.keys():
+        raise _damaged(
+            path, f"num_steps is of {_names(state.num_steps)}, skipped_steps of {_names(state.skipped_steps)}"
+        )
     if state.full == bool(state.replay):
         raise _damaged(path, f"full={state.full} does not go with {len(state.replay)} updates in replay")
     return state
+
+
+def check_networks(folder: Path, state: CheckpointState, networks: Collection[str]) -> None:
+    """Raise InputError unless the checkpoint has the training state of just these networks."""
+    if state.num_steps.keys() != set(networks):
+        raise InputError(
+            f"{folder} has the training state of {_names(state.num_steps)}, and the algorithm of this job trains "
+            f"{_names(networks)}: keep the algorithm that made it, or start a run of its own from the policy in it "
+            f"(model.path={folder}/policy)"
+        )
 
 
 def derivation(spec: UpdatePolicyJob) -> UpdatePolicyJob:
@@ -79,6 +86,17 @@ def identity_after(spec: UpdatePolicyJob, before: str, experience: str) -> str:
     return content_digest(
         ["update_policy", spec.model_dump(mode="json", exclude=NO_PART_OF_THE_RESULT), before, experience]
     )
+
+
+def _of_earlier_format(document: dict[str, Any]) -> dict[str, Any]:
+    """Formats 1 and 2 knew a policy and a critic only, format 1 no thin checkpoints."""
+    steps = {name: document.pop(f"num_{name}_steps", None) for name in ("policy", "critic")}
+    skipped = {"policy": 0, "critic": 0, **document.get("skipped_steps", {})}
+    return {"full": True, "replay": [], **document, "num_steps": steps, "skipped_steps": skipped}
+
+
+def _names(networks: Collection[str]) -> str:
+    return " and ".join(sorted(networks, reverse=True))
 
 
 def _damaged(path: Path, why: str) -> InputError:

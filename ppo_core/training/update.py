@@ -1,39 +1,32 @@
-"""The PPO update: epochs over shuffled minibatches, each one optimizer step of policy and critic.
+"""The update: epochs over shuffled minibatches, each one optimizer step of every network that the algorithm trains.
 
 Losses are sums over tokens divided by the number of counting tokens of the whole minibatch, so neither the microbatch
-size nor the number of ranks changes them. Source: Schulman et al. 2017 (arXiv:1707.06347), equations 7 and 9.
+size nor the number of ranks changes them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
+from ppo_core.algorithms import algorithm_of
+from ppo_core.algorithms.algorithm import Minibatch
 from ppo_core.data.batches import lengths_of, microbatches, minibatches
-from ppo_core.losses import policy_loss, value_loss
-from ppo_core.metrics import Maximum, Mean, approximate_kl, clip_fraction, ratio_maximum, value_clip_fraction
-from ppo_core.models.forward import Need, Outputs
+from ppo_core.metrics import Maximum, Mean
+from ppo_core.models.forward import Outputs
 from ppo_core.records import TokenSequence, UpdatePolicyJob
 from ppo_core.schedules import learning_rate
 from ppo_core.training.deepspeed_engine import Trainable, models_of
 from ppo_core.training.experience import Experience
+from ppo_core.training.networks import NETWORKS
 from ppo_core.training.ranks import Ranks
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Learning rates of one iteration."""
-
-    policy: float
-    critic: float
-
-
-def rates_at(job: UpdatePolicyJob) -> Rates:
-    """The schedule at the job's iteration, times the job's factor. A warm-up that is longer is cut to it."""
+def rates_at(job: UpdatePolicyJob) -> dict[str, float]:
+    """Of each network: the schedule at the job's iteration, times the job's factor. A longer warm-up is cut to it."""
     spec = job.update
     decay_iterations = spec.decay_iterations
     assert decay_iterations is not None
@@ -47,16 +40,16 @@ def rates_at(job: UpdatePolicyJob) -> Rates:
             final_fraction=spec.final_lr_fraction,
         )
 
-    return Rates(at(spec.learning_rate), at(spec.critic_learning_rate))
+    return {name: at(vars(spec)[NETWORKS[name].rate]) for name in algorithm_of(job.algorithm).networks}
 
 
-class PPOUpdate:
-    """One iteration's update of `policy` and `critic` on `experience`."""
+class Update:
+    """One iteration's update of the networks on `experience`."""
 
     def __init__(
-        self, policy: Trainable, critic: Trainable, experience: Experience, job: UpdatePolicyJob, ranks: Ranks
+        self, networks: Mapping[str, Trainable], experience: Experience, job: UpdatePolicyJob, ranks: Ranks
     ) -> None:
-        self.networks = {"policy": policy, "critic": critic}
+        self.algorithm, self.networks = algorithm_of(job.algorithm), networks
         self.models = models_of(self.networks, temperature=job.temperature)
         self.experience, self.job, self.ranks = experience, job, ranks
         self.sequences: list[TokenSequence] = experience.sequences()
@@ -85,13 +78,12 @@ class PPOUpdate:
         return {
             **{name: self._over_ranks(part) for name, part in sorted(self.measured.items())},
             **{f"{name}/skipped_steps": float(count) for name, count in self.skipped.items()},
-            "policy/learning_rate": rates.policy,
-            "critic/learning_rate": rates.critic,
+            **{f"{name}/learning_rate": rate for name, rate in rates.items()},
             "update/optimizer_steps": float(steps),
         }
 
-    def _step(self, rows: list[int], rates: Rates) -> bool:
-        """One optimizer step of both networks; False where nothing in the minibatch was scored."""
+    def _step(self, rows: list[int], rates: Mapping[str, float]) -> bool:
+        """One optimizer step of each network; False where nothing in the minibatch was scored."""
         normalizer = int(self.experience.response_mask[rows].sum())
         if normalizer == 0:
             return False
@@ -99,7 +91,7 @@ class PPOUpdate:
         self.losses = dict.fromkeys(self.networks, 0.0)
         for part in microbatches(self.ranks.share(rows), self.lengths, self.job.training.microbatch_size):
             self._microbatch(part, normalizer)
-        for name, rate in (("policy", rates.policy), ("critic", rates.critic)):
+        for name, rate in rates.items():
             norm = self.networks[name].step(rate)
             if math.isfinite(norm):
                 self._add(f"{name}/gradient_norm", Mean(norm, 1.0))
@@ -115,64 +107,31 @@ class PPOUpdate:
         loss = float(self.ranks.sum(torch.tensor(self.losses[name], dtype=torch.float64)))
         in_a_row, limit = self.networks[name].skipped_in_a_row, self.job.max_skipped_steps
         if in_a_row >= limit:
-            rate = "update.critic_learning_rate" if name == "critic" else "update.learning_rate"
             steps = "step" if in_a_row == 1 else "steps in a row"
             raise FloatingPointError(
                 f"{name}: {in_a_row} optimizer {steps} had no finite loss and gradient norm (in the last the "
                 f"loss is {loss} and the norm {norm}), and guards.max_skipped_steps={limit} ends the run there: lower "
-                f"{rate}, and look at the scores"
+                f"update.{NETWORKS[name].rate}, and look at the scores"
             )
 
     def _microbatch(self, rows: list[int], normalizer: int) -> None:
-        spec = self.job.update
         batch = [self.sequences[row] for row in rows]
-        width = max(len(response) for _, response in batch)
-        device = self.models.device
+        minibatch = self._minibatch(rows, max(len(response) for _, response in batch))
+        for name, objective in self.algorithm.objectives.items():
+            outputs = self.models.forward(batch, objective.need(self.job.update))
+            loss = objective.loss(outputs, minibatch, self.job.update, normalizer)
+            self._backward(name, loss.total, outputs)
+            for key, part in loss.measured.items():
+                self._add(f"{name}/{key}", part)
+
+    def _minibatch(self, rows: list[int], width: int) -> Minibatch:
+        data, device = self.experience, self.models.device
 
         def of(tensor: Tensor) -> Tensor:
             return tensor[rows, :width].to(device)
 
-        data, mask = self.experience, of(self.experience.response_mask)
-        old_logprobs, advantages = of(data.old_logprobs), of(data.advantages)
-        outputs = self.models.forward(batch, Need(entropy="differentiable" if spec.entropy_coef else "detached"))
-        logprobs, entropy = outputs.logprobs, outputs.entropy
-        assert logprobs is not None
-        assert entropy is not None
-        loss = policy_loss(
-            logprobs,
-            old_logprobs,
-            advantages,
-            mask,
-            clip_low=spec.clip_low,
-            clip_high=spec.clip_high,
-            dual_clip=spec.dual_clip,
-            normalizer=normalizer,
-        )
-        entropy_sum = torch.where(mask, entropy, 0.0).sum()
-        self._backward("policy", loss - spec.entropy_coef * entropy_sum / normalizer, outputs)
-
-        outputs = self.models.forward(batch, Need(values=True))
-        values, old_values, returns = outputs.values, of(data.values), of(data.returns)
-        assert values is not None
-        critic_loss = value_loss(values, old_values, returns, mask, clip=spec.value_clip, normalizer=normalizer)
-        self._backward("critic", critic_loss, outputs)
-        with torch.no_grad():
-            self._add("policy/loss", Mean(float(loss) * normalizer, float(mask.sum())))
-            self._add("critic/loss", Mean(float(critic_loss) * normalizer, float(mask.sum())))
-            self._add("policy/entropy", Mean.over(entropy, mask))
-            self._observe(logprobs, old_logprobs, advantages, mask)
-            if spec.value_clip is not None:
-                clipped = value_clip_fraction(values, old_values, returns, mask, clip=spec.value_clip)
-                self._add("critic/clip_fraction", clipped)
-
-    def _observe(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> None:
-        spec = self.job.update
-        clipped = clip_fraction(
-            logprobs, old_logprobs, advantages, mask, clip_low=spec.clip_low, clip_high=spec.clip_high
-        )
-        self._add("policy/clip_fraction", clipped)
-        self._add("policy/approximate_kl", approximate_kl(logprobs, old_logprobs, mask))
-        self._add("policy/ratio_max", ratio_maximum(logprobs, old_logprobs, mask))
+        values, returns = (None if tensor is None else of(tensor) for tensor in (data.values, data.returns))
+        return Minibatch(of(data.response_mask), of(data.old_logprobs), of(data.advantages), values, returns)
 
     def _backward(self, name: str, loss: Tensor, outputs: Outputs) -> None:
         """Add the gradient of `loss`; one of NaN where it is not finite, so that every rank skips the step.

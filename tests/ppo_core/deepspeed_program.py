@@ -16,10 +16,10 @@ from ppo_core.spec import ModelSpec, SupervisedSpec, TrainingSpec
 from ppo_core.training.checkpoint import full_weights, write_checkpoint, write_start
 from ppo_core.training.deepspeed_engine import Trainable
 from ppo_core.training.experience import Experience
-from ppo_core.training.learner import Learner
+from ppo_core.training.learner import Learner, LoadConfig
 from ppo_core.training.ranks import Ranks
 from ppo_core.training.supervised import supervised_settings, train_supervised
-from ppo_core.training.update import PPOUpdate
+from ppo_core.training.update import Update
 from tests.ppo_core.tiny_models import ragged_sequences, tiny_policy, tiny_tokenizer
 from tests.ppo_core.update_cases import (
     BF16,
@@ -39,26 +39,27 @@ def silent(*_: Any) -> None:
     """Nobody follows the progress."""
 
 
-def load(learner: Learner, folder: Path, job: UpdatePolicyJob) -> tuple[Trainable, Trainable]:
-    optimizer = OptimizerSettings.of(job.update)
-    return learner.checkpoint(folder, model=job.model, optimizer=optimizer, training=job.training)
+def load(learner: Learner, folder: Path, job: UpdatePolicyJob) -> dict[str, Trainable]:
+    return learner.checkpoint(folder, LoadConfig.of(job))
 
 
 def train(learner: Learner, start: Path, end: Path, job: UpdatePolicyJob, experience: Experience) -> Facts:
-    policy, critic = load(learner, start, job)
+    networks = load(learner, start, job)
     learner.invalidate()
-    metrics = PPOUpdate(policy, critic, experience, job, learner.ranks).run(silent)
-    write_checkpoint(end, policy, critic, learner.tokenizer, learner.ranks, identity=end.name)
+    metrics = Update(networks, experience, job, learner.ranks).run(silent)
+    write_checkpoint(end, networks, learner.tokenizer, learner.ranks, identity=end.name)
     learner.mark_loaded(end.name)
     return metrics
 
 
-def make_start(root: Path, name: str, dtype: str, ranks: Ranks) -> Path:
+def make_start(
+    root: Path, name: str, dtype: str, ranks: Ranks, networks: tuple[str, ...] = ("policy", "critic")
+) -> Path:
     folder = root / f"start-{name}-{dtype}-{ranks.world_size}"
     if ranks.is_first and not folder.exists():
         policy = tiny_policy(name, dtype=dtype)
         weights = {key: p.detach() for key, p in policy.named_parameters()}
-        write_start(folder, policy, weights, tiny_tokenizer(), identity=folder.name, dtype=dtype)
+        write_start(folder, policy, weights, tiny_tokenizer(), identity=folder.name, networks=networks, dtype=dtype)
     ranks.barrier()
     return folder
 
@@ -76,8 +77,7 @@ def resume(root: Path, ranks: Ranks) -> Facts:
         warm, cold = Learner(ranks), Learner(ranks)
         train(warm, start, first, job, experience)
         facts[second.name] = train(warm, first, second, job.model_copy(update={"iteration": 1}), experience)
-        policy, critic = load(cold, first, job)
-        write_checkpoint(again, policy, critic, cold.tokenizer, ranks, identity=first.name)
+        write_checkpoint(again, load(cold, first, job), cold.tokenizer, ranks, identity=first.name)
         facts[resumed.name] = train(cold, first, resumed, job.model_copy(update={"iteration": 1}), experience)
         warm.forget()
         cold.forget()
@@ -102,9 +102,9 @@ def move(root: Path, ranks: Ranks) -> Facts:
     written = checkpoint_folder(root, 2, "float32", "ranks2")
     for stage in (0, 3):
         learner = Learner(ranks)
-        policy, critic = load(learner, written, update_job(zero_stage=stage))
+        networks = load(learner, written, update_job(zero_stage=stage))
         folder = checkpoint_folder(root, stage, "float32", "moved")
-        write_checkpoint(folder, policy, critic, learner.tokenizer, ranks, identity="moved")
+        write_checkpoint(folder, networks, learner.tokenizer, ranks, identity="moved")
         learner.forget()
     return {}
 
@@ -131,10 +131,10 @@ def updates(root: Path, ranks: Ranks) -> Facts:
     start = make_start(root, "llama-tied", "float32", ranks)
     for name, (given, job) in cases.items():
         learner = Learner(ranks)
-        policy, critic = load(learner, start, job)
-        facts[name] = PPOUpdate(policy, critic, given, job, ranks).run(silent)
-        save_file(full_weights(policy, ranks), root / f"{name} policy.safetensors")
-        save_file(full_weights(critic, ranks), root / f"{name} critic.safetensors")
+        networks = load(learner, start, job)
+        facts[name] = Update(networks, given, job, ranks).run(silent)
+        for part, trainable in networks.items():
+            save_file(full_weights(trainable, ranks), root / f"{name} {part}.safetensors")
         learner.forget()
     return facts
 
@@ -151,7 +151,7 @@ def agree(root: Path, ranks: Ranks) -> Facts:
     for stage, dtype in BF16:
         job, learner = update_job(zero_stage=stage, dtype=dtype), Learner(ranks)
         start = make_start(root, "llama-tied", dtype, ranks)
-        policy, _ = load(learner, start, job)
+        policy = load(learner, start, job)["policy"]
         reference = learner.reference(start / "policy", start.name, model=job.model)
         with torch.no_grad():
             ours, theirs = (

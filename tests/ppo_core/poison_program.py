@@ -147,7 +147,7 @@ def healthy(folder: Path) -> None:
     tiny = LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1, vocab_size=70)
     model = AutoModelForCausalLM.from_config(tiny)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    write_start(folder, model, weights, tokenizer, identity="x", dtype="float32")
+    write_start(folder, model, weights, tokenizer, identity="x", networks=("policy", "critic"), dtype="float32")
     write_prompts(folder / "train.parquet", [PromptRow("a", "w1", [5], None, {})])
     write_rollouts(folder / "rollouts.parquet", [RolloutRow("a", 0, [5], [6], "w2", [-1.0], "length")])
     write_scores(folder / "scores.parquet", [ScoreRow("a", 0, 1.0, {"right": 1.0}, False, None)])

@@ -88,18 +88,18 @@ def mutants(root: Path, ranks: Ranks) -> Facts:
     trusting = mutated(update, "loss * scale if math.isfinite(value) else outputs.total() * math.nan", "loss * scale")
     stepping = mutated(deepspeed_engine, "        if math.isfinite(norm):\n            self._engine.step()", MUTATION)
     for name, kind, updater, trainable in (
-        ("trusting", "return", trusting.PPOUpdate, deepspeed_engine.Trainable),
-        ("stepping", "advantage", update.PPOUpdate, stepping.Trainable),
+        ("trusting", "return", trusting.Update, deepspeed_engine.Trainable),
+        ("stepping", "advantage", update.Update, stepping.Trainable),
     ):
         original = vars(learner)["Trainable"]
         vars(learner)["Trainable"] = trainable
         try:
             fresh = Learner(ranks)
-            policy, critic = load(fresh, start, job)
+            networks = load(fresh, start, job)
         finally:
             vars(learner)["Trainable"] = original
-        updater(policy, critic, spoiled(kind), job, ranks).run(silent)
-        write_checkpoint(root / name, policy, critic, fresh.tokenizer, ranks, identity=name)
+        updater(networks, spoiled(kind), job, ranks).run(silent)
+        write_checkpoint(root / name, networks, fresh.tokenizer, ranks, identity=name)
         fresh.forget()
     return facts
 

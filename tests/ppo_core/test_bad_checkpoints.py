@@ -15,6 +15,8 @@ from tests.ppo_core.update_cases import update_job
 
 FIRST = {"format": 1, "identity": "abc", "num_policy_steps": 3, "num_critic_steps": 4}
 SECOND = {**FIRST, "format": 2, "full": True, "skipped_steps": {"policy": 0, "critic": 2}, "replay": []}
+STEPS = {"num_steps": {"policy": 3, "critic": 4}, "skipped_steps": {"policy": 0, "critic": 2}}
+THIRD = {"format": 3, "identity": "abc", "full": True, "replay": [], **STEPS}
 UPDATE = {"spec": update_job().model_dump(mode="json"), "experience": "d1"}
 
 
@@ -41,8 +43,10 @@ def written(folder: Path, text: str, manifest: Any = None) -> Path:
         ({"identity": "abc"}, "is damaged (KeyError: 'format'"),
         ({**SECOND, "format": "new"}, "is damaged (ValueError"),
         ({key: value for key, value in FIRST.items() if key != "identity"}, "identity: is required, and missing"),
-        ({key: value for key, value in SECOND.items() if key != "full"}, "full: is required, and missing"),
-        ({**SECOND, "num_policy_steps": -1}, "num_policy_steps=-1"),
+        ({key: value for key, value in THIRD.items() if key != "full"}, "full: is required, and missing"),
+        ({**THIRD, "num_steps": {"policy": -1}}, "num_steps.policy=-1"),
+        ({**THIRD, "num_steps": {"policy": 3}}, "num_steps is of policy, skipped_steps of policy and critic"),
+        ({key: value for key, value in FIRST.items() if key != "num_critic_steps"}, "num_steps.critic=None"),
         ({**SECOND, "full": False}, "full=False does not go with 0 updates in replay"),
         ({**SECOND, "replay": [UPDATE]}, "full=True does not go with 1 updates in replay"),
         ({**SECOND, "full": False, "replay": [{"spec": {}, "experience": "d1"}]}, "replay.0.spec.seed: is required"),
@@ -66,17 +70,19 @@ def test_a_damaged_state_is_refused(tmp_path: Path, document: Any, words: str) -
     ],
 )
 def test_a_newer_format_names_who_can_read_it(tmp_path: Path, manifest: Any, writer: str) -> None:
-    folder = written(tmp_path, json.dumps({"format": 3, "unheard": "of"}), manifest)
+    folder = written(tmp_path, json.dumps({"format": 4, "unheard": "of"}), manifest)
     with pytest.raises(InputError) as refusal:
         read_state(folder)
     assert str(refusal.value) == (
-        f"{folder} has checkpoint format 3; this ppoflow reads formats 1 to 2: use the ppoflow {writer}"
+        f"{folder} has checkpoint format 4; this ppoflow reads formats 1 to 3: use the ppoflow {writer}"
     )
 
 
-def test_both_formats_are_read(tmp_path: Path) -> None:
-    first = read_state(written(tmp_path, json.dumps(FIRST)))
-    assert (first.full, first.num_policy_steps, first.skipped_steps.critic, first.replay) == (True, 3, 0, ())
-    assert read_state(written(tmp_path, json.dumps(SECOND))).skipped_steps.critic == 2
+def test_every_format_is_read(tmp_path: Path) -> None:
+    first, second, third = (read_state(written(tmp_path, json.dumps(one))) for one in (FIRST, SECOND, THIRD))
+    assert (first.full, first.num_steps, first.replay) == (True, {"policy": 3, "critic": 4}, ())
+    assert first.skipped_steps == {"policy": 0, "critic": 0}
+    assert second.model_copy(update={"format": 3}) == third
+    assert third.skipped_steps == {"policy": 0, "critic": 2}
     thin = read_state(written(tmp_path, json.dumps({**SECOND, "full": False, "replay": [UPDATE]})))
     assert (thin.full, thin.replay[0].experience, thin.replay[0].spec.iteration) == (False, "d1", 0)

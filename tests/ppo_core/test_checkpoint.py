@@ -46,7 +46,7 @@ def test_a_fresh_engine_continues_bit_for_bit(trained: Path, stage: int, dtype: 
     assert facts[at("second").name] == facts[at("resumed").name]
     assert largest_difference(at("first"), at("second")) > 1e-4
     state = json.loads((at("resumed") / "state.json").read_text())
-    assert (state["num_policy_steps"], state["num_critic_steps"], state["format"]) == (4, 4, 2)
+    assert (state["num_steps"], state["format"]) == ({"policy": 4, "critic": 4}, 3)
 
 
 @pytest.mark.parametrize(("stage", "dtype"), FP32 + BF16)

@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ppo_core.algorithms.ppo import PPO
 from ppo_core.records import RolloutRow, ScoreRow
 from ppo_core.spec import AdaptiveKl, AdvantageSpec, FixedKl
 from ppo_core.training.experience import Experience, Predictions, build_experience, coefficient_after
@@ -51,7 +52,7 @@ COUNTED = {"terminal": [2, 3, 0], "bootstrap": [2, 3, 0], "mask": [2, 0, 0]}
 def built(truncated: str, **changes: Any) -> tuple[Experience, dict[str, float]]:
     settings = {"score_clip": 5.0, "missing_eos_penalty": 0.5, "gae_lambda": 0.5, "whiten": False, **changes}
     spec = AdvantageSpec.model_validate({"truncated": truncated, **settings})
-    return build_experience(ROLLOUTS, SCORES, PREDICTIONS, spec, kl_coef=0.1)
+    return build_experience(ROLLOUTS, SCORES, PREDICTIONS, PPO, spec, kl_coef=0.1)
 
 
 def assert_close(observed: Tensor, expected: list[list[float]]) -> None:
@@ -119,7 +120,7 @@ def test_another_estimator_prices_the_divergence() -> None:
 
 def test_nothing_scored_is_all_zeros_and_finite() -> None:
     unscored = [ScoreRow(row.prompt_id, 0, None, {}, False, "no") for row in SCORES]
-    experience, metrics = build_experience(ROLLOUTS, unscored, PREDICTIONS, AdvantageSpec(), kl_coef=0.1)
+    experience, metrics = build_experience(ROLLOUTS, unscored, PREDICTIONS, PPO, AdvantageSpec(), kl_coef=0.1)
     assert not experience.response_mask.any()
     assert experience.advantages.abs().sum() == experience.rewards.abs().sum() == 0
     assert all(math.isfinite(value) for value in metrics.values())

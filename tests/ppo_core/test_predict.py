@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ppo_core.algorithms.ppo import PPO
 from ppo_core.models.forward import Models
 from ppo_core.models.loading import Critic
 from ppo_core.spec import TrainingSpec
@@ -48,7 +49,9 @@ def predicted(name: str, *, microbatch_size: int = 3, rank: int = 0, world_size:
     training = TrainingSpec(microbatch_size=microbatch_size)
     ticks: list[tuple[int, int]] = []
     ranks: Any = Lonely(rank, world_size)
-    result = predict(ours, SEQUENCES, training, ranks, lambda done, total, _: ticks.append((done, total)))
+    result = predict(
+        ours, PPO.predictions, SEQUENCES, training, ranks, lambda done, total, _: ticks.append((done, total))
+    )
     assert ticks[-1][0] == ticks[-1][1] == len(ticks)
     return result
 

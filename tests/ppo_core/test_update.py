@@ -116,7 +116,7 @@ def test_a_warm_up_that_is_longer_than_the_schedule_is_cut_to_it() -> None:
 
     def rates(**update: int) -> list[float]:
         job = update_job(decay_iterations=3, learning_rate=0.6, final_lr_fraction=0.5, **update)
-        return [rates_at(job.model_copy(update={"iteration": iteration})).policy for iteration in range(5)]
+        return [rates_at(job.model_copy(update={"iteration": iteration}))["policy"] for iteration in range(5)]
 
     assert rates(warmup_iterations=10) == rates(warmup_iterations=3) == pytest.approx([0.2, 0.4, 0.6, 0.3, 0.3])
 

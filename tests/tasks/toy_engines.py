@@ -14,7 +14,7 @@ from typing import Any
 
 from infra.engines.protocol import EngineInput, EngineJob, EngineJobError, EngineProgress, EngineReply
 from ppo_core.records import Replay, UpdatePolicyJob, content_digest
-from ppo_core.training.state import CheckpointState, SkippedSteps, derivation, identity_after, read_state
+from ppo_core.training.state import CheckpointState, derivation, identity_after, read_state
 from tasks.stages.engines import LocalHandle
 
 Inputs = Mapping[str, EngineInput]
@@ -279,9 +279,8 @@ def write_checkpoint(job: EngineJob, weights: Weights, identity: str, replay: tu
     state = CheckpointState(
         identity=identity,
         full=not replay,
-        num_policy_steps=0,
-        num_critic_steps=0,
-        skipped_steps=SkippedSteps(),
+        num_steps={"policy": 0, "critic": 0},
+        skipped_steps={"policy": 0, "critic": 0},
         replay=replay,
     )
     state.write(job.output)

@@ -1,0 +1,79 @@
+"""What the engine asks of an algorithm. It knows none by name, and none of them knows files, ranks or optimizers.
+
+rollouts, scores ──► rewards ──► Batch ──► estimate ──► advantages, returns              once per iteration
+Outputs (of the models), Minibatch ──► loss of each network ──► backward, optimizer step    many times
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ppo_core.metrics import Maximum, Mean
+from ppo_core.models.forward import Need, Outputs
+from ppo_core.spec import AdvantageSpec, UpdateSpec
+
+
+class Batch(NamedTuple):
+    """An iteration's responses, `B` rows of at most `R` tokens, before anything is learned from them.
+
+    `rewards` `[B, R]` hold the price of divergence at each token and the score at the last one that counts;
+    `response_mask` `[B, R]` is True where a token counts; `finished` `[B]` where a response ended by itself. Rows with
+    one number in `prompts` `[B]` answer the same prompt. `values` `[B, R]` and `final_values` `[B]` are the critic's.
+    """
+
+    rewards: Tensor
+    response_mask: Tensor
+    finished: Tensor
+    prompts: Tensor
+    values: Tensor | None = None
+    final_values: Tensor | None = None
+
+
+class Estimate(NamedTuple):
+    """`advantages` `[B, R]` before whitening, 0 outside the mask; `returns` `[B, R]`, a critic's targets; metrics."""
+
+    advantages: Tensor
+    returns: Tensor | None
+    measured: Mapping[str, float]
+
+
+class Minibatch(NamedTuple):
+    """What a microbatch of responses is trained on, all `[B, R]`; `values` are those that the critic gave before."""
+
+    response_mask: Tensor
+    old_logprobs: Tensor
+    advantages: Tensor
+    values: Tensor | None = None
+    returns: Tensor | None = None
+
+
+class Loss(NamedTuple):
+    """A scalar to differentiate, and measurements by name, which get the network's name in front."""
+
+    total: Tensor
+    measured: Mapping[str, Mean | Maximum]
+
+
+class Objective(NamedTuple):
+    """How one network learns. `loss` gets what `need` asked for, and the minibatch's tokens to divide sums by."""
+
+    need: Callable[[UpdateSpec], Need]
+    loss: Callable[[Outputs, Minibatch, UpdateSpec, int], Loss]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Pure functions: `estimate` sees a batch with what `predictions` asks of the models; an objective per network."""
+
+    predictions: Need
+    estimate: Callable[[Batch, AdvantageSpec], Estimate]
+    objectives: Mapping[str, Objective]
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """The networks that are trained, in the order in which they step."""
+        return tuple(self.objectives)

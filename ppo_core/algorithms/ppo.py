@@ -1,0 +1,55 @@
+"""PPO: a clipped surrogate for the policy, with advantages from a critic that is trained beside it.
+
+    delta_t = r_t + gamma V_{t+1} - V_t       A_t = delta_t + gamma lambda A_{t+1}       R_t = A_t + V_t
+    policy:  the clipped surrogate (`surrogate.py`)
+    critic:  1/2 mean max((V - R)^2, (clip(V, V_old - value_clip, V_old + value_clip) - R)^2)
+
+Source: Schulman et al. 2017 (arXiv:1707.06347), equations 7 and 9, the critic with weights and an optimizer of its own;
+advantages: Schulman et al. 2016 (arXiv:1506.02438), equation 16.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ppo_core.advantages import gae
+from ppo_core.algorithms.algorithm import Algorithm, Batch, Estimate, Loss, Minibatch, Objective
+from ppo_core.algorithms.surrogate import CLIPPED_SURROGATE
+from ppo_core.losses import value_loss
+from ppo_core.metrics import Maximum, Mean, explained_variance, value_clip_fraction
+from ppo_core.models.forward import Need, Outputs
+from ppo_core.spec import AdvantageSpec, UpdateSpec
+
+
+def estimate(batch: Batch, spec: AdvantageSpec) -> Estimate:
+    """GAE. A response cut by length may go on with the critic's value of what would have followed."""
+    values, final_values, mask = batch.values, batch.final_values, batch.response_mask
+    assert values is not None
+    assert final_values is not None
+    bootstrap = torch.where(batch.finished, 0.0, final_values) if spec.truncated == "bootstrap" else None
+    advantages, returns = gae(
+        batch.rewards, values, mask, gamma=spec.gamma, gae_lambda=spec.gae_lambda, bootstrap_values=bootstrap
+    )
+    return Estimate(advantages, returns, {"critic/explained_variance": explained_variance(values, returns, mask)})
+
+
+def critic_loss(outputs: Outputs, minibatch: Minibatch, spec: UpdateSpec, normalizer: int) -> Loss:
+    """Squared error to the returns, over `normalizer` tokens."""
+    values, old_values, returns, mask = outputs.values, minibatch.values, minibatch.returns, minibatch.response_mask
+    assert values is not None
+    assert old_values is not None
+    assert returns is not None
+    total = value_loss(values, old_values, returns, mask, clip=spec.value_clip, normalizer=normalizer)
+    measured: dict[str, Mean | Maximum] = {
+        "loss": Mean(float(total.detach()) * normalizer, float(mask.sum())),
+    }
+    if spec.value_clip is not None:
+        measured["clip_fraction"] = value_clip_fraction(values, old_values, returns, mask, clip=spec.value_clip)
+    return Loss(total, measured)
+
+
+PPO = Algorithm(
+    predictions=Need(logprobs=True, reference_logprobs=True, values=True),
+    estimate=estimate,
+    objectives={"policy": CLIPPED_SURROGATE, "critic": Objective(lambda _: Need(values=True), critic_loss)},
+)

@@ -1,0 +1,56 @@
+"""PPO's clipped surrogate as the objective of a policy, whoever estimated the advantages.
+
+    rho = policy / old policy, at each token
+    loss = -mean min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) - entropy_coef * mean entropy
+
+Source: Schulman et al. 2017 (arXiv:1707.06347), equations 7 and 9. While the policy is still the old one, rho is 1 and
+the gradient is that of REINFORCE, -A * grad log policy.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ppo_core.algorithms.algorithm import Loss, Minibatch, Objective
+from ppo_core.losses import policy_loss
+from ppo_core.metrics import Mean, approximate_kl, clip_fraction, ratio_maximum
+from ppo_core.models.forward import Need, Outputs
+from ppo_core.spec import UpdateSpec
+
+
+def need(spec: UpdateSpec) -> Need:
+    """Logprobs and entropy, the latter with gradient only where it is part of the loss: that takes memory."""
+    return Need(logprobs=True, entropy="differentiable" if spec.entropy_coef else "detached")
+
+
+def loss(outputs: Outputs, minibatch: Minibatch, spec: UpdateSpec, normalizer: int) -> Loss:
+    """Means are sums over the tokens that count, divided by `normalizer`, the tokens of the whole minibatch."""
+    logprobs, entropy, mask = outputs.logprobs, outputs.entropy, minibatch.response_mask
+    assert logprobs is not None
+    assert entropy is not None
+    old_logprobs, advantages = minibatch.old_logprobs, minibatch.advantages
+    surrogate = policy_loss(
+        logprobs,
+        old_logprobs,
+        advantages,
+        mask,
+        clip_low=spec.clip_low,
+        clip_high=spec.clip_high,
+        dual_clip=spec.dual_clip,
+        normalizer=normalizer,
+    )
+    clipped = clip_fraction(logprobs, old_logprobs, advantages, mask, clip_low=spec.clip_low, clip_high=spec.clip_high)
+    entropy_sum = torch.where(mask, entropy, 0.0).sum()
+    return Loss(
+        surrogate - spec.entropy_coef * entropy_sum / normalizer,
+        {
+            "loss": Mean(float(surrogate.detach()) * normalizer, float(mask.sum())),
+            "entropy": Mean.over(entropy, mask),
+            "clip_fraction": clipped,
+            "approximate_kl": approximate_kl(logprobs, old_logprobs, mask),
+            "ratio_max": ratio_maximum(logprobs, old_logprobs, mask),
+        },
+    )
+
+
+CLIPPED_SURROGATE = Objective(need, loss)

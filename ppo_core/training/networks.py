@@ -1,0 +1,39 @@
+"""The kinds of networks that an algorithm may train: how each is begun, checked, loaded and saved, and its rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ppo_core.models.loading import critic_from_policy, load_critic, load_policy, save_critic, save_policy
+from ppo_core.training.intact import check_critic, check_policy
+
+
+class Network(NamedTuple):
+    """One kind. Each lies in a checkpoint's folder of its name.
+
+    `begin` makes it of the folder of checkpoint 0's policy, None where it is the policy; `check` sees the checkpoint's
+    folder, `load` and `save` its own. `rate` is the key of its learning rate in a spec's `update` section.
+    """
+
+    begin: Callable[..., Any] | None
+    check: Callable[..., None]
+    load: Callable[..., Any]
+    save: Callable[[Any, dict[str, Tensor], Any, Path], None]
+    rate: str
+
+
+def _save_critic(module: Any, weights: dict[str, Tensor], _: Any, folder: Path) -> None:
+    save_critic(module, weights, folder)
+
+
+NETWORKS = MappingProxyType(
+    {
+        "policy": Network(None, check_policy, load_policy, save_policy, "learning_rate"),
+        "critic": Network(critic_from_policy, check_critic, load_critic, _save_critic, "critic_learning_rate"),
+    }
+)
