@@ -22,7 +22,7 @@ class Batch(NamedTuple):
 
     `rewards` `[B, R]` hold the price of divergence at each token and the score at the last one that counts;
     `response_mask` `[B, R]` is True where a token counts; `finished` `[B]` where a response ended by itself. Rows with
-    one number in `prompts` `[B]` answer the same prompt. `values` `[B, R]` and `final_values` `[B]` are the critic's.
+    one number (0 to B - 1) in `prompts` `[B]` answer one prompt. `values` `[B, R]`, `final_values` `[B]`: the critic's.
     """
 
     rewards: Tensor

@@ -1,6 +1,6 @@
 """The spec of a run, torch-free: `RunSpec` and its sections. `RunSpec.from_yaml(path)` reads it."""
 
-from ppo_core.spec.algorithms import AlgorithmSpec, PpoSpec
+from ppo_core.spec.algorithms import AlgorithmSpec, PpoSpec, RlooSpec
 from ppo_core.spec.loading import SpecError, differing_keys
 from ppo_core.spec.promotion import PromotionSpec
 from ppo_core.spec.run_spec import RunSpec
@@ -37,6 +37,7 @@ __all__ = [
     "PromotionSpec",
     "RegistrySpec",
     "RewardSpec",
+    "RlooSpec",
     "RolloutSpec",
     "RunSpec",
     "Section",

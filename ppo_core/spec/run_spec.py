@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from ppo_core.spec.algorithms import PpoSpec
+from ppo_core.spec.algorithms import AlgorithmSpec, PpoSpec
 from ppo_core.spec.loading import load_run_spec, overridden
 from ppo_core.spec.promotion import PromotionSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
@@ -39,11 +39,13 @@ class RunSpec(Section):
     dataset: DatasetSpec = Field(description="Prompts to train and to evaluate on")
     model: ModelSpec = Field(description="Where the policy starts")
     sft: SupervisedSpec | None = Field(None, description="The supervised start; none: PPO starts from the model itself")
-    algorithm: PpoSpec = Field(PpoSpec(), description="What trains the policy")
+    algorithm: AlgorithmSpec = Field(
+        PpoSpec(), description="What trains the policy: kind ppo, or rloo, without a critic"
+    )
     rollout: RolloutSpec = Field(RolloutSpec(), description="What the policy samples in one iteration")
     reward: RewardSpec = Field(description="Who scores a response")
     advantages: AdvantageSpec = Field(AdvantageSpec(), description="From scores to advantages")
-    update: UpdateSpec = Field(UpdateSpec(), description="The PPO update of policy and critic")
+    update: UpdateSpec = Field(UpdateSpec(), description="The update of policy and critic")
     training: TrainingSpec = Field(TrainingSpec(), description="How the training engine runs")
     evaluation: EvaluationSpec = Field(EvaluationSpec(), description="Held-out prompts, sampled and greedy")
     checkpoint: CheckpointSpec = Field(
@@ -88,6 +90,13 @@ class RunSpec(Section):
                 f"advantages.kl.horizon={kl.horizon} is too short for the {responses} responses of an iteration: the "
                 f"coefficient could lose its sign in one step. Raise it to at least {responses // 5 + 1}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _algorithm_fits(self) -> Self:
+        problems = self.algorithm.problems(self.rollout, self.advantages, self.update)
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
     def _trained_batches(self) -> dict[str, int]:

@@ -87,7 +87,7 @@ class RolloutSpec(Section):
     """What the policy samples in one iteration."""
 
     prompts_per_iteration: PositiveInt = Field(256, description="Prompts drawn from the dataset per iteration")
-    samples_per_prompt: PositiveInt = Field(1, description="Responses to each of these prompts")
+    samples_per_prompt: PositiveInt = Field(1, description="Responses to each of these prompts; rloo compares them")
     max_response_tokens: PositiveInt = Field(48, description="A response is cut at this length")
     temperature: Annotated[float, Field(ge=0.01, le=10.0)] = Field(1.0, description="Also divides the trainer's logits")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Must stay 1 while logprobs are trained on")
@@ -180,7 +180,7 @@ class AdvantageSpec(Section):
 
 
 class UpdateSpec(Section):
-    """The PPO update of policy and critic."""
+    """The update of policy and critic."""
 
     num_ppo_epochs: PositiveInt = Field(2, description="Passes over an iteration's responses")
     num_minibatches: PositiveInt = Field(4, description="Optimizer steps per PPO epoch")

@@ -1,1 +1,1 @@
-"""The training engine's parts: DeepSpeed, its exact state, the PPO update, experience, SFT."""
+"""The training engine's parts: DeepSpeed, its exact state, the update, experience, SFT."""

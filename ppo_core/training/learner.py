@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ppo_core.algorithms import algorithm_of
+from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.tokenization import load_tokenizer
 from ppo_core.models.loading import load_policy
 from ppo_core.records import ComputeAdvantagesJob, InputError, OptimizerSettings, UpdatePolicyJob

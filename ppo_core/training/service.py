@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ppo_core.algorithms import algorithm_of
+from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.tables import check_aligned, read_rollouts, read_scores
 from ppo_core.data.tokenization import load_tokenizer
 from ppo_core.engines.protocol import EngineDefect, Job, JobInput

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ppo_core.algorithms import algorithm_of
 from ppo_core.algorithms.algorithm import Minibatch
+from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.batches import lengths_of, microbatches, minibatches
 from ppo_core.metrics import Maximum, Mean
 from ppo_core.models.forward import Outputs

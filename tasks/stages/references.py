@@ -65,7 +65,7 @@ class ModelRef(StageRef):
 
 
 class CheckpointRef(StageRef):
-    """The policy; where it is `full`, with critic and optimizers."""
+    """The policy; where it is `full`, with all that is trained beside it and the optimizers."""
 
     full: bool = True
 

@@ -76,7 +76,7 @@ def test_a_deployments_form_shows_the_spec_and_refuses_what_it_refuses(pages: Pa
     before = len(pages.ask("flow_runs"))
     page.goto(f"{pages.prefect}/deployments/deployment/{deployment}/run")
     expect(page.get_by_text("When the policy may take").first).to_be_visible()
-    for section, start in ((RunSpec, "What to train"), (UpdateSpec, "The PPO update of")):  # in the spec's own order
+    for section, start in ((RunSpec, "What to train"), (UpdateSpec, "The update of")):  # in the spec's own order
         shown = page.inner_text("body").partition(start)[2]
         sentences = [str(field.description).replace("`", "") for field in section.model_fields.values()]
         places = [shown.index(sentence) for sentence in sentences]

@@ -20,6 +20,7 @@ ALONE = (
     *(f"trained/{name}" for name in ("resume", "spread", "move", "updates", "supervised", "accumulate", "agree")),
     *(f"replayed/{name}" for name in ("stages", "paths", "factor", "advantages", "refusals", "damaged")),
     *(f"skipped/{name}" for name in ("skip", "give_up", "mutants")),
+    *(f"rloo/{name}" for name in ("runs", "updates", "refusals")),
 )
 TIMEOUT_S = 2400
 # A busy machine is slow to draw examples too.
@@ -58,6 +59,12 @@ def replayed(programs: Path) -> Path:
 def skipped(programs: Path) -> Path:
     """What updates with steps that are not finite have left."""
     return programs / "skipped"
+
+
+@pytest.fixture(scope="session")
+def rloo(programs: Path) -> Path:
+    """What an algorithm without a critic has left."""
+    return programs / "rloo"
 
 
 def run_program(scenarios: Sequence[str], folder: Path, *, world_size: int) -> None:

@@ -42,7 +42,7 @@ def test_a_skipped_step_is_no_step_and_the_other_network_takes_its_own(
         assert not same(part, at("clean1"), at("clean2"))
         assert not same(part, at("clean2"), at("clean3"))
     states = {name: json.loads((at(name) / "state.json").read_text()) for name in taken}
-    assert [[state[f"num_{part}_steps"] for part in FILES] for state in states.values()] == [[1, 2], [2, 2], [3, 3]]
+    assert [[state["num_steps"][part] for part in FILES] for state in states.values()] == [[1, 2], [2, 2], [3, 3]]
     counts = [[state["skipped_steps"][part] for part in FILES] for state in states.values()]
     assert counts == [[1, 0], [0, 1], [0, 0]]
 

@@ -12,7 +12,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from ppo_core.spec import AdaptiveKl, FixedKl, RunSpec, Section, SpecError, differing_keys, run_spec
+from ppo_core.spec import AdaptiveKl, FixedKl, PpoSpec, RlooSpec, RunSpec, Section, SpecError, differing_keys, run_spec
+from ppo_core.spec import algorithms as spec_algorithms
 from ppo_core.spec import loading as spec_loading
 from ppo_core.spec import sections as spec_sections
 
@@ -23,6 +24,7 @@ SMALLEST = {
     "reward": {"function": "reward.py:correct"},
 }
 ADAPTIVE = {"kind": "adaptive", "horizon": 51}
+RLOO = {"algorithm": {"kind": "rloo"}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rolout": {}}, r"rolout: unknown key; did you mean rollout\? \(known: name, seed, iterations, "),
     ({"rollout": {"temprature": 1}}, r"rollout.temprature: unknown key; did you mean temperature\?"),
@@ -58,6 +60,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"reward": {"function": {}}}, "reward: function is empty: name at least one"),
     ({"reward": {"function": {"a.py:f": 1, "b.py:f": 1}}}, "two functions share a name .*: rename one"),
     ({"advantages": {"kl": ADAPTIVE}}, "horizon=51 is too short for the 256 responses .* Raise it to at least 52"),
+    ({"algorithm": {"kind": "rlo"}}, "algorithm=.*'ppo', 'rloo'"),
+    ({"algorithm": {"kind": "rloo", "kin": 1}}, r"algorithm.rloo.kin: unknown key; did you mean kind\?"),
+    (
+        RLOO,
+        r"samples_per_prompt=1 gives algorithm.kind=rloo nothing .* set it to 2 or more .* or algorithm.kind to ppo",
+    ),
+    (
+        {**RLOO, "advantages": {"truncated": "bootstrap"}},
+        "bootstrap needs a critic, .* trains none: set terminal or mask",
+    ),
+    (
+        {**RLOO, "advantages": {"gamma": 0.9}},
+        "advantages.gamma=0.9 has no meaning with .*rloo .*: leave it out, or set ",
+    ),
+    ({**RLOO, "advantages": {"gae_lambda": 1}}, "advantages.gae_lambda=1.0 has no meaning with .* without GAE"),
+    ({**RLOO, "update": {"value_clip": 0.2}}, "update.value_clip=0.2 has no meaning with .* trains no critic"),
+    ({**RLOO, "update": {"critic_learning_rate": 0.1}}, "update.critic_learning_rate=0.1 has no meaning with"),
     ({"name": "../escape"}, "name='../escape': String should match pattern"),
 ]
 
@@ -201,6 +220,15 @@ def test_the_document_is_the_run_wherever_it_lies(tmp_path: Path) -> None:
     assert RunSpec.model_validate(document).document() == document
 
 
+def test_an_algorithm_is_chosen_by_its_kind_and_survives_the_document(tmp_path: Path) -> None:
+    """The document has every key, also those that the algorithm would refuse: at their defaults they say nothing."""
+    assert loaded(tmp_path).algorithm == PpoSpec()
+    run = loaded(tmp_path, RLOO, ("rollout.samples_per_prompt=4",))
+    assert run.algorithm == RlooSpec()
+    assert RunSpec.model_validate(run.document()).document() == run.document()
+    assert run.with_overrides(["algorithm.kind=ppo", "update.value_clip=0.2"]).algorithm == PpoSpec()
+
+
 def test_differing_keys_are_named_with_both_values(tmp_path: Path) -> None:
     before = loaded(tmp_path).document()
     changes = {"seed": 4, "advantages": {"kl": {"kind": "fixed", "coef": 0.5}}, "sft": {"data": "a"}}
@@ -212,7 +240,8 @@ def test_differing_keys_are_named_with_both_values(tmp_path: Path) -> None:
 
 
 def all_sections() -> list[type[Section]]:
-    found = {value for value in vars(spec_sections).values() if isinstance(value, type) and issubclass(value, Section)}
+    named = {**vars(spec_sections), **vars(spec_algorithms)}
+    found = {value for value in named.values() if isinstance(value, type) and issubclass(value, Section)}
     return sorted(found - {Section} | {RunSpec}, key=lambda section: section.__name__)
 
 

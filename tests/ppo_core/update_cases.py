@@ -64,7 +64,8 @@ def make_experience(name: str = "llama-tied", *, noise: float = 0.3, rows: int =
 def save_experience(experience: Experience, folder: Path) -> None:
     """As the engine writes it, where no two tensors share their memory."""
     folder.mkdir(parents=True)
-    Experience(**{name: tensor.clone() for name, tensor in vars(experience).items()}).save(folder)
+    tensors = {name: tensor for name, tensor in vars(experience).items() if tensor is not None}
+    Experience(**{name: tensor.clone() for name, tensor in tensors.items()}).save(folder)
 
 
 def token_ids(sequences: list[TokenSequence]) -> dict[str, Tensor]:
