@@ -5,20 +5,19 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-if TYPE_CHECKING:
-    from ppo_core.spec.run_spec import RunSpec
+Spec = TypeVar("Spec", bound=BaseModel)
 
 
 class SpecError(ValueError):
     """A spec that cannot be run; each line of the message is one problem with its remedy."""
 
 
-def load_run_spec(cls: type[RunSpec], path: Path, overrides: Iterable[str]) -> RunSpec:
+def load_spec(cls: type[Spec], path: Path, overrides: Iterable[str]) -> Spec:
     """Parse `path`, apply `overrides`, validate. Raises SpecError."""
     document = read_yaml(path)
     for override in overrides:
@@ -30,7 +29,7 @@ def load_run_spec(cls: type[RunSpec], path: Path, overrides: Iterable[str]) -> R
         raise SpecError("\n".join(f"{path}: {line}" for line in explain(cls, error))) from None
 
 
-def overridden(spec: RunSpec, overrides: Iterable[str]) -> RunSpec:
+def overridden(spec: Spec, overrides: Iterable[str]) -> Spec:
     """Apply `overrides` to a spec and validate. Raises SpecError."""
     document = spec.model_dump(mode="json")
     for override in overrides:

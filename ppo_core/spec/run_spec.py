@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from ppo_core.spec.algorithms import AlgorithmSpec, PpoSpec
-from ppo_core.spec.loading import load_run_spec, overridden
+from ppo_core.spec.loading import load_spec, overridden
 from ppo_core.spec.promotion import PromotionSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
 from ppo_core.spec.sections import (
@@ -127,7 +127,7 @@ class RunSpec(Section):
 
         Raises: SpecError (a ValueError), one line per problem.
         """
-        return load_run_spec(cls, Path(path), overrides)
+        return load_spec(cls, Path(path), overrides)
 
     def with_overrides(self, overrides: list[str]) -> RunSpec:
         """This spec with `section.key=value` texts applied. Raises SpecError, one line per problem."""

@@ -64,12 +64,20 @@ def imports_of(module: Module) -> Iterator[Import]:
             yield from (Import(str(name), node.lineno) for name in literals)
 
 
-def edges(sources: Iterable[Module]) -> dict[str, set[str]]:
-    """Which of these modules imports which others of them when it runs, with the packages on the way."""
+def edges(sources: Iterable[Module], *, for_types: bool = False) -> dict[str, set[str]]:
+    """Which of these modules imports which others of them when it runs, with the packages on the way.
+
+    With `for_types` also the imports that only annotations need.
+    """
     sources = tuple(sources)
     names = {module.name for module in sources}
     return {
-        module.name: {target for used in _executed(module) for target in _targets(used, names)} for module in sources
+        module.name: {
+            target
+            for used in (imports_of(module) if for_types else _executed(module))
+            for target in _targets(used, names)
+        }
+        for module in sources
     }
 
 
