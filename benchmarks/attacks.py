@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from infra.artifacts import ArtifactError, open_store
-from infra.gc.collector import open_collector
+from infra.backend import open_collector
 
 ROOT = Path(__file__).parents[1]
 SPEC = ROOT / "examples" / "arithmetic" / "smoke.yaml"

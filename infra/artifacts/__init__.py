@@ -10,11 +10,11 @@ from infra.artifacts.manifest import (
     FileEntry,
     Manifest,
 )
-from infra.artifacts.store import REMOTE, ArtifactStore, open_store
+from infra.artifacts.store import ArtifactStore
+from infra.backend import open_store
 from infra.storage.filesystem import StoreReadOnly, StoreUnsupported
 
 __all__ = [
-    "REMOTE",
     "ArtifactCorrupted",
     "ArtifactError",
     "ArtifactFormatTooNew",

@@ -10,16 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from infra.artifacts.download_cache import ArtifactCache
-from infra.artifacts.local_store import LocalStore
 from infra.artifacts.manifest import (
     ArtifactRef,
     Manifest,
 )
-from infra.settings import Settings
-from infra.storage.filesystem import local_root
-
-REMOTE = "s3://"
 
 
 class ArtifactStore(Protocol):
@@ -69,19 +63,3 @@ class ArtifactStore(Protocol):
 
     def location(self, ref: ArtifactRef) -> str:
         """The uri of the folder that holds the artifact's files, for other programs; it need not be `ref.uri`."""
-
-
-def open_store(root: str | Path, *, cache: Path | None = None) -> ArtifactStore:
-    """Open the store at a folder, a file:// uri or s3://bucket/prefix; a folder is created by the first write.
-
-    `cache` is the folder for local copies of remote artifacts, by default that of the settings; a local store makes no
-    copies and needs none. StoreUnsupported says what is wrong with an address, a bucket or its credentials.
-    """
-    if isinstance(root, str) and root.startswith(REMOTE):
-        # boto3 is worth a quarter of a second, and most stores are folders.
-        from infra.artifacts.s3_store import open_s3_store
-
-        settings = Settings()
-        limit = int(settings.cache_gib * 2**30)
-        return open_s3_store(root, ArtifactCache(cache or settings.cache_folder, limit))
-    return LocalStore(local_root(root))

@@ -9,15 +9,11 @@ and makes it again. How the two looks are kept from missing each other depends o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Protocol
 
-from infra.artifacts.store import REMOTE
-from infra.gc import local_collector as local
 from infra.gc.orphans import Orphan, StoredArtifact
 
-__all__ = ["Collector", "Orphan", "StoredArtifact", "collecting_paused", "open_collector"]
+__all__ = ["Collector", "Orphan", "StoredArtifact"]
 
 
 class Collector(Protocol):
@@ -49,22 +45,3 @@ class Collector(Protocol):
 
     def remove(self, leftovers: Iterable[Orphan]) -> int:
         """Remove what `leftovers` or `damaged` found; the bytes that are free now."""
-
-
-def open_collector(root: str | Path) -> Collector:
-    """The collector of the store at this address."""
-    if isinstance(root, str) and root.startswith(REMOTE):
-        # boto3 is worth a quarter of a second, and most stores are folders.
-        from infra.gc.s3_collector import open_s3_collector
-
-        return open_s3_collector(root)
-    return local.LocalCollector(root)
-
-
-def collecting_paused(root: str | Path) -> AbstractContextManager[None]:
-    """While open, no collector of the store removes an artifact."""
-    if isinstance(root, str) and root.startswith(REMOTE):
-        from infra.gc import hold as remote
-
-        return remote.collecting_paused(root)
-    return local.collecting_paused(root)

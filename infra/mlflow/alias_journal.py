@@ -10,39 +10,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from infra.artifacts.manifest import ArtifactRef
+from infra.backend import open_log
 from infra.runs.checksummed_json import SEAL, RecordCorrupted, encode
-from infra.storage.objects import SCHEME
-from infra.storage.write_once_files import LocalPages
+from infra.storage.write_once import WriteOnceLog
 
 PROMOTIONS = "promotions"
 NONCE = "nonce"
 _PAGE = re.compile(r"(\d{6})\.json")
 Action = Literal["promote", "rollback", "found"]
-
-
-class WriteOnceLog(Protocol):
-    """Small documents in a folder, each created once and never changed; wherever the artifacts are."""
-
-    def create(self, name: str, content: bytes) -> bool:
-        """Write a page, durable when this returns; False if there is one of this name. `content` is unique."""
-
-    def read(self, name: str) -> bytes | None:
-        """A page's content, or None."""
-
-    def names(self) -> list[str]:
-        """The names of all pages, sorted."""
-
-    def folders(self) -> list[str]:
-        """The names of the folders here, sorted."""
-
-    def below(self, folder: str) -> WriteOnceLog:
-        """Those in a folder here."""
 
 
 class Move(BaseModel):
@@ -116,7 +97,7 @@ class Journals:
     """The journals of a store's models, by one connection."""
 
     def __init__(self, root: str) -> None:
-        self._pages = open_pages(root)
+        self._pages = open_log(root, PROMOTIONS)
         self._journals: dict[str, Journal] = {}
 
     def models(self) -> list[str]:
@@ -128,15 +109,6 @@ class Journals:
         if model not in self._journals:
             self._journals[model] = Journal(self._pages.below(folder_name(model)), model)
         return self._journals[model]
-
-
-def open_pages(root: str) -> WriteOnceLog:
-    """The folder of promotions in the store at `root`."""
-    if root.startswith(f"{SCHEME}://"):
-        from infra.storage.write_once_objects import open_s3_pages
-
-        return open_s3_pages(root, PROMOTIONS)
-    return LocalPages(root, PROMOTIONS)
 
 
 def folder_name(model: str) -> str:

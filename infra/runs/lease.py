@@ -7,30 +7,22 @@ gets LeaseLost. How that is made sure depends on where the run lies: see `local_
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
-from infra.artifacts.store import REMOTE
-from infra.process_identity import ProcessIdentity, is_alive
-from infra.runs import local_lease as local
 from infra.runs.checksummed_json import RecordError
-from infra.runs.lease_expiry import EXPIRY_S, Clock
 from infra.runs.owner import LeaseHeld, LeaseLost, LeaseOwner
 from infra.storage.filesystem import StoreReadOnly, StoreUnsupported
 from infra.storage.objects import StoreUnavailable
 
 __all__ = [
-    "EXPIRY_S",
     "HEARTBEAT_S",
-    "Clock",
     "Heartbeat",
     "Lease",
     "LeaseHeld",
     "LeaseLost",
     "LeaseOwner",
-    "acquire_lease",
 ]
 
 HEARTBEAT_S = 5.0
@@ -40,7 +32,7 @@ PASSING = (OSError, StoreReadOnly, StoreUnavailable, StoreUnsupported, RecordErr
 
 
 class Lease(Protocol):
-    """The right to write a run's records, until it is released or taken over; made by `acquire_lease`.
+    """The right to write a run's records, until it is released or taken over; made by `infra.backend.acquire_lease`.
 
     `predecessors` are the holders from which this one took the run over because they were dead or silent.
     Safe for several threads.
@@ -68,34 +60,6 @@ class Lease(Protocol):
 
     def release(self) -> None:
         """Let the run go; nothing happens where it is gone already."""
-
-
-def acquire_lease(
-    root: str | Path,
-    run: str,
-    *,
-    note: Mapping[str, str] | None = None,
-    wait: bool = False,
-    identity: ProcessIdentity | None = None,
-    alive: Callable[[ProcessIdentity], bool | None] = is_alive,
-    clock: Clock | None = None,
-    expiry_s: float = EXPIRY_S,
-) -> Lease:
-    """Become the only writer of a run, durable when this returns. Read the run's records after it, not before.
-
-    A holder whose process is gone is taken over at once, a silent one after `expiry_s`. LeaseHeld if another process
-    has the run; with `wait`, this waits for it instead, for as long as it takes. `note` is for the successor's eyes.
-    """
-    if isinstance(root, str) and root.startswith(REMOTE):
-        # boto3 is worth a quarter of a second, and most stores are folders.
-        from infra.runs import s3_lease as remote
-
-        return remote.acquire_lease(
-            root, run, note=note, wait=wait, identity=identity, alive=alive, clock=clock, expiry_s=expiry_s
-        )
-    return local.acquire_lease(
-        root, run, note=note, wait=wait, identity=identity, alive=alive, clock=clock, expiry_s=expiry_s
-    )
 
 
 class Heartbeat:

@@ -25,8 +25,13 @@ class Clock:
     sleep: Callable[[float], None] = time.sleep
 
 
-class Holders(Protocol):
+class RunLeases(Protocol):
     """The leases of one run, by their numbers."""
+
+    run: str
+
+    def live(self) -> tuple[int, ...]:
+        """The numbers of those that some process has, by a look at the store."""
 
     def holder(self, number: int) -> LeaseOwner | None:
         """Who has a lease; None if it has just ended."""
@@ -40,14 +45,13 @@ class LeaseExpiry:
 
     def __init__(
         self,
-        run: str,
-        leases: Holders,
+        leases: RunLeases,
         alive: Callable[[ProcessIdentity], bool | None],
         clock: Clock,
         expiry_s: float,
     ) -> None:
         self.holders: dict[int, LeaseOwner] = {}
-        self._run = run
+        self._run = leases.run
         self._leases = leases
         self._alive = alive
         self._clock = clock

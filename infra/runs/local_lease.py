@@ -127,11 +127,11 @@ def acquire_lease(
     clock: Clock | None = None,
     expiry_s: float = EXPIRY_S,
 ) -> LocalLease:
-    """Become the only writer of a run; see `infra.runs.lease.acquire_lease`."""
+    """Become the only writer of a run; see `infra.backend.acquire_lease`."""
     seam: FileSystem = LocalFiles() if files is None else files
     place, clock, me = local_root(root), clock or Clock(), identity or this_process()
     folders = LeaseFolders(place, validate_run_name(run), me, seam)
-    watch = LeaseExpiry(run, folders, alive, clock, expiry_s)
+    watch = LeaseExpiry(folders, alive, clock, expiry_s)
     with writing_to(place):
         folders.make()
         while True:

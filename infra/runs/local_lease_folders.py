@@ -23,10 +23,11 @@ from uuid import uuid4
 
 from pydantic import ValidationError
 
-from infra.process_identity import ProcessIdentity
+from infra.process_identity import ProcessIdentity, this_process
 from infra.runs.checksummed_json import RecordError, encode, read_sealed
+from infra.runs.names import validate_run_name
 from infra.runs.owner import LeaseOwner
-from infra.storage.filesystem import FileSystem, make_folders, read_whole, remove_tree
+from infra.storage.filesystem import FileSystem, LocalFiles, local_root, make_folders, read_whole, remove_tree
 
 HOLDER, HEARTBEAT, PARTIAL, PINS, SUPERSEDED = "holder.json", "heartbeat", "partial", "pins", "superseded"
 TAKEN_ERRORS = frozenset({errno.ENOTEMPTY, errno.EEXIST})
@@ -52,6 +53,7 @@ class LeaseFolders:
     """The leases of one run; `owner` names this process in what it prepares."""
 
     def __init__(self, root: Path, run: str, owner: ProcessIdentity, files: FileSystem) -> None:
+        self.run = run
         self.folder = root / "runs" / run / "leases"
         self._owner = owner
         self._root = root
@@ -71,6 +73,12 @@ class LeaseFolders:
         ended = {int(match[1]) for match in found if match[2]}
         live = {int(match[1]) for match in found if not match[2]} - ended
         return Numbers(tuple(sorted(live)), tuple(sorted(ended)))
+
+    def live(self) -> tuple[int, ...]:
+        """Those that some process may have; none where the run is not there."""
+        with suppress(FileNotFoundError):
+            return self.numbers().live
+        return ()
 
     def holder(self, number: int) -> LeaseOwner | None:
         """Who has a lease; None if it has just ended."""
@@ -195,3 +203,8 @@ class LeaseFolders:
 
     def _ended(self, number: int) -> Path:
         return self.folder / f"{number:06d}.ended"
+
+
+def open_lease_folders(root: str | Path, run: str) -> LeaseFolders:
+    """The leases of a run in the store at `root`."""
+    return LeaseFolders(local_root(root), validate_run_name(run), this_process(), LocalFiles())

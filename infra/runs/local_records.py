@@ -8,35 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from infra.process_identity import this_process
 from infra.runs.checksummed_json import RecordExists, RecordMissing, encode, read_sealed, remedy_for_name
 from infra.runs.listing import RunListing
 from infra.runs.local_lease import LocalLease
-from infra.runs.local_lease_folders import TAKEN_ERRORS
-from infra.runs.names import NOTES, is_run_name, note_kind, validate_run_name
-from infra.storage.filesystem import FileSystem, LocalFiles, local_root, make_folders, remove_tree, writing_to
+from infra.runs.names import NOTES, note_kind, validate_run_name
+from infra.storage.filesystem import FileSystem, LocalFiles, local_root, make_folders, writing_to
 
-_SPEC = "spec.json"
+SPEC = "spec.json"
 _NUMBERED_FILE = re.compile(r"(\d{6}|[1-9]\d{6,})\.json")
-
-
-def list_runs(root: str | Path, *, started: bool = True, files: FileSystem | None = None) -> list[str]:
-    """The names of the runs of a store, sorted; without `started` also of those with neither spec nor records yet."""
-    seam: FileSystem = LocalFiles() if files is None else files
-    folder = local_root(root) / "runs"
-    if seam.status(folder) is None:
-        return []
-    names = [name for name in seam.names(folder) if is_run_name(name)]
-    return [name for name in names if not started or _is_started(seam, folder / name)]
-
-
-def _is_started(files: FileSystem, run: Path) -> bool:
-    return files.status(run / _SPEC) is not None or bool(_numbers(files, run / "iterations"))
 
 
 class LocalRecords:
@@ -56,11 +39,11 @@ class LocalRecords:
 
     def create_spec(self, spec: Mapping[str, Any]) -> None:
         """Write the run's spec; RecordExists if it has one."""
-        self._create(_SPEC, spec)
+        self._create(SPEC, spec)
 
     def restore_spec(self, spec: Mapping[str, Any]) -> None:
         """Write the spec of a run that has lost it, or has a damaged one; see `infra.runs.records.RunRecords`."""
-        lease, target, content = self._writing_lease(), self.folder / _SPEC, encode(_SPEC, spec)
+        lease, target, content = self._writing_lease(), self.folder / SPEC, encode(SPEC, spec)
         with writing_to(self._root), lease.fenced():
             lease.check()
             if self._files.status(target) is not None:
@@ -71,15 +54,15 @@ class LocalRecords:
 
     def read_spec(self) -> dict[str, Any] | None:
         """The run's spec, or None for a run that was never started."""
-        return self._read(_SPEC)
+        return self._read(SPEC)
 
     def commit(self, iteration: int, record: Mapping[str, Any]) -> None:
         """Create the record of an iteration, durable when this returns; RecordExists if there is one."""
-        self._create(_iteration_name(iteration), record)
+        self._create(iteration_name(iteration), record)
 
     def read(self, iteration: int) -> dict[str, Any]:
         """The record of an iteration: RecordMissing, RecordCorrupted or RecordFormatTooNew if it cannot be had."""
-        record = self._read(_iteration_name(iteration))
+        record = self._read(iteration_name(iteration))
         if record is None:
             raise RecordMissing(f"run {self.run} has no record of iteration {iteration} in {self.folder}")
         return record
@@ -95,7 +78,7 @@ class LocalRecords:
 
     def all(self) -> list[dict[str, Any]]:
         """Every record, in the order of the iterations; not those that are superseded while this reads."""
-        records = (self._read(_iteration_name(iteration)) for iteration in self.iterations())
+        records = (self._read(iteration_name(iteration)) for iteration in self.iterations())
         return [record for record in records if record is not None]
 
     def supersede(self, after: int) -> list[int]:
@@ -133,8 +116,7 @@ class LocalRecords:
 
     def notes(self, kind: str) -> list[dict[str, Any]]:
         """Every note of a kind, in order."""
-        numbers = self._numbers(note_kind(kind))
-        notes = (self._read(f"{kind}/{number:06d}.json") for number in numbers)
+        notes = (self._read(f"{kind}/{number:06d}.json") for number in self._numbers(note_kind(kind)))
         return [note for note in notes if note is not None]
 
     def note_place(self, kind: str, number: int) -> str:
@@ -144,7 +126,7 @@ class LocalRecords:
     def contents(self) -> RunListing:
         """What the run has now."""
         return RunListing(
-            {number: self._mark(_iteration_name(number)) for number in self._numbers("iterations")},
+            {number: self._mark(iteration_name(number)) for number in self._numbers("iterations")},
             {kind: tuple(self._mark(f"{kind}/{number:06d}.json") for number in self._numbers(kind)) for kind in NOTES},
         )
 
@@ -168,7 +150,7 @@ class LocalRecords:
         if self._files.status(target) is not None:
             raise self._exists(lease, target)
         written = lease.partial / f"{target.stem}-{uuid4().hex}.json"
-        _write_durable(self._files, written, content)
+        write_durable(self._files, written, content)
         try:
             # Unlike a rename, a link never replaces what another thread has created in the meantime.
             self._files.link(written, target)
@@ -199,7 +181,7 @@ class LocalRecords:
         return self._lease
 
     def _numbers(self, kind: str) -> list[int]:
-        return _numbers(self._files, self.folder / kind)
+        return numbers(self._files, self.folder / kind)
 
     def _read(self, name: str) -> dict[str, Any] | None:
         return read_sealed(self._files, self.folder / name, name, remedy=remedy_for_name(self.run, name))
@@ -210,60 +192,23 @@ class LocalRecords:
             self._made.add(folder)
 
 
-def create_run(
-    root: str | Path,
-    run: str,
-    spec: Mapping[str, Any],
-    records: Mapping[int, Mapping[str, Any]],
-    *,
-    files: FileSystem | None = None,
-) -> None:
-    """Create a whole run, which appears at once and durable with all its records; RecordExists if there is one.
-
-    After an OSError it may be there or not.
-    """
-    seam: FileSystem = LocalFiles() if files is None else files
-    place = local_root(root)
-    runs, target = place / "runs", place / "runs" / validate_run_name(run)
-    documents = {_SPEC: spec, **{_iteration_name(iteration): record for iteration, record in records.items()}}
-    contents = {name: encode(name, document) for name, document in documents.items()}
-    staged = runs / f".new-{this_process().token}-{uuid4().hex}"
-    with writing_to(place):
-        make_folders(seam, runs, top=place)
-        try:
-            seam.make_folder(staged)
-            seam.make_folder(staged / "iterations")
-            for name, content in contents.items():
-                _write_durable(seam, staged / name, content)
-            seam.sync_folder(staged / "iterations")
-            seam.sync_folder(staged)
-            seam.rename(staged, target)
-            seam.sync_folder(runs)
-        except OSError as error:
-            with suppress(OSError):
-                if seam.status(staged) is not None:
-                    remove_tree(seam, staged)
-            if error.errno in TAKEN_ERRORS:
-                # Whoever created it may have died before its name was durable.
-                seam.sync_folder(runs)
-                raise RecordExists(f"run {run} exists in {runs}: choose another name") from None
-            raise
-
-
-def _numbers(files: FileSystem, folder: Path) -> list[int]:
+def numbers(files: FileSystem, folder: Path) -> list[int]:
+    """The numbers of the documents in a folder, in order."""
     if files.status(folder) is None:
         return []
     found = [_NUMBERED_FILE.fullmatch(name) for name in files.names(folder)]
     return sorted(int(match[1]) for match in found if match is not None)
 
 
-def _write_durable(files: FileSystem, path: Path, content: bytes) -> None:
+def write_durable(files: FileSystem, path: Path, content: bytes) -> None:
+    """Write a file, durable but for its name."""
     files.write(path, [content])
     files.protect(path)
     files.sync_file(path)
 
 
-def _iteration_name(iteration: int) -> str:
+def iteration_name(iteration: int) -> str:
+    """The name of an iteration's record in the folder of its run."""
     if iteration < 0:
         raise ValueError(f"iteration {iteration} cannot have a record: iterations count from 0")
     return f"iterations/{iteration:06d}.json"

@@ -3,30 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+from infra.process_identity import this_process
+from infra.runs.checksummed_json import RecordExists, encode
 from infra.runs.lease import Lease
 from infra.runs.local_lease import LocalLease
-from infra.runs.local_records import LocalRecords, create_run, list_runs
+from infra.runs.local_lease_folders import TAKEN_ERRORS
+from infra.runs.local_records import SPEC, LocalRecords, iteration_name, numbers, write_durable
+from infra.runs.names import is_run_name, validate_run_name
+from infra.storage.filesystem import FileSystem, LocalFiles, local_root, make_folders, remove_tree, writing_to
 
 
 class LocalRuns:
     """The runs of one store in a folder; see `infra.runs.records.Runs`."""
 
-    def __init__(self, root: str | Path) -> None:
-        self._root = root
+    def __init__(self, root: str | Path, *, files: FileSystem | None = None) -> None:
+        self._root = local_root(root)
+        self._runs = self._root / "runs"
+        self._files: FileSystem = LocalFiles() if files is None else files
 
     def names(self, *, started: bool = True) -> list[str]:
-        """The names of the runs, sorted."""
-        return list_runs(self._root, started=started)
+        """The names of the runs, sorted; without `started` also of those with neither spec nor records yet."""
+        if self._files.status(self._runs) is None:
+            return []
+        names = [name for name in self._files.names(self._runs) if is_run_name(name)]
+        return [name for name in names if not started or self._is_started(self._runs / name)]
 
     def records(self, run: str, *, lease: Lease | None = None) -> LocalRecords:
         """The records of a run."""
         if lease is not None and not isinstance(lease, LocalLease):
             raise ValueError(f"lease {lease.number} of run {lease.run} is not of the store {self._root}: acquire one")
-        return LocalRecords(self._root, run, lease=lease)
+        return LocalRecords(self._root, run, files=self._files, lease=lease)
 
     def create(self, run: str, spec: Mapping[str, Any], records: Mapping[int, Mapping[str, Any]]) -> None:
-        """Create a whole run; see `infra.runs.records.create_run`."""
-        create_run(self._root, run, spec, records)
+        """Create a whole run; see `infra.runs.records.Runs`."""
+        target = self._runs / validate_run_name(run)
+        documents = {SPEC: spec, **{iteration_name(iteration): record for iteration, record in records.items()}}
+        contents = {name: encode(name, document) for name, document in documents.items()}
+        staged = self._runs / f".new-{this_process().token}-{uuid4().hex}"
+        with writing_to(self._root):
+            make_folders(self._files, self._runs, top=self._root)
+            try:
+                self._write(staged, contents)
+                self._files.rename(staged, target)
+                self._files.sync_folder(self._runs)
+            except OSError as error:
+                with suppress(OSError):
+                    if self._files.status(staged) is not None:
+                        remove_tree(self._files, staged)
+                if error.errno in TAKEN_ERRORS:
+                    # Whoever created it may have died before its name was durable.
+                    self._files.sync_folder(self._runs)
+                    raise RecordExists(f"run {run} exists in {self._runs}: choose another name") from None
+                raise
+
+    def _write(self, staged: Path, contents: Mapping[str, bytes]) -> None:
+        self._files.make_folder(staged)
+        self._files.make_folder(staged / "iterations")
+        for name, content in contents.items():
+            write_durable(self._files, staged / name, content)
+        self._files.sync_folder(staged / "iterations")
+        self._files.sync_folder(staged)
+
+    def _is_started(self, run: Path) -> bool:
+        return self._files.status(run / SPEC) is not None or bool(numbers(self._files, run / "iterations"))

@@ -9,10 +9,8 @@ taken the run over. Where and how they are kept depends on the store: see `infra
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
-from infra.artifacts.store import REMOTE
 from infra.runs.checksummed_json import (
     RecordCorrupted,
     RecordError,
@@ -23,7 +21,6 @@ from infra.runs.checksummed_json import (
 )
 from infra.runs.lease import Lease
 from infra.runs.listing import RunListing
-from infra.runs.local_runs import LocalRuns
 from infra.runs.names import NOTES, InvalidRunName, validate_run_name
 
 __all__ = [
@@ -36,10 +33,6 @@ __all__ = [
     "RecordMissing",
     "RunRecords",
     "Runs",
-    "create_run",
-    "list_runs",
-    "open_records",
-    "open_runs",
     "remedy_for",
     "validate_run_name",
 ]
@@ -104,7 +97,7 @@ class RunRecords(Protocol):
 
 
 class Runs(Protocol):
-    """The runs of one store."""
+    """The runs of one store; opened by `infra.backend.open_runs`."""
 
     def names(self, *, started: bool = True) -> list[str]:
         """The names of the runs, sorted; without `started` also of those that have neither spec nor records yet."""
@@ -113,36 +106,7 @@ class Runs(Protocol):
         """The records of a run; without its lease they can be read only."""
 
     def create(self, run: str, spec: Mapping[str, Any], records: Mapping[int, Mapping[str, Any]]) -> None:
-        """Create a whole run; see `create_run`."""
+        """Create a whole run, which appears at once and durable with all its records; RecordExists if there is one.
 
-
-def open_runs(root: str | Path) -> Runs:
-    """The runs of the store at a folder, a file:// uri or s3://bucket/prefix."""
-    if isinstance(root, str) and root.startswith(REMOTE):
-        # boto3 is worth a quarter of a second, and most stores are folders.
-        from infra.runs.s3_runs import open_s3_runs
-
-        return open_s3_runs(root)
-    return LocalRuns(root)
-
-
-def open_records(root: str | Path, run: str, *, lease: Lease | None = None) -> RunRecords:
-    """The records of a run in the store at `root`; without its `lease` they can be read only."""
-    if isinstance(root, str) and root.startswith(REMOTE) and lease is not None:
-        from infra.runs.s3_runs import records_of
-
-        return records_of(root, run, lease)
-    return open_runs(root).records(run, lease=lease)
-
-
-def list_runs(root: str | Path) -> list[str]:
-    """The names of the runs of a store that were started, sorted."""
-    return open_runs(root).names()
-
-
-def create_run(root: str | Path, run: str, spec: Mapping[str, Any], records: Mapping[int, Mapping[str, Any]]) -> None:
-    """Create a whole run, which appears at once and durable with all its records; RecordExists if there is one.
-
-    After an error of the storage it may be there or not.
-    """
-    open_runs(root).create(run, spec, records)
+        After an error of the storage it may be there or not.
+        """

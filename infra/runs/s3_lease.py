@@ -136,11 +136,16 @@ class LeaseStates:
     """What a watch looks at: the lease that a head names."""
 
     def __init__(self, head: RunHead) -> None:
+        self.run = head.run
         self._head = head
         self._present = LeaseState()
 
+    def live(self) -> tuple[int, ...]:
+        """The numbers of the leases that some process has, by a look at the head."""
+        return self.look(self._head.look().head)
+
     def look(self, head: RunPointer) -> tuple[int, ...]:
-        """The numbers of the leases that some process has."""
+        """The same by a head that is known already."""
         self._present = head.lease
         return () if head.lease.holder is None else (head.lease.number,)
 
@@ -152,6 +157,12 @@ class LeaseStates:
         """The last beat, or None if there is none."""
         found = self._head.objects.read(self._head.key(f"{self._present.folder}/{HEARTBEAT}"))
         return None if found is None else found.content
+
+
+def open_lease_states(root: str, run: str) -> LeaseStates:
+    """The leases of a run in the store at `root`."""
+    address = S3Address.parse(root)
+    return LeaseStates(RunHead(open_objects(address.bucket), address, validate_run_name(run)))
 
 
 def acquire_lease(
@@ -166,12 +177,12 @@ def acquire_lease(
     clock: Clock | None = None,
     expiry_s: float = EXPIRY_S,
 ) -> S3Lease:
-    """Become the only writer of a run; see `infra.runs.lease.acquire_lease`."""
+    """Become the only writer of a run; see `infra.backend.acquire_lease`."""
     validate_run_name(run)
     address, clock = S3Address.parse(root), clock or Clock()
     head = RunHead(objects or open_objects(address.bucket), address, run)
     states = LeaseStates(head)
-    watch = LeaseExpiry(run, states, alive, clock, expiry_s)
+    watch = LeaseExpiry(states, alive, clock, expiry_s)
     while True:
         version = head.read()
         before = version.head.lease

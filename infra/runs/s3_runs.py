@@ -52,7 +52,7 @@ class S3Runs:
         return S3Records(self._head(validate_run_name(run)), lease=lease, threads=self._threads)
 
     def create(self, run: str, spec: Mapping[str, Any], records: Mapping[int, Mapping[str, Any]]) -> None:
-        """Create a whole run; see `infra.runs.records.create_run`."""
+        """Create a whole run; see `infra.runs.records.Runs`."""
         head = self._head(validate_run_name(run))
         documents = Documents(head, threads=self._threads)
         names = {iteration: documents.name(iteration_kind(iteration), 0) for iteration in records}

@@ -19,12 +19,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from infra.artifacts import ArtifactStore, open_store
+from infra.backend import open_leases, open_records
 from infra.engines.hardware import has_nvidia_gpu
 from infra.engines.process import EngineProcess
 from infra.engines.protocol import EngineInput, EngineJob, EngineJobError, EngineTimeout
 from infra.runs.holder import require_free
 from infra.runs.owner import LeaseHeld
-from infra.runs.records import open_records
 from infra.settings import Settings
 from ppo_core.records import CheckRunJob, InputError
 from ppo_core.spec import RunSpec
@@ -112,7 +112,7 @@ def _check(
 def _holder(store: ArtifactStore, run: str, *, noted: bool) -> list[str]:
     """Raises LeaseHeld where a process has the run, or notes it."""
     try:
-        require_free(store.root, run)
+        require_free(open_leases(store.root, run))
     except LeaseHeld as held:
         told = f"{held}; with --wait, this one waits for that itself"
         if not noted:

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import AliasChoices, ValidationError
 from pydantic.fields import FieldInfo
 
-from infra.artifacts import REMOTE
+from infra.backend import is_remote
 from infra.mlflow.client import without_password
 from infra.settings import Settings
 from ppo_core.records import InputError
@@ -75,7 +75,7 @@ def require_writable_state(settings: Settings) -> None:
 def places(settings: Settings) -> Iterator[Place]:
     """The state folder first."""
     yield Place("the state folder", settings.home, "PPOFLOW_HOME")
-    if settings.store_root.startswith(REMOTE):
+    if is_remote(settings.store_root):
         yield Place("the cache", settings.cache_folder, "PPOFLOW_CACHE")
     else:
         yield Place("the store", Path(settings.store_root.removeprefix("file://")), "PPOFLOW_STORE")

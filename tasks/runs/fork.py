@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from infra.artifacts import ArtifactError, open_store
-from infra.gc.collector import collecting_paused
-from infra.runs.records import RecordExists, create_run
+from infra.backend import collecting_paused, open_runs
+from infra.runs.records import RecordExists
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec, differing_keys
@@ -49,7 +49,7 @@ def fork_run(source: str, iteration: int, new: str, overrides: list[str], folder
         records = committed(source).records[: iteration + 1]
         require_kept(records[-1])
         try:
-            create_run(root, new, spec.model_dump(mode="json"), shared_records(before, spec, records, new))
+            open_runs(root).create(new, spec.model_dump(mode="json"), shared_records(before, spec, records, new))
         except RecordExists:
             raise InputError(f"run {new} exists: choose another name") from None
     return spec

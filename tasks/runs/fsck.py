@@ -11,10 +11,10 @@ from typing import Literal
 
 from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing, ArtifactRef, ArtifactStore, open_store
 from infra.artifacts.export import check_export
-from infra.gc.collector import open_collector
+from infra.backend import open_collector, open_runs
 from infra.mlflow.alias_journal import Journals
 from infra.runs.listing import RunListing
-from infra.runs.records import NOTES, RecordError, RunRecords, list_runs, open_runs, remedy_for
+from infra.runs.records import NOTES, RecordError, RunRecords, remedy_for
 from infra.settings import Settings
 from infra.storage.rereading import ChangedOnTheWay
 from ppo_core.records import InputError
@@ -86,7 +86,7 @@ def check_run(run: str, progress: Progress, seen: set[Artifact] | None = None) -
     store = open_store(Settings().store_root)
     runs = open_runs(store.root)
     if run not in runs.names(started=False):
-        known = ", ".join(list_runs(store.root)) or "none"
+        known = ", ".join(runs.names()) or "none"
         raise InputError(f"there is no run {run} in {store.root} (runs there: {known})")
     records = runs.records(run)
     read = set[Artifact]() if seen is None else seen

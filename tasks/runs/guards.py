@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.artifacts import REMOTE, ArtifactError, ArtifactRef
+from infra.artifacts import ArtifactError, ArtifactRef
+from infra.backend import is_remote
 from ppo_core.spec import GuardsSpec
 from tasks.runs.iteration_record import Attempt, IterationRecord, read_record
 from tasks.stages.context import RunContext
@@ -153,8 +154,7 @@ def check_disk(context: RunContext, previous: IterationRecord) -> None:
 
 def disk_folder(context: RunContext) -> Path:
     """A folder on the disk on which artifacts are made."""
-    remote = context.store.root.startswith(REMOTE)
-    place = context.settings.cache_folder if remote else Path(context.store.root)
+    place = context.settings.cache_folder if is_remote(context.store.root) else Path(context.store.root)
     while not place.exists():
         place = place.parent
     return place

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from infra.artifacts import open_store
+from infra.backend import acquire_lease, open_records
 from infra.mlflow.tracking import RunTracker
-from infra.runs.lease import Heartbeat, Lease, LeaseHeld, acquire_lease
-from infra.runs.records import open_records
+from infra.runs.lease import Heartbeat, Lease, LeaseHeld
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import ModelSpec, RunSpec

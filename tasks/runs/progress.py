@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from infra.backend import open_leases
 from infra.process_identity import ProcessIdentity, is_alive, this_process
 from infra.runs.holder import holder_of
 from infra.runs.owner import describe
@@ -105,7 +106,7 @@ def read_progress(path: Path) -> Doing | None:
 
 def doing_now(run: str) -> list[str]:
     """What the process that has the run, or is about to take it, does now, in lines; none where there is none."""
-    holder, doing = holder_of(Settings().store_root, run), read_progress(progress_path(run))
+    holder, doing = holder_of(open_leases(Settings().store_root, run)), read_progress(progress_path(run))
     if doing is None or not is_alive(doing.process) or (holder is not None and holder.identity != doing.process):
         return [] if holder is None else [f"  at work            {describe(holder)}; {elsewhere(run)}"]
     since = describe(holder) if holder is not None else f"process {doing.process.pid} on {doing.process.host}"

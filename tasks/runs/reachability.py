@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from infra.artifacts import ArtifactError, ArtifactRef, ArtifactStore
+from infra.backend import open_runs
 from infra.runs.listing import RunListing
-from infra.runs.records import RecordError, RunRecords, Runs, open_runs, remedy_for
+from infra.runs.records import RecordError, RunRecords, Runs, remedy_for
 from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.promoted import Promoted
 from tasks.runs.record_chain import ChainedRecord, check_chain, link, unless_changed

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from infra.artifacts import open_store
-from infra.runs.lease import acquire_lease
-from infra.runs.records import open_records
+from infra.backend import acquire_lease, open_records
 from infra.settings import Settings
 from tasks.runs.fsck import Findings, check_lineage, check_records
 from tasks.runs.record_chain import spec_in

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from prefect.logging import get_run_logger
 
 from infra.artifacts import ArtifactStore, StoreReadOnly, open_store
-from infra.gc.collector import Collector, Orphan, StoredArtifact, open_collector
+from infra.backend import open_collector
+from infra.gc.collector import Collector, Orphan, StoredArtifact
 from infra.runs.records import RecordError
 from infra.settings import Settings
 from infra.storage.objects import StoreUnavailable

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from infra.artifacts import open_store
-from infra.runs.records import RunRecords, list_runs, open_records
+from infra.backend import open_records, open_runs
+from infra.runs.records import RunRecords
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec, Section, differing_keys
@@ -31,7 +32,7 @@ def spec_of_run(run: str, folder: str | None = None) -> RunSpec:
     root = open_store(Settings().store_root).root
     spec = recorded_spec(open_records(root, run))
     if spec is None:
-        known = ", ".join(list_runs(root)) or "none"
+        known = ", ".join(open_runs(root).names()) or "none"
         raise InputError(f"there is no run {run} in {root} (runs there: {known})")
     return spec if folder is None else spec.model_copy(update={"folder": folder})
 
@@ -123,7 +124,7 @@ def committed(run: str) -> Chain:
     root = open_store(Settings().store_root).root
     chain = read_chain(open_records(root, run))
     if not chain.links:
-        known = ", ".join(list_runs(root)) or "none"
+        known = ", ".join(open_runs(root).names()) or "none"
         raise InputError(f"run {run} has no committed iteration in {root} (runs there: {known})")
     return chain
 

@@ -8,11 +8,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol
 
+from infra.backend import open_records
 from infra.mlflow.client import is_server, without_password
 from infra.mlflow.run import LOCAL_PAGE, find_page, front_page
 from infra.ports import LOOPBACK, free_port
 from infra.prefect_server import DEFAULT_PORT
-from infra.runs.records import RecordError, open_records
+from infra.runs.records import RecordError
 from infra.settings import Settings
 from infra.storage.objects import StoreUnavailable
 from tasks.prefect.server import page_url

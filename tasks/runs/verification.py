@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict
 
 from infra.artifacts import ArtifactMissing, ArtifactRef, open_store
 from infra.artifacts.overlay_store import LayeredStore
+from infra.backend import open_records
 from infra.mlflow.tracking import RunTracker
-from infra.runs.records import RunRecords, open_records
+from infra.runs.records import RunRecords
 from infra.settings import Settings
 from ppo_core.records import InputError
 from tasks.runs.iteration_record import IterationRecord

@@ -14,12 +14,13 @@ from typing import Any
 
 from infra.artifacts import ArtifactStore, open_store
 from infra.artifacts.fingerprint import code_fingerprint, file_digest, file_digests
+from infra.backend import acquire_lease, open_collector, open_records
 from infra.engines.protocol import EngineInput, EngineJob, EngineProgress, EngineTimeout
-from infra.gc.collector import Collector, open_collector
+from infra.gc.collector import Collector
 from infra.mlflow.circuit_breaker import CircuitBreaker
 from infra.mlflow.tracking import RunTracker
-from infra.runs.lease import Heartbeat, Lease, acquire_lease
-from infra.runs.records import RunRecords, open_records
+from infra.runs.lease import Heartbeat, Lease
+from infra.runs.records import RunRecords
 from infra.settings import Settings
 from infra.storage.objects import StoreUnavailable
 from ppo_core import records

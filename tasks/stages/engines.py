@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from infra.artifacts import REMOTE, ArtifactStore, open_store
+from infra.artifacts import ArtifactStore, open_store
+from infra.backend import is_remote
 from infra.engines.protocol import Engine
 from infra.engines.ray import RayEngine
 from infra.engines.ray_cluster import RayCluster
@@ -164,7 +165,7 @@ def resources_of(role: str, spec: RunSpec) -> dict[str, float]:
 
 def require_shared_store(spec: RunSpec, store_root: str) -> None:
     """Raise InputError where engines on other machines could not reach the store."""
-    if spec.engines.backend == "ray" and not store_root.startswith(REMOTE):
+    if spec.engines.backend == "ray" and not is_remote(store_root):
         raise InputError(
             f"engines.backend=ray with the store {store_root}: the engines run on other machines, which cannot reach a "
             "folder of this one. Set PPOFLOW_STORE=s3://BUCKET/PREFIX, here and on every node"

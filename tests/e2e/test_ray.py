@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.runs.records import open_records
+from infra.backend import open_records
 from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import (
     DEADLINE_S,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.runs.records import open_records
+from infra.backend import open_records
 from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import digests, processes_of, records, start, train, wait_for
 from tests.infra.s3.s3_server import S3Server

@@ -10,7 +10,7 @@ from typing import IO
 
 import pytest
 
-from infra.runs.records import open_records
+from infra.backend import open_records
 from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import DEADLINE_S, digests, processes_of, records, start, wait_for
 from tests.infra.s3.fault_proxy import FaultProxy

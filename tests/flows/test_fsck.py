@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from flows.cli import app
 from flows.fsck import remake
 from infra.artifacts import ArtifactRef
+from infra.backend import open_runs
 from infra.runs.lease import LeaseHeld
 from infra.runs.local_lease import acquire_lease
-from infra.runs.records import list_runs
 from ppo_core.records import InputError
 from tasks.register_policy import export_best
 from tasks.runs.fsck import Findings, check_run, check_store
@@ -228,7 +228,7 @@ def test_reading_while_runs_write_finds_nothing_that_is_not_there(run: ToyRun) -
     thread.start()
     looks = 0
     while thread.is_alive() or looks == 0:
-        if "busy" in list_runs(run.home / "store"):
+        if "busy" in open_runs(run.home / "store").names():
             assert check("busy").damages == []
             looks += 1
         assert check().damages == []

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from flows.promotion import ask
-from infra.gc.collector import open_collector
+from infra.backend import open_collector
 from infra.mlflow.alias_journal import Journals
 from ppo_core.spec import PromotionSpec
 from tasks.promote_policy import Approval

@@ -11,7 +11,7 @@ from flows.ppo import Rerun
 from flows.verify import verify_iteration
 from infra.artifacts import open_store
 from infra.artifacts.overlay_store import LayeredStore
-from infra.runs.records import list_runs, open_records
+from infra.backend import open_records, open_runs
 from infra.settings import Settings
 from infra.storage.objects import Objects
 from infra.storage.outage import Outage
@@ -131,7 +131,7 @@ def test_runs_are_forked_done_again_verified_and_cleared_up_on_a_server(team: Ob
     records = run.train()
     root = Settings().store_root
     assert read_run("toy").records == records
-    assert list_runs(root) == ["toy"]
+    assert open_runs(root).names() == ["toy"]
     assert all(found.same for found in verified("toy", tmp_path / "verified"))
     fork_run("toy", 1, "new", ["update.learning_rate=0.01"])
     fork = BucketRun(tmp_path / "new", name="new", objects=team)

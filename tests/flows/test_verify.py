@@ -11,7 +11,7 @@ from flows.verify import verify_iteration
 from infra.artifacts import ArtifactCorrupted
 from infra.artifacts.local_store import LocalStore
 from infra.artifacts.overlay_store import LayeredStore
-from infra.runs.records import open_records
+from infra.backend import open_records
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec

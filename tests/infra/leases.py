@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from infra.process_identity import ProcessIdentity
-from infra.runs.lease import Clock, Lease, LeaseLost
+from infra.runs.lease import Lease, LeaseLost
+from infra.runs.lease_expiry import Clock
 from infra.runs.local_lease import LocalLease, acquire_lease
 from infra.runs.local_records import LocalRecords
 from infra.runs.records import NOTES

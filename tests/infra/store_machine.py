@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from infra.artifacts import ArtifactError
 from infra.gc.local_collector import LocalCollector
 from infra.process_identity import ProcessIdentity
-from infra.runs.lease import EXPIRY_S, LeaseHeld, LeaseLost
+from infra.runs.lease import LeaseHeld, LeaseLost
+from infra.runs.lease_expiry import EXPIRY_S
 from infra.runs.local_lease import LocalLease, acquire_lease
 from infra.runs.local_records import LocalRecords
 from tests.infra.leases import StillClock, somebody

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from infra.process_identity import ProcessIdentity
-from infra.runs.lease import EXPIRY_S, Clock, LeaseHeld, LeaseLost
+from infra.runs.lease import LeaseHeld, LeaseLost
+from infra.runs.lease_expiry import EXPIRY_S, Clock
 from infra.runs.local_lease import LocalLease, acquire_lease
 from infra.runs.local_records import LocalRecords
 from tests.infra.faulty_files import FaultyFiles
@@ -230,7 +231,7 @@ def test_one_of_many_gets_the_lease(tmp_path: Path, leave: str):
 
 APPENDER = """
 import sys, time
-from infra.runs.lease import Clock
+from infra.runs.lease_expiry import Clock
 from infra.runs.local_lease import acquire_lease
 from infra.runs.local_records import LocalRecords
 

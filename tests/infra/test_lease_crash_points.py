@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from infra.runs.local_lease import LocalLease, acquire_lease
-from infra.runs.local_records import LocalRecords, create_run, list_runs
+from infra.runs.local_records import LocalRecords
+from infra.runs.local_runs import LocalRuns
 from infra.runs.records import RecordExists
 from tests.infra.faulty_files import FAULTS, Died, FaultyFiles
 from tests.infra.leases import Armed, armed, somebody, state, successor, writer
@@ -205,14 +206,14 @@ def test_a_whole_run_appears_at_once_at_every_operation(tmp_path: Path, fault: s
     for number in itertools.count(1):
         root = tmp_path / str(number)
         if not first:
-            create_run(root, "another", {}, {}, files=FaultyFiles())
+            LocalRuns(root, files=FaultyFiles()).create("another", {}, {})
         files = FaultyFiles(number, fault)
         with suppress(OSError, Died):
-            create_run(root, "r", {"seed": 1}, records, files=files)
+            LocalRuns(root, files=files).create("r", {"seed": 1}, records)
         assert state(root) in (whole, (None, [], [], [], []))
-        assert ("r" in list_runs(root)) == (state(root) == whole)
+        assert ("r" in LocalRuns(root).names()) == (state(root) == whole)
         with suppress(RecordExists):
-            create_run(root, "r", {"seed": 1}, records, files=FaultyFiles())
+            LocalRuns(root, files=FaultyFiles()).create("r", {"seed": 1}, records)
         assert state(root) == whole
         writer(root).commit(2, {"iteration": 2})
         if fault in PASSING:
@@ -228,7 +229,7 @@ def test_a_taken_name_is_never_replaced(tmp_path: Path, fault: str):
     for number in itertools.count(1):
         files = FaultyFiles(number, fault)
         with pytest.raises((RecordExists, OSError, Died)):
-            create_run(tmp_path, "r", {"seed": 2}, {}, files=files)
+            LocalRuns(tmp_path, files=files).create("r", {"seed": 2}, {})
         assert state(tmp_path) == ({"seed": 1}, [], [], [], [])
         if len(files.trace) < number:
             break

@@ -201,7 +201,8 @@ def test_an_operation_that_had_begun_cannot_end_after_the_takeover(tmp_path: Pat
 
 WRITER = """
 import sys, time
-from infra.runs.lease import Clock, Heartbeat, LeaseLost
+from infra.runs.lease import Heartbeat, LeaseLost
+from infra.runs.lease_expiry import Clock
 from infra.runs.local_lease import acquire_lease
 from infra.runs.local_records import LocalRecords
 

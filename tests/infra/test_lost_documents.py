@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from infra.runs.lease import LeaseLost
-from infra.runs.local_records import LocalRecords, list_runs
+from infra.runs.local_records import LocalRecords
+from infra.runs.local_runs import LocalRuns
 from infra.runs.records import RecordCorrupted
 from tests.infra.leases import successor, writer
 
@@ -43,9 +44,9 @@ def test_only_the_holder_of_the_lease_restores_a_spec(tmp_path: Path):
 
 def test_a_run_that_has_records_and_no_spec_was_started(tmp_path: Path):
     records = writer(tmp_path)
-    assert list_runs(tmp_path) == []
+    assert LocalRuns(tmp_path).names() == []
     records.commit(0, RECORD)
-    assert list_runs(tmp_path) == ["r"]
+    assert LocalRuns(tmp_path).names() == ["r"]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from infra.artifacts import ArtifactRef
 from infra.process_identity import ProcessIdentity
 from infra.runs.local_lease import acquire_lease
 from infra.runs.local_lease_folders import LeaseFolders
-from infra.runs.local_records import LocalRecords, create_run, list_runs
+from infra.runs.local_records import LocalRecords
+from infra.runs.local_runs import LocalRuns
 from infra.runs.records import NOTES, RecordExists
 from infra.storage.filesystem import remove_tree
 from tests.infra.artifact_folders import CONTENT
@@ -141,7 +142,7 @@ def note_once(files: Program) -> None:
 
 def fork(files: Program) -> None:
     with suppress(RecordExists):
-        create_run(ROOT, "fork", {"seed": 2}, {0: {"iteration": 0}, 1: {"iteration": 1}}, files=files)
+        LocalRuns(ROOT, files=files).create("fork", {"seed": 2}, {0: {"iteration": 0}, 1: {"iteration": 1}})
 
 
 def see_runs(disk: SimulatedDisk) -> State:
@@ -150,9 +151,8 @@ def see_runs(disk: SimulatedDisk) -> State:
     found: State = {f"iteration {iteration}": records.read(iteration) for iteration in records.iterations()}
     found |= {kind: records.notes(kind) or None for kind in NOTES}
     found["spec"] = records.read_spec()
-    if "fork" in list_runs(ROOT, files=disk):
-        copied = LocalRecords(ROOT, "fork", files=disk)
-        found["fork"] = (copied.read_spec(), copied.all())
+    if "fork" in (runs := LocalRuns(ROOT, files=disk)).names():
+        found["fork"] = (runs.records("fork").read_spec(), runs.records("fork").all())
     return found
 
 

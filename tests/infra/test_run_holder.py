@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from infra.backend import open_leases
 from infra.process_identity import ProcessIdentity, this_process
 from infra.runs import local_lease as local
 from infra.runs import s3_lease as remote
 from infra.runs.holder import holder_of, require_free
 from infra.runs.lease import Lease
 from infra.runs.owner import LeaseHeld, LeaseOwner
+from infra.runs.s3_lease import LeaseStates
+from infra.runs.s3_pointer import RunHead
+from infra.storage.objects import S3Address
 from tests.infra.leases import somebody
 from tests.infra.s3.bucket_runs import ROOT
 from tests.infra.s3.memory_objects import MemoryObjects
@@ -31,15 +35,15 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Take, Look, Fre
         take = partial(local.acquire_lease, tmp_path, "r")
         return (
             lambda identity: take(identity=identity, alive=lambda _: False),
-            partial(holder_of, tmp_path, "r"),
-            partial(require_free, tmp_path, "r"),
+            lambda: holder_of(open_leases(tmp_path, "r")),
+            lambda: require_free(open_leases(tmp_path, "r")),
         )
     objects = MemoryObjects()
     take_remote = partial(remote.acquire_lease, ROOT, "r", objects=objects)
     return (
         lambda identity: take_remote(identity=identity, alive=lambda _: False),
-        partial(holder_of, ROOT, "r", objects=objects),
-        partial(require_free, ROOT, "r", objects=objects),
+        lambda: holder_of(LeaseStates(RunHead(objects, S3Address.parse(ROOT), "r"))),
+        lambda: require_free(LeaseStates(RunHead(objects, S3Address.parse(ROOT), "r"))),
     )
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from infra.runs.local_lease import acquire_lease
-from infra.runs.local_records import LocalRecords, create_run, list_runs
+from infra.runs.local_records import LocalRecords
+from infra.runs.local_runs import LocalRuns
 from infra.runs.records import (
     InvalidRunName,
     RecordCorrupted,
@@ -46,7 +47,7 @@ def test_records_come_back_as_written(tmp_path: Path):
     assert again.read(12) == {**RECORD, "iteration": 12}
     assert (tmp_path / "runs/run-1.a_B/iterations/000012.json").is_file()
     assert os.listdir(tmp_path / "runs/run-1.a_B/leases/000001/partial") == []
-    assert list_runs(tmp_path) == ["run-1.a_B"]
+    assert LocalRuns(tmp_path).names() == ["run-1.a_B"]
 
 
 def test_a_record_is_a_readable_file_with_a_seal(tmp_path: Path):
@@ -230,23 +231,23 @@ def test_notes_are_numbered_and_kept(tmp_path: Path):
 
 def test_a_run_can_be_created_whole(tmp_path: Path):
     records = {0: {"iteration": 0}, 3: {"iteration": 3}}
-    create_run(tmp_path, "r", {"seed": 1}, records)
+    LocalRuns(tmp_path).create("r", {"seed": 1}, records)
     assert state(tmp_path) == ({"seed": 1}, [0, 3], [{"iteration": 0}, {"iteration": 3}], [], [])
     with pytest.raises(RecordExists, match=r"run r exists in .*: choose another name"):
-        create_run(tmp_path, "r", {"seed": 2}, {})
+        LocalRuns(tmp_path).create("r", {"seed": 2}, {})
     with pytest.raises(InvalidRunName):
-        create_run(tmp_path, "../r", {"seed": 2}, {})
+        LocalRuns(tmp_path).create("../r", {"seed": 2}, {})
     with pytest.raises(ValueError, match="'seal'"):
-        create_run(tmp_path, "q", {}, {1: {"seal": 1}})
+        LocalRuns(tmp_path).create("q", {}, {1: {"seal": 1}})
     assert os.listdir(tmp_path / "runs") == ["r"]
     writer(tmp_path).commit(4, {"iteration": 4})
     assert state(tmp_path)[:2] == ({"seed": 1}, [0, 3, 4])
 
 
 def test_only_started_runs_are_listed(tmp_path: Path):
-    assert list_runs(tmp_path) == []
+    assert LocalRuns(tmp_path).names() == []
     writer(tmp_path, run="never-started")
     (tmp_path / "runs/.new-1").mkdir()
-    create_run(tmp_path, "b", {}, {})
+    LocalRuns(tmp_path).create("b", {}, {})
     writer(tmp_path, run="a").create_spec({})
-    assert list_runs(tmp_path) == ["a", "b"]
+    assert LocalRuns(tmp_path).names() == ["a", "b"]

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from infra.backend import acquire_lease
 from infra.engines.protocol import EngineTimeout
-from infra.runs.lease import acquire_lease
 from infra.runs.owner import LeaseHeld
 from infra.settings import Settings
 from ppo_core.records import InputError

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.runs.lease import acquire_lease
-from infra.runs.records import RunRecords, open_records
+from infra.backend import acquire_lease, open_records
+from infra.runs.records import RunRecords
 from ppo_core.records import InputError, content_digest
 from ppo_core.spec import RunSpec
 from tasks.runs.record_chain import made_with

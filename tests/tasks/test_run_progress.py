@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from infra.backend import acquire_lease, open_leases
 from infra.process_identity import ProcessIdentity, this_process
 from infra.runs.holder import holder_of
-from infra.runs.lease import acquire_lease
 from ppo_core.records import InputError
 from tasks.runs.inspect import read_status
 from tasks.runs.progress import EVERY_S, ProgressFile, announced, doing_now, progress_path, read_progress
@@ -49,7 +49,7 @@ def test_a_run_without_an_iteration_is_told_as_what_its_process_does(home: Path)
         assert found is None
         assert lines[0] == f"run {RUN}: no iteration is committed yet"
         assert lines[1].startswith("  doing now          starting (")
-        assert holder_of(home / "store", RUN) is None
+        assert holder_of(open_leases(home / "store", RUN)) is None
         lease = acquire_lease(home / "store", RUN)
         ProgressFile(RUN).write("finetune_policy 3/50, loss 1.2", "0.1 s each, about 5 s of this stage to go")
         stage, how_long, at_work = doing_now(RUN)
@@ -79,7 +79,7 @@ def test_a_dead_process_does_nothing(home: Path) -> None:
     ProgressFile(RUN).write("starting")
     document = json.loads(progress_path(RUN).read_text())
     progress_path(RUN).write_text(json.dumps({**document, "process": dead.model_dump()}))
-    assert holder_of(home / "store", RUN) is None
+    assert holder_of(open_leases(home / "store", RUN)) is None
     assert doing_now(RUN) == []
 
 

@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from infra.artifacts.s3_envelope import Envelope, envelope_key, move, read_version, upload_prefix
 from infra.process_identity import ProcessIdentity
-from infra.runs.lease import EXPIRY_S, LeaseHeld, LeaseLost
+from infra.runs.lease import LeaseHeld, LeaseLost
+from infra.runs.lease_expiry import EXPIRY_S
 from infra.runs.s3_lease import S3Lease, acquire_lease
 from infra.runs.s3_records import S3Records
 from infra.storage.objects import Objects

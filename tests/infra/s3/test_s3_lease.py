@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from infra.process_identity import ProcessIdentity
-from infra.runs.lease import EXPIRY_S, LeaseHeld, LeaseLost
+from infra.runs.lease import LeaseHeld, LeaseLost
+from infra.runs.lease_expiry import EXPIRY_S
 from infra.runs.records import RecordExists
 from infra.runs.s3_lease import S3Lease, acquire_lease
 from infra.runs.s3_records import S3Records
