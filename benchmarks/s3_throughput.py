@@ -201,7 +201,7 @@ def measure(address: S3Address, work: Path, what: str, files: dict[str, int], ro
 @contextmanager
 def moto_server() -> Iterator[str]:
     """The server of the tests, and a bucket in it."""
-    from tests.infra.s3.s3_server import S3Server
+    from tests.infra.storage.s3.s3_server import S3Server
 
     server = S3Server()
     os.environ.update(server.environment())

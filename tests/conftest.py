@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.infra.s3.s3_server import FOREIGN, S3Server
+from tests.infra.storage.s3.s3_server import FOREIGN, S3Server
 from tests.ports import free_port
 from tests.waiting import LONG_S
 
@@ -24,8 +24,8 @@ TOGETHER = {
 }
 # They take longest: begun last, one of them would run on alone. Of two that begin, only one should need the smoke run.
 FIRST = (
-    *("programs", "ppo_core/test_killed_engine", "ppo_core/test_killed_core", "infra/test_store_machine"),
-    *("e2e/test_chaos", "infra/test_stack_servers", "e2e/test_ray", "e2e/test_s3_run", "smoke"),
+    *("programs", "ppo_core/test_killed_engine", "ppo_core/test_killed_core", "infra/storage/test_store_machine"),
+    *("e2e/test_chaos", "infra/stack/test_stack_servers", "e2e/test_ray", "e2e/test_s3_run", "smoke"),
 )
 
 

@@ -22,7 +22,7 @@ from ppo_core.spec import RunSpec, UpdateSpec
 from tests.e2e.browser import is_drawn, keep, opened_browser
 from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import ROOT, environment, wait_for
-from tests.infra.mlflow_server import Server
+from tests.infra.mlflow.mlflow_server import Server
 from tests.waiting import LONG_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]

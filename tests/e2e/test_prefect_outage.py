@@ -9,7 +9,7 @@ import pytest
 
 from infra.prefect_server import PrefectServer
 from tests.e2e.launch import DEADLINE_S, flow_states, record_files, start, train, wait_for
-from tests.infra.s3.fault_proxy import FaultProxy
+from tests.infra.storage.s3.fault_proxy import FaultProxy
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 

@@ -23,7 +23,7 @@ from tests.e2e.launch import (
     records,
     wait_for,
 )
-from tests.infra.ray_nodes import RayNode, RayNodes
+from tests.infra.engines.ray_nodes import RayNode, RayNodes
 from tests.processes import command_line
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]

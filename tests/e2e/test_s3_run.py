@@ -10,7 +10,7 @@ import pytest
 from infra.backend import open_records
 from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import digests, processes_of, records, start, train, wait_for
-from tests.infra.s3.s3_server import S3Server
+from tests.infra.storage.s3.s3_server import S3Server
 
 pytestmark = pytest.mark.slow
 SECRETS = {

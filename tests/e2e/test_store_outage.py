@@ -13,8 +13,8 @@ import pytest
 from infra.backend import open_records
 from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import DEADLINE_S, digests, processes_of, records, start, wait_for
-from tests.infra.s3.fault_proxy import FaultProxy
-from tests.infra.s3.s3_server import S3Server
+from tests.infra.storage.s3.fault_proxy import FaultProxy
+from tests.infra.storage.s3.s3_server import S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 AWAY_S, SOON_S = 30.0, 300.0

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from infra.prefect_server import PrefectServer
 from tasks.prefect.environment import prepare
-from tests.infra.s3.fault_proxy import FaultProxy
+from tests.infra.storage.s3.fault_proxy import FaultProxy
 from tests.ports import free_port
 from tests.waiting import LONG_S
 

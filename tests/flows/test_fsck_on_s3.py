@@ -14,7 +14,7 @@ from infra.runs.s3_records import S3Records
 from infra.runs.s3_runs import S3Runs
 from tasks.runs.fsck import Findings, check_records
 from tasks.runs.record_chain import spec_in
-from tests.infra.leases import somebody
+from tests.infra.runs.leases import somebody
 from tests.tasks.bucket_runs import BucketRun
 from tests.tasks.toy_runs import digests
 

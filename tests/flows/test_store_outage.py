@@ -16,8 +16,8 @@ from infra.storage.client import Tuning, open_objects
 from infra.storage.objects import Objects, StoreUnavailable
 from infra.storage.outage import told_to
 from tasks.prefect.server import EmbeddedFlow
-from tests.infra.s3.fault_proxy import FaultProxy
-from tests.infra.s3.s3_server import S3Server
+from tests.infra.storage.s3.fault_proxy import FaultProxy
+from tests.infra.storage.s3.s3_server import S3Server
 from tests.tasks.bucket_runs import BucketRun
 from tests.tasks.toy_runs import digests
 from tests.waiting import LONG_S

@@ -14,7 +14,7 @@ from infra.storage.filesystem import FileSystem, LocalFiles
 from ppo_core.spec import RunSpec
 from tasks.stages.context import RunContext, ignore
 from tasks.stages.engines import Engines
-from tests.infra.leases import somebody
+from tests.infra.runs.leases import somebody
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_tracker import ToyTracker
 

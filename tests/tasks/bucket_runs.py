@@ -21,8 +21,8 @@ from tasks.runs.reachability import Reachability
 from tasks.runs.run_state import effective_spec
 from tasks.stages.context import RunContext, ignore
 from tasks.stages.engines import PROGRAMS
-from tests.infra.leases import somebody
-from tests.infra.s3.memory_objects import MemoryObjects
+from tests.infra.runs.leases import somebody
+from tests.infra.storage.s3.memory_objects import MemoryObjects
 from tests.tasks.benches import smoke_spec
 from tests.tasks.toy_engines import PARTS, ToyEngines
 from tests.tasks.toy_runs import ToyRun

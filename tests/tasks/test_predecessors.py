@@ -18,7 +18,7 @@ from prefect.states import Completed, Pending, Running
 
 from infra.runs.lease import LeaseOwner
 from tasks.prefect.crashed_runs import FLOW_RUN, mark_crashed, page_is_open
-from tests.infra.leases import somebody
+from tests.infra.runs.leases import somebody
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 CLIENTS_OWN_S = 60.0

@@ -23,7 +23,7 @@ from tasks.runs.inspect import read_run
 from tasks.runs.record_chain import made_with, read_chain
 from tasks.runs.retention import find_garbage, release, remove_garbage
 from tasks.runs.run_state import spec_of_run
-from tests.infra.leases import somebody
+from tests.infra.runs.leases import somebody
 from tests.tasks.benches import smoke_spec
 from tests.tasks.toy_runs import ToyRun, old_form, replace, snapshot, with_artifact
 

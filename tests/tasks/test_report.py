@@ -16,8 +16,8 @@ from infra.mlflow.tracking import RunTracker
 from tasks.report import report_end
 from tasks.reports.loss_curve import LOSS_CURVE
 from tasks.runs.iteration_record import IterationRecord
-from tests.infra.mlflow_points import rows
-from tests.infra.mlflow_server import Server, patient
+from tests.infra.mlflow.mlflow_points import rows
+from tests.infra.mlflow.mlflow_server import Server, patient
 from tests.tasks.toy_engines import LOSSES
 from tests.tasks.toy_runs import ToyRun, unsealed
 from tests.waiting import FOR_EVER_S, LONG_S

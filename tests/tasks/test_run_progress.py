@@ -16,7 +16,7 @@ from infra.runs.holder import holder_of
 from ppo_core.records import InputError
 from tasks.runs.inspect import read_status
 from tasks.runs.progress import EVERY_S, ProgressFile, announced, doing_now, progress_path, read_progress
-from tests.infra.leases import somebody
+from tests.infra.runs.leases import somebody
 
 RUN = "demo"
 OTHER = f"""
