@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from infra.artifacts import (
+    ArtifactCorrupted,
     ArtifactInvalid,
     ArtifactMissing,
     ArtifactRef,
@@ -119,20 +120,32 @@ def test_what_the_store_does_not_have_is_said_to_be_missing(store: ArtifactStore
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "A", "a.b", "a b", "ä", "x" * 201, "a\n"])
-def test_names_are_plain(local: ArtifactStore, name: str):
-    folder = fill(local.scratch(), CONTENT)
+def test_names_are_plain(store: ArtifactStore, name: str):
+    folder = fill(store.scratch(), CONTENT)
     for kind, key in ((name, "k"), ("kind", name)):
         with pytest.raises(ArtifactInvalid, match="lower-case"):
-            local.put(folder, kind, key)
+            store.put(folder, kind, key)
         with pytest.raises(ArtifactInvalid):
-            local.find(kind, key)
+            store.find(kind, key)
     assert read(folder) == CONTENT
 
 
 @pytest.mark.parametrize("kind", ["runs", "damaged", "scratch", "trash"])
-def test_the_store_keeps_its_own_kinds(local: ArtifactStore, kind: str):
+def test_the_store_keeps_its_own_kinds(store: ArtifactStore, kind: str):
     with pytest.raises(ArtifactInvalid, match="kept for the store"):
-        local.put(fill(local.scratch(), CONTENT), kind, "k")
+        store.put(fill(store.scratch(), CONTENT), kind, "k")
+
+
+def test_set_aside_leaves_what_is_whole(store: ArtifactStore):
+    ref = put(store, "k1", CONTENT)
+    assert store.set_aside("checkpoint", "k1") is None
+    assert store.set_aside("checkpoint", "k1", digest=ref.digest) is None
+    wrong = ref.model_copy(update={"digest": "0" * 64})
+    with pytest.raises(ArtifactCorrupted, match=f"has digest {ref.digest}, the reference says 0000"):
+        store.fetch(wrong)
+    assert store.set_aside("checkpoint", "k1", digest=wrong.digest) is not None
+    assert store.find("checkpoint", "k1") is None
+    assert put(store, "k1", CONTENT) == ref
 
 
 def test_a_reference_cannot_leave_the_store(store: ArtifactStore):

@@ -1,4 +1,4 @@
-"""Every operation of every write of the store and of the records fails, or is the last one of its process.
+"""Every operation of every write of the store fails, or is the last one of its process.
 
 Afterwards the disk shows the old state or the new one, nothing is lost, and the same call again succeeds.
 """
@@ -15,10 +15,7 @@ import pytest
 
 from infra.artifacts import ArtifactCorrupted, ArtifactRef
 from infra.artifacts.local_store import LocalStore
-from infra.runs.local_records import LocalRecords
-from infra.runs.records import RecordExists
 from tests.infra.artifacts.artifact_folders import CONTENT, fill, read
-from tests.infra.runs.leases import armed, writer
 from tests.infra.storage.faulty_files import FAULTS, Died, FaultyFiles
 
 OTHER = {"a.txt": b"somebody was faster"}
@@ -125,39 +122,4 @@ def test_set_aside_keeps_the_damaged_one_at_every_operation(tmp_path: Path, faul
         assert not (scene.store / "scores/k").exists()
         assert read(scene.store / "damaged/scores-k-1") == {"a.txt": b"Somebody was faster"}
         if len(faulty.trace) < number:
-            break
-
-
-RECORD = {"iteration": 3, "metrics": {"kl": 0.1, "score": float("inf")}, "refs": ["ä", None, True]}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("first", [True, False])
-def test_a_record_is_there_or_not_at_every_operation(tmp_path: Path, fault: str, first: bool):
-    for number in itertools.count(1):
-        root = tmp_path / str(number)
-        if not first:
-            writer(root).commit(2, {"iteration": 2})
-        faulty = armed(root, number, fault)
-        with suppress(OSError, Died):
-            faulty.records.commit(3, RECORD)
-        records = writer(root)
-        assert records.last() in (None if first else 2, 3)
-        assert all(record in ({"iteration": 2}, RECORD) for record in records.all())
-        with suppress(RecordExists):
-            records.commit(3, RECORD)
-        assert (records.last(), records.read(3)) == (3, RECORD)
-        if faulty.operations() < number:
-            break
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_second_commit_never_changes_the_first(tmp_path: Path, fault: str):
-    writer(tmp_path).commit(3, RECORD)
-    for number in itertools.count(1):
-        faulty = armed(tmp_path, number, fault)
-        with pytest.raises((RecordExists, OSError, Died)):
-            faulty.records.commit(3, {"iteration": 3, "writer": "another"})
-        assert LocalRecords(tmp_path, "r", files=FaultyFiles()).all() == [RECORD]
-        if faulty.operations() < number:
             break

@@ -12,7 +12,6 @@ import pytest
 from infra.artifacts import (
     ArtifactCorrupted,
     ArtifactFormatTooNew,
-    ArtifactInvalid,
     ArtifactMissing,
     ArtifactRef,
     StoreReadOnly,
@@ -20,7 +19,7 @@ from infra.artifacts import (
 from infra.artifacts.manifest import sha256_of
 from infra.artifacts.s3_files import unnamed_uploads
 from infra.artifacts.s3_store import S3Store
-from tests.infra.artifacts.artifact_folders import CONTENT, fill, put, read
+from tests.infra.artifacts.artifact_folders import CONTENT, put, read
 from tests.infra.artifacts.stores import PREFIX, Behind, machine
 from tests.infra.storage.s3.faulty_objects import FaultyObjects
 from tests.infra.storage.s3.s3_server import S3Server
@@ -78,14 +77,6 @@ def test_the_copy_that_is_fetched_is_read_only(store: S3Store, other: S3Store):
     for here in (store, other):
         files = [path for path in here.fetch(ref).rglob("*") if path.is_file()]
         assert {path.stat().st_mode & 0o777 for path in files} == {0o444}
-
-
-def test_names_of_the_store_itself(store: S3Store):
-    for kind, key in (("runs", "k"), ("A", "k"), ("scores", "a/b")):
-        with pytest.raises(ArtifactInvalid):
-            store.put(fill(store.scratch(), CONTENT), kind, key)
-        with pytest.raises(ArtifactInvalid):
-            store.find(kind, key)
 
 
 def test_what_is_condemned_is_there_and_is_saved_by_who_wants_it(store: S3Store, other: S3Store, behind: Behind):
@@ -193,17 +184,6 @@ def test_a_newer_format_is_neither_read_nor_replaced(store: S3Store, behind: Beh
     for call in (store.find, store.set_aside, lambda kind, key: put(store, key, CONTENT)):
         with pytest.raises(ArtifactFormatTooNew, match="format 2 on S3, this version reads up to format 1"):
             call("checkpoint", "k1")
-
-
-def test_set_aside_leaves_what_is_whole(store: S3Store, other: S3Store, behind: Behind):
-    ref = put(store, "k1", CONTENT)
-    assert other.set_aside("checkpoint", "k1") is None
-    assert other.set_aside("checkpoint", "k1", digest=ref.digest) is None
-    wrong = ref.model_copy(update={"digest": "0" * 64})
-    with pytest.raises(ArtifactCorrupted, match=f"has digest {ref.digest}, the reference says 0000"):
-        other.fetch(wrong)
-    assert other.set_aside("checkpoint", "k1", digest=wrong.digest) is not None
-    assert other.find("checkpoint", "k1") is None
 
 
 class Meeting(FaultyObjects):

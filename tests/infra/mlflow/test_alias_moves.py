@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -11,11 +10,10 @@ import pytest
 
 from infra.artifacts.manifest import ArtifactRef
 from infra.mlflow.alias import Alias, AliasMoved, NothingBefore, Reason, Standing, told
-from infra.mlflow.alias_journal import Journal, Journals, folder_name, model_name
+from infra.mlflow.alias_journal import Journal, Journals
 from infra.mlflow.client import open_client
 from infra.mlflow.registry import RegistryError, aliases_of, point_alias
 from infra.runs.checksummed_json import RecordCorrupted
-from infra.storage.write_once_files import LocalPages
 
 ANNA, BEN = Reason("anna", "it is better", {"gain": 0.1}), Reason("ben")
 
@@ -181,26 +179,6 @@ def test_a_damaged_page_stops_everything_and_says_so(cut: int, registry: Registr
     page.write_bytes(content[:cut] if cut <= 0 else content.replace(b"anna", b"anne"))
     with pytest.raises(RecordCorrupted, match=r"page 000001\.json of the promotions .* is damaged"):
         registry.alias().standing()
-
-
-def test_pages_are_created_once_whole_and_durable(tmp_path: Path) -> None:
-    pages = LocalPages(tmp_path, "promotions", "m")
-    assert pages.names() == []
-    assert pages.read("a") is None
-    assert pages.create("a", b"one")
-    assert not pages.create("a", b"two")
-    assert pages.read("a") == b"one"
-    assert pages.names() == ["a"]
-    assert [path.name for path in (tmp_path / "promotions" / "m").iterdir()] == ["a"]
-
-
-@pytest.mark.parametrize("name", ["arithmetic", "a b/c", "..", "é=1", "A.b-c_d"])
-def test_every_model_name_has_a_folder_of_its_own(name: str, tmp_path: Path) -> None:
-    folder = folder_name(name)
-    assert model_name(folder) == name
-    assert not set(folder) & set("/.% ")
-    LocalPages(tmp_path, "promotions", folder).create("x", json.dumps({}).encode())
-    assert Journals(str(tmp_path)).models() == [name]
 
 
 def test_a_model_that_is_not_registered_is_a_clear_error(uri: str, tmp_path: Path) -> None:

@@ -52,6 +52,11 @@ class FaultyFiles:
         self._other_disk = other_disk
         self._dead = False
 
+    def arm(self, number: int) -> int:
+        """Let operation `number` from now on (counted from 1) be the one that goes wrong; how many there were."""
+        self._at = len(self.trace) + number
+        return len(self.trace)
+
     def status(self, path: Path) -> Status | None:
         found = self._do("status", path, lambda: self._real.status(path))
         if found is not None and self._other_disk is not None and path.is_relative_to(self._other_disk):
@@ -129,3 +134,31 @@ class FaultyFiles:
             half()
         number = errno.EIO if self._fault.startswith("EIO") else errno.ENOSPC
         raise OSError(number, os.strerror(number), str(path))
+
+
+class InterruptedFiles(FaultyFiles):
+    """The real file system; once it is armed, something else happens right before an operation."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        super().__init__()
+        self._act = act
+        self._interrupted_at = 0
+
+    def arm(self, number: int) -> int:
+        """Interrupt before operation `number` from now on (counted from 1; 0 means never); how many there were."""
+        self._interrupted_at = len(self.trace) + number
+        return len(self.trace)
+
+    def _do(
+        self,
+        name: str,
+        path: Path,
+        action: Callable[[], T],
+        half: Callable[[], None] | None = None,
+        *,
+        target: Path | None = None,
+    ) -> T:
+        if len(self.trace) + 1 == self._interrupted_at:
+            self._interrupted_at = 0
+            self._act()
+        return super()._do(name, path, action, half, target=target)

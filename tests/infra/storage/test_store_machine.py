@@ -1,4 +1,4 @@
-"""The state machine of `store_machine` finds nothing wrong with the store, and would if there were something."""
+"""The state machine of `store_machine` finds nothing wrong with the stores, and would if there were something."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from infra.artifacts import ArtifactMissing
-from tests.infra.storage.store_machine import StoreMachine
+from tests.infra.storage.store_machine import BucketMachine, DiskMachine, StoreMachine
 
 FIXED = settings(
     max_examples=100,
@@ -20,20 +20,32 @@ FIXED = settings(
 )
 
 
-def test_writers_a_collector_crashes_and_power_cuts():
-    run_state_machine_as_test(StoreMachine, settings=FIXED)
+@pytest.mark.parametrize(("machine", "examples"), [(DiskMachine, 100), (BucketMachine, 20)])
+def test_writers_a_collector_crashes_and_power_cuts(machine: type[StoreMachine], examples: int):
+    run_state_machine_as_test(machine, settings=settings(FIXED, max_examples=examples))
 
 
-class LooksBeforeItPins(StoreMachine):
+class LooksBeforeItPins(DiskMachine):
     pins_first = False
 
 
-class UnpinsBeforeItCommits(StoreMachine):
+class UnpinsBeforeItCommits(DiskMachine):
     keeps_pins = False
 
 
+class LooksBeforeItPinsInABucket(BucketMachine):
+    pins_first = False
+
+
+class UnpinsBeforeItCommitsInABucket(BucketMachine):
+    keeps_pins = False
+
+
+WRONG = [LooksBeforeItPins, UnpinsBeforeItCommits, LooksBeforeItPinsInABucket, UnpinsBeforeItCommitsInABucket]
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("machine", [LooksBeforeItPins, UnpinsBeforeItCommits])
+@pytest.mark.parametrize("machine", WRONG)
 def test_it_finds_what_is_wrong(machine: type[StoreMachine]):
     # Which of its invariants breaks first depends on the order of random names; a writer may also miss what it uses.
     with pytest.raises((AssertionError, ArtifactMissing), match=r"is named by a record|is in use|holds no artifact"):

@@ -31,6 +31,11 @@ class FaultyObjects:
         self._dead = False
         self._mutex = threading.Lock()
 
+    def arm(self, number: int) -> int:
+        """Let call `number` from now on (counted from 1) be the one that goes wrong; how many there were."""
+        self._at = len(self.trace) + number
+        return len(self.trace)
+
     @property
     def bucket(self) -> str:
         return self._real.bucket

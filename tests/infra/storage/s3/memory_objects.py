@@ -108,9 +108,10 @@ class InterruptedObjects(FaultyObjects):
         self._act = act
         self._interrupted_at = 0
 
-    def arm(self, number: int) -> None:
-        """Interrupt before call `number` from now on (counted from 1; 0 means never)."""
+    def arm(self, number: int) -> int:
+        """Interrupt before call `number` from now on (counted from 1; 0 means never); how many there were."""
         self._interrupted_at = len(self.trace) + number
+        return len(self.trace)
 
     def _do(self, name: str, key: str, action: Callable[[], T]) -> T:
         if len(self.trace) + 1 == self._interrupted_at:

@@ -68,12 +68,3 @@ def test_each_artifact_is_whole_or_gone_at_every_operation(act: Callable[[LocalC
             assert look(disk, "scores", key) == allowed[key][1]
         again(disk, clear)
         assert [disk.names(ROOT / name) for name in ("trash", "scratch", "damaged")] == [[], [], []]
-
-
-def test_a_collection_says_what_it_removed():
-    disk = scene()
-    sizes = {found.key: found.bytes for found in collector_on(disk).artifacts()}
-    assert sorted(sizes) == sorted(KEYS)
-    assert collect(collector_on(disk)) == [StoredArtifact("scores", key, sizes[key]) for key in GONE]
-    assert collect(collector_on(disk)) == []
-    assert disk.names(ROOT / "trash") == []
