@@ -190,7 +190,7 @@ def test_each_artifact_is_whole_or_gone_at_every_call(new_busy_place: NewPlace, 
         assert [one.key for one in place.collector().collect([Y, Z], set)] == ["y", "z"]
         place.put(X)
         place.clear_up()
-        assert place.look(X)
+        assert ([one.key for one in place.collector().artifacts()], place.look(X)) == (["x"], True)
         if len(seam.trace) < number:
             break
     assert number > 10

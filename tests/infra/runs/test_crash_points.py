@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from infra.runs.lease import Lease
+from infra.runs.local_lease import LocalLease
 from infra.runs.records import RecordExists, RunRecords
 from tests.infra.places import Bucket, Folder, Place
 from tests.infra.runs.leases import somebody
@@ -55,7 +56,9 @@ def a_released_one(place: Place) -> None:
 
 
 def a_dead_one(place: Place) -> None:
-    used(place)
+    lease = used(place)
+    if isinstance(lease, LocalLease):
+        (lease.partial / "half-written").write_text("{")
 
 
 def one_that_died_acquiring(place: Place) -> None:

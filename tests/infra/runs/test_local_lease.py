@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,18 @@ def test_what_lies_there(tmp_path: Path):
     assert sorted(os.listdir(tmp_path / "runs/r/leases")) == ["000001.ended", "000002.ended"]
     # The collector looks at pins under the same lock.
     assert [one.path for one in files.trace if one.name == "exclusive"] == [tmp_path / ".gc.lock"] * 4
+
+
+def test_a_beat_that_fails_leaves_nothing(tmp_path: Path):
+    files = FaultyFiles(0, "ENOSPC once")
+    lease = acquire_lease(tmp_path, "r", files=files)
+    for number in itertools.count(1):
+        start = files.arm(number)
+        with suppress(OSError):
+            lease.beat()
+        assert os.listdir(lease.partial) == []
+        if len(files.trace) - start < number:
+            break
 
 
 APPENDER = """
