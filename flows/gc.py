@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow
-from tasks.report_garbage import show_garbage
+from tasks.report import show_garbage
 from tasks.runs.retention import find_garbage, remove_garbage
 
 

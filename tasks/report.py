@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from prefect.artifacts import create_table_artifact
 from prefect.logging import get_run_logger
 
 from infra.mlflow.client import is_server
@@ -14,8 +15,12 @@ from infra.mlflow.system_metrics import SystemMetrics
 from tasks.reports.mlflow import input_data, introduce, link_lineage, log_missing, show_progress
 from tasks.reports.prefect import HEADLINES, show_iterations, show_samples
 from tasks.runs.iteration_record import IterationRecord, read_record
+from tasks.runs.retention import Garbage
 from tasks.stages.context import RunContext
 from tasks.stages.stage import completed, stage
+
+SHOWN_GARBAGE = 1000
+"""Rows of the table of garbage."""
 
 
 def begin_report(context: RunContext, complain: Callable[[str | None], None], say: Callable[[str], None]) -> None:
@@ -103,3 +108,13 @@ def _catch_up(context: RunContext, record: IterationRecord) -> bool:
     if linked and reporting.introduced and not reporting.linked:
         reporting.linked = context.tracker.log_datasets(input_data(context.spec, record.dataset))
     return complete and reporting.linked
+
+
+@stage("show_garbage", retries=0)
+def show_garbage(garbage: Garbage, *, removed: bool) -> None:
+    """The table of what goes, or could."""
+    rows = [{"what": what, "MiB": round(size / 2**20, 1), "why": why} for what, size, why in garbage.rows()]
+    verb = "removed" if removed else "found"
+    create_table_artifact(
+        rows[:SHOWN_GARBAGE], key="store-garbage", description=f"{len(rows)} things that nobody needs, {verb}"
+    )

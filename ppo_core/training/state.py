@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import NonNegativeInt, ValidationError
 
-from ppo_core.records import InputError, Replay, Section, UpdatePolicyJob, content_digest
+from ppo_core.records import InputError, Replay, UpdatePolicyJob, content_digest
+from ppo_core.spec import Section
 from ppo_core.spec.loading import explain
 
 FORMAT = 3

@@ -80,7 +80,7 @@ class RunContext:
         """Of the code that runs in an engine."""
         with self.lock:
             if engine not in self.fingerprints:
-                root = Path(inspect.getfile(records)).parent
+                root = Path(inspect.getfile(records)).parents[1]
                 self.fingerprints[engine] = code_fingerprint(PROGRAMS[engine], root)
             return self.fingerprints[engine]
 

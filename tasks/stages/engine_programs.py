@@ -94,7 +94,7 @@ def launch_on_node(node: str, *, plan: EnginePlan, run: str, threads: int | None
 
 def code_facts(role: str) -> dict[str, str]:
     """What must be the same on all machines of a run: cache keys speak for the code of the machine that makes them."""
-    engine, ours = Path(inspect.getfile(records)).parent, Path(__file__).parents[1]
+    engine, ours = Path(inspect.getfile(records)).parents[1], Path(__file__).parents[1]
     return {
         "python": ".".join(str(number) for number in sys.version_info[:2]),
         "engine's code": code_fingerprint(PROGRAMS[role], engine)[:12],

@@ -5,39 +5,21 @@ They keep no state between jobs: a thin checkpoint is always replayed from the l
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from infra.engines.protocol import EngineInput, EngineJob, EngineJobError, EngineProgress, EngineReply
 from ppo_core.records import Replay, UpdatePolicyJob, content_digest
-from ppo_core.training.state import CheckpointState, derivation, identity_after, read_state
+from ppo_core.training.state import derivation, identity_after, read_state
 from tasks.stages.engines import LocalHandle
+from tests.tasks.toy_checkpoints import PARTS, Weights, read_weights, write_checkpoint
 
 Inputs = Mapping[str, EngineInput]
 LOSSES = [2.5, 1.25, 0.5]
 """Of the three steps of a supervised start."""
 HELD_OUT = "answer_held_out"
-PARTS = {"policy": "policy/model.safetensors", "critic": "critic/weights", "optimizer": "optimizer/moments"}
 Measures = Callable[[int, float], Mapping[str, float]]
-CARD = {"config.json": {"architectures": ["ToyForCausalLM"]}, "tokenizer.json": {}, "tokenizer_config.json": {}}
-
-
-@dataclass(frozen=True)
-class Weights:
-    """All that training moves."""
-
-    policy: str
-    critic: str
-    optimizer: str
-
-    @classmethod
-    def of(cls, seed: str) -> Weights:
-        """Three hashes of one."""
-        return cls(*(content_digest([name, seed]) for name in PARTS))
 
 
 def healthy(iteration: int, rate_factor: float) -> Mapping[str, float]:
@@ -260,30 +242,6 @@ def hold(engines: ToyEngines, inputs: Inputs) -> Weights:
     if identity != state.identity or held.policy != (folder / PARTS["policy"]).read_text():
         raise refusal(f"the {len(state.replay)} updates since the last full checkpoint give other policy weights")
     return held
-
-
-def read_weights(folder: Path) -> Weights:
-    """Those of a full checkpoint."""
-    return Weights(*((folder / name).read_text() for name in PARTS.values()))
-
-
-def write_checkpoint(job: EngineJob, weights: Weights, identity: str, replay: tuple[Replay, ...]) -> None:
-    """A full checkpoint, or with `replay` a thin one."""
-    assert job.output is not None
-    for name, text in zip(PARTS.values(), (weights.policy, weights.critic, weights.optimizer), strict=True):
-        if name == PARTS["policy"] or not replay:
-            (job.output / name).parent.mkdir()
-            (job.output / name).write_text(text)
-    for name, document in CARD.items():
-        (job.output / "policy" / name).write_text(json.dumps(document))
-    state = CheckpointState(
-        identity=identity,
-        full=not replay,
-        num_steps={"policy": 0, "critic": 0},
-        skipped_steps={"policy": 0, "critic": 0},
-        replay=replay,
-    )
-    state.write(job.output)
 
 
 def refusal(reason: str) -> EngineJobError:

@@ -30,7 +30,8 @@ from tasks.stages.context import RunContext
 from tasks.stages.engines import PROGRAMS
 from tasks.stages.references import StageRef
 from tests.tasks.benches import QuickFiles, run_context, smoke_spec
-from tests.tasks.toy_engines import PARTS, Measures, ToyEngines, healthy
+from tests.tasks.toy_checkpoints import PARTS
+from tests.tasks.toy_engines import Measures, ToyEngines, healthy
 from tests.tasks.toy_tracker import ToyTracker
 
 

@@ -1,14 +1,8 @@
-"""What crosses the seam to the engines: the rows of the tables, and the spec of each job. Torch-free.
-
-A job's spec is exactly what the stage's cache key covers besides its inputs and the code.
-"""
+"""The spec of each job of an engine: what a stage's cache key covers besides its inputs and the code."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 from pydantic import Field
 
@@ -25,109 +19,6 @@ from ppo_core.spec import (
     TrainingSpec,
     UpdateSpec,
 )
-
-
-class InputError(ValueError):
-    """The user's input cannot be used; trying again would not help."""
-
-
-def needs_own_code(path: object) -> InputError:
-    """The refusal of a model or tokenizer that transformers reads only with code from its folder."""
-    return InputError(
-        f"{path} can be read only with code that its files name (auto_map), and such code does not run here: use a "
-        "model whose type transformers knows, or have the owner of this machine allow it for all runs, by "
-        "PPOFLOW_TRUST_REMOTE_CODE=1 in ppoflow's environment on the machine itself; no spec can"
-    )
-
-
-LOSS_DIGITS = 4
-NOTED_LOSS = "loss "
-
-
-def loss_note(loss: float) -> str:
-    """What the progress of a supervised start says of a step."""
-    return f"{NOTED_LOSS}{loss:.{LOSS_DIGITS}f}"
-
-
-def noted_loss(note: str) -> float | None:
-    """The loss in such a note; None where it says something else."""
-    return float(note.removeprefix(NOTED_LOSS)) if note.startswith(NOTED_LOSS) else None
-
-
-class TokenSequence(NamedTuple):
-    """One prompt with one response, as token ids; batches of them are ragged lists.
-
-    >>> TokenSequence(prompt_ids=[5, 6], response_ids=[7, 8, 2])
-    TokenSequence(prompt_ids=[5, 6], response_ids=[7, 8, 2])
-
-    In a batch of this and ``([5], [9])`` everything per token is ``[B=2, R=3]`` with the response mask
-    ``[[True, True, True], [True, False, False]]``.
-    """
-
-    prompt_ids: list[int]
-    response_ids: list[int]
-
-
-Messages = list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class PromptRow:
-    """One prompt of a dataset.
-
-    >>> PromptRow("3f1c", "7+5=", [10, 20, 8], "2", {"level": 1}).reference_answer
-    '2'
-
-    `prompt` is text or a list of chat messages; `reference_answer` is any JSON value, just as the user's row has it, or
-    None; `metadata` holds every other column of the row.
-    """
-
-    prompt_id: str
-    prompt: str | Messages
-    prompt_token_ids: list[int]
-    reference_answer: Any
-    metadata: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class RolloutRow:
-    """One sampled response.
-
-    >>> RolloutRow("3f1c", 0, [10, 20], [8, 2], "2", [-0.5, -0.1], "stop").finished
-    True
-
-    `response_token_ids` includes the EOS when `finish_reason` is "stop"; `sampler_logprobs` has one entry per response
-    token, of the distribution that was really sampled; `response` is the text without special tokens at its end.
-    """
-
-    prompt_id: str
-    sample_index: int
-    prompt_token_ids: list[int]
-    response_token_ids: list[int]
-    response: str
-    sampler_logprobs: list[float]
-    finish_reason: str
-
-    @property
-    def finished(self) -> bool:
-        """Whether the policy ended the response by itself (EOS), not the length limit."""
-        return self.finish_reason == "stop"
-
-
-@dataclass(frozen=True)
-class ScoreRow:
-    """The score of one response: the weighted sum of its components, or None where it could not be scored.
-
-    >>> ScoreRow("3f1c", 0, 1.1, {"correct": 1.0, "format": 0.1}, False, None).score
-    1.1
-    """
-
-    prompt_id: str
-    sample_index: int
-    score: float | None
-    components: dict[str, float | None]
-    truncated: bool
-    error: str | None
 
 
 class TrainingJob(Section):
@@ -291,21 +182,3 @@ class Replay(Section):
 
     spec: UpdatePolicyJob
     experience: str
-
-
-def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no spaces: the same text for the same value, everywhere."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-
-
-def content_digest(value: Any) -> str:
-    """sha256 (hex) of the canonical JSON."""
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
-
-
-def derive_seed(*parts: int | str) -> int:
-    """A seed below 2**63 by hashing: neighbouring parts give unrelated seeds, the same parts the same seed.
-
-    Hashing, not adding: vLLM numbers the samples of one request seed, seed + 1, ..., so added seeds would repeat.
-    """
-    return int.from_bytes(hashlib.sha256(canonical_json(list(parts)).encode()).digest()[:8], "big") >> 1

@@ -1,0 +1,53 @@
+"""What crosses the seam to the engines: the rows of the tables, and the spec of each job. Torch-free."""
+
+from ppo_core.records.digests import canonical_json, content_digest, derive_seed
+from ppo_core.records.errors import InputError, needs_own_code
+from ppo_core.records.jobs import (
+    CheckRunJob,
+    CompareJob,
+    ComputeAdvantagesJob,
+    EvaluateJob,
+    FinetunePolicyJob,
+    GenerateJob,
+    GenerateShardJob,
+    OptimizerSettings,
+    PrepareDatasetJob,
+    Replay,
+    ScoreJob,
+    StartPolicyJob,
+    TrainingJob,
+    UpdatePolicyJob,
+)
+from ppo_core.records.progress import LOSS_DIGITS, NOTED_LOSS, loss_note, noted_loss
+from ppo_core.records.rows import Messages, PromptRow, RolloutRow, ScoreRow, TokenSequence
+
+__all__ = [
+    "LOSS_DIGITS",
+    "NOTED_LOSS",
+    "CheckRunJob",
+    "CompareJob",
+    "ComputeAdvantagesJob",
+    "EvaluateJob",
+    "FinetunePolicyJob",
+    "GenerateJob",
+    "GenerateShardJob",
+    "InputError",
+    "Messages",
+    "OptimizerSettings",
+    "PrepareDatasetJob",
+    "PromptRow",
+    "Replay",
+    "RolloutRow",
+    "ScoreJob",
+    "ScoreRow",
+    "StartPolicyJob",
+    "TokenSequence",
+    "TrainingJob",
+    "UpdatePolicyJob",
+    "canonical_json",
+    "content_digest",
+    "derive_seed",
+    "loss_note",
+    "needs_own_code",
+    "noted_loss",
+]
