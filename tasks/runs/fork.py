@@ -15,7 +15,7 @@ from tasks.runs.record_chain import made_with, record_digest
 from tasks.runs.run_state import committed, committed_at, spec_of_run, with_changes
 from tasks.verify_artifact import resume_inputs
 
-FIXED = ("model.", "sft.", "sft: ")
+FIXED = ("algorithm.", "model.", "sft.", "sft: ")
 """What made the policy that the new run goes on with: other values would say something untrue."""
 
 

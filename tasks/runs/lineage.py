@@ -83,7 +83,10 @@ def trace(name: str) -> Lineage:
 
 def step_of(store: ArtifactStore, record: IterationRecord, previous: IterationRecord | None) -> Step:
     """One iteration's part of the chain, checked against the manifests."""
-    metrics, made = record.metrics, list(record.artifacts.values())[::-1]
+    metrics, latest_first = record.metrics, reversed(list(record.artifacts.values()))
+    made = sorted(
+        latest_first, key=lambda ref: ref.kind == "evaluation"
+    )  # of the checkpoint, and nothing is made of it
     facts = {
         "experience": _shown("KL", metrics, "kl/reference"),
         "scores": _shown("mean score", metrics, "score/mean"),

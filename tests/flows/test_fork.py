@@ -75,6 +75,13 @@ def test_with_no_other_setting_it_repeats_the_run(source: ToyRun) -> None:
     [
         ("toy", 2, "new", ["model.dtype=bfloat16", "training.zero_stage=1"], "model.dtype: 'float32' -> 'bfloat16'"),
         ("toy", 2, "new", ["sft.num_steps=60"], "sft.num_steps: 50 -> 60"),
+        (
+            "toy",
+            2,
+            "new",
+            ["algorithm.kind=rloo", "rollout.samples_per_prompt=2"],
+            "algorithm.kind: 'ppo' -> 'rloo'",
+        ),
         ("toy", 2, "new", ["sft=null"], "these cannot change: sft: "),
         ("toy", 9, "new", [], "run toy has no iteration 9: it has 0..4"),
         ("nobody", 2, "new", [], "there is no run nobody"),
