@@ -57,16 +57,16 @@ bench-chaos: $(STAMP) ## kill runs thirty times and compare every byte, into ben
 	@$(BIN)/python -m benchmarks.chaos
 
 stack: $(STAMP) ## start a team's servers in the background: PostgreSQL, Prefect, MLflow, Ceph's S3, a worker, Ray
-	@$(BIN)/python -m infra.stack up
+	@$(BIN)/python -m infra.deploy.stack up
 
 stack-stop: $(STAMP) ## end them; their data stay
-	@$(BIN)/python -m infra.stack down
+	@$(BIN)/python -m infra.deploy.stack down
 
 stack-status: $(STAMP) ## show how they are
-	@$(BIN)/python -m infra.stack status
+	@$(BIN)/python -m infra.deploy.stack status
 
 stack-packages: $(STAMP) ## install the Debian packages that `make stack` needs (as root)
-	@packages=$$($(BIN)/python -m infra.stack packages)
+	@packages=$$($(BIN)/python -m infra.deploy.stack packages)
 	if [ -z "$$packages" ]; then echo "nothing is missing"; exit 0; fi
 	if [ "$$(id -u)" != 0 ]; then echo "run as root: apt-get install --no-install-recommends $$packages" >&2; exit 1; fi
 	apt-get update

@@ -177,7 +177,7 @@ class Settings(BaseSettings):
 
 
 class StackSettings(BaseSettings):
-    """Where `python -m infra.stack` runs the servers of a team, and which of them are the user's own.
+    """Where `python -m infra.deploy.stack` runs the servers of a team, and which of them are the user's own.
 
     Each setting is the environment variable of its name with the prefix `PPOFLOW_STACK_`; an empty one is not set.
     """

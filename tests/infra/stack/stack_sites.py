@@ -7,10 +7,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from infra.deploy.stack.plan import open_site
+from infra.deploy.stack.service import Port, Service
+from infra.deploy.stack.site import SERVERS, Site
 from infra.settings import StackSettings
-from infra.stack.plan import open_site
-from infra.stack.service import Port, Service
-from infra.stack.site import SERVERS, Site
 from tests.ports import free_port, free_ports
 
 PORTS = ("postgres_port", "monitor_port", "s3_port", "prefect_port", "mlflow_port", "ray_port", "ray_client_port")

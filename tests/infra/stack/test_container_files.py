@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.stack.containers import container_variables
-from infra.stack.credentials import Credentials
+from infra.deploy.stack.containers import container_variables
+from infra.deploy.stack.credentials import Credentials
 from tests.infra.programs import ROOT
 
-INFRA = ROOT / "infra"
-KUBERNETES = INFRA / "kubernetes"
-COMPOSE: dict[str, Any] = yaml.safe_load((INFRA / "compose.yaml").read_text())
+DEPLOY = ROOT / "infra/deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-DOCKERFILE = (INFRA / "Dockerfile").read_text()
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 VARIABLES = set(container_variables(Credentials(**dict.fromkeys(Credentials.model_fields, "x" * 20))))
 SECRET_NAME = re.compile(r"PASSWORD|SECRET|TOKEN|LOGIN|AUTH_STRING")
 REQUIRED = re.compile(r"\$\{([A-Z0-9_]+):\?[^}]+\}")
@@ -79,18 +79,18 @@ def test_a_compose_service_is_pinned_watched_and_has_no_rights(name: str):
     assert set(service.get("secrets", [])) <= set(COMPOSE["secrets"])
     volumes = [volume.split(":")[0] for volume in service.get("volumes", [])]
     assert {volume for volume in volumes if not volume.startswith(".")} <= set(COMPOSE["volumes"])
-    assert all((INFRA / volume).is_file() for volume in volumes if volume.startswith("."))
+    assert all((DEPLOY / volume).is_file() for volume in volumes if volume.startswith("."))
     for variable, value in service.get("environment", {}).items():
         if SECRET_NAME.search(variable) and not value.startswith("/"):
             assert REQUIRED.fullmatch(value), variable
 
 
 def test_compose_asks_for_what_the_stack_writes():
-    used = set(re.findall(r"\$\{([A-Z0-9_]+)", (INFRA / "compose.yaml").read_text()))
+    used = set(re.findall(r"\$\{([A-Z0-9_]+)", (DEPLOY / "compose.yaml").read_text()))
     assert used - {"PPOFLOW_UID", "PPOFLOW_SECRETS", "TORCH_INDEX"} <= VARIABLES
     hosts = set(re.findall(r"://([a-z0-9-]+):\d+", str(SERVICES)))
     assert hosts <= set(SERVICES)
-    override = yaml.safe_load((INFRA / "compose.gpu.yaml").read_text())["services"]
+    override = yaml.safe_load((DEPLOY / "compose.gpu.yaml").read_text())["services"]
     assert set(override) <= set(SERVICES)
 
 
@@ -100,7 +100,7 @@ def test_the_image_is_installed_from_the_lock_and_runs_as_nobody_special():
     for source, stage in stages:
         assert source in known or PINNED.fullmatch(source)
         known.add(stage)
-    built = [*SERVICES.values(), *yaml.safe_load((INFRA / "compose.gpu.yaml").read_text())["services"].values()]
+    built = [*SERVICES.values(), *yaml.safe_load((DEPLOY / "compose.gpu.yaml").read_text())["services"].values()]
     assert {service["build"]["target"] for service in built if "build" in service} == {"cpu", "cuda", "s3"} <= known
     bodies = dict(
         zip([stage for _, stage in stages], re.split(r"^FROM .*$", DOCKERFILE, flags=re.MULTILINE)[1:], strict=True)
@@ -112,7 +112,7 @@ def test_the_image_is_installed_from_the_lock_and_runs_as_nobody_special():
     assert DOCKERFILE.count("RUN make install GPU=") == 2
     assert "pip install" not in DOCKERFILE
     allowed = {
-        line[1:] for line in (INFRA / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")
+        line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")
     }
     copied = {word for line in re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.MULTILINE) for word in line.split()}
     assert copied == allowed
@@ -192,7 +192,7 @@ def test_addresses_in_manifests_are_those_of_services():
         for document in documents()
         if document["kind"] == "Service" and "ports" in document["spec"]
     }
-    text = str(documents()) + (INFRA / "mlflow-auth.ini").read_text()
+    text = str(documents()) + (DEPLOY / "mlflow-auth.ini").read_text()
     used = {(host, int(port)) for host, port in re.findall(r"://([a-z]+):(\d+)", text)}
     assert used
     assert all(port in services[host] for host, port in used)

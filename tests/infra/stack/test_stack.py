@@ -15,11 +15,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from infra.mlflow.login import read_login
-from infra.settings import StackSettings
-from infra.stack.__main__ import main
-from infra.stack.credentials import ADMIN, load_credentials
-from infra.stack.plan import (
+from infra.deploy.stack.__main__ import main
+from infra.deploy.stack.credentials import ADMIN, load_credentials
+from infra.deploy.stack.plan import (
     choose,
     open_site,
     require_free_ports,
@@ -27,8 +25,10 @@ from infra.stack.plan import (
     require_programs,
     services,
 )
-from infra.stack.service import StackError
-from infra.stack.site import SERVERS, Site
+from infra.deploy.stack.service import StackError
+from infra.deploy.stack.site import SERVERS, Site
+from infra.mlflow.login import read_login
+from infra.settings import StackSettings
 from tests.infra.stack.stack_sites import site_in, stack_settings
 from tests.ports import free_port
 
@@ -47,7 +47,7 @@ def passwords(site: Site) -> list[str]:
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """`python -m infra.stack`, called: its exit code, what it said and what it complained of."""
+    """`python -m infra.deploy.stack`, called: its exit code, what it said and what it complained of."""
 
     def call(*words: str, **environment: str) -> tuple[int, str, str]:
         capsys.readouterr()

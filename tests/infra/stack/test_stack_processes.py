@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from infra.deploy.stack.__main__ import watch
+from infra.deploy.stack.processes import MARK, Daemon
+from infra.deploy.stack.runner import Runner
+from infra.deploy.stack.service import Service, StackError
+from infra.deploy.stack.site import Site
 from infra.process_identity import is_alive, this_process
-from infra.stack.__main__ import watch
-from infra.stack.processes import MARK, Daemon
-from infra.stack.runner import Runner
-from infra.stack.service import Service, StackError
-from infra.stack.site import Site
 from tests.infra.programs import ROOT
 from tests.infra.stack.stack_sites import site_in, small_service
 from tests.processes import runs
@@ -28,7 +28,7 @@ from tests.waiting import until
 STARTER = """
 import sys
 from pathlib import Path
-from infra.stack.processes import Daemon
+from infra.deploy.stack.processes import Daemon
 from tests.infra.stack.stack_sites import site_in, small_service
 site = site_in(Path(sys.argv[1]))
 service = small_service(site, "small", "parent")

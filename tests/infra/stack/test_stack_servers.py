@@ -17,13 +17,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from infra.deploy.stack.credentials import ADMIN, Credentials, load_credentials
+from infra.deploy.stack.plan import missing_packages
+from infra.deploy.stack.probes import ask
+from infra.deploy.stack.processes import MARK
+from infra.deploy.stack.ray_head import is_alive
+from infra.deploy.stack.site import SERVERS
 from infra.settings import StackSettings
-from infra.stack.credentials import ADMIN, Credentials, load_credentials
-from infra.stack.plan import missing_packages
-from infra.stack.probes import ask
-from infra.stack.processes import MARK
-from infra.stack.ray_head import is_alive
-from infra.stack.site import SERVERS
 from tests.infra.programs import ROOT
 from tests.infra.stack.stack_sites import stack_folder, stack_settings
 from tests.infra.storage.s3.s3_server import FOREIGN, S3Server
@@ -68,7 +68,7 @@ class Stack:
         return load_credentials(self.settings.passwords)
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return run([sys.executable, "-m", "infra.stack", *words], self.environment)
+        return run([sys.executable, "-m", "infra.deploy.stack", *words], self.environment)
 
     def client(self, program: str, **changed: str) -> str:
         return run([sys.executable, "-c", program], {**self.environment, **self.clients, **changed}).stdout.strip()
@@ -104,7 +104,7 @@ def stack(s3_server: S3Server) -> Iterator[Stack]:
     }
     inherited = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     environment = {**inherited, **s3_server.environment(), **named, "PPOFLOW_HOME": str(folder / "home")}
-    command = [sys.executable, "-m", "infra.stack"]
+    command = [sys.executable, "-m", "infra.deploy.stack"]
     try:
         up = run([*command, "up", "--only", ",".join(sorted(servers))], environment)
         assert up.returncode == 0, up.stdout + up.stderr

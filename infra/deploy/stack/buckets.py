@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from infra.stack.credentials import write_private
-from infra.stack.service import StackError
-from infra.stack.site import S3_PROFILE, S3_REGION, Site
+from infra.deploy.stack.credentials import write_private
+from infra.deploy.stack.service import StackError
+from infra.deploy.stack.site import S3_PROFILE, S3_REGION, Site
 
 if TYPE_CHECKING:
     from botocore.session import Session

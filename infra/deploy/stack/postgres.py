@@ -11,10 +11,10 @@ import signal
 import subprocess
 from pathlib import Path
 
+from infra.deploy.stack.credentials import write_private
+from infra.deploy.stack.service import Port, Service, StackError
+from infra.deploy.stack.site import DATABASE_USER, LOOPBACK, Site, program
 from infra.settings import child_environment
-from infra.stack.credentials import write_private
-from infra.stack.service import Port, Service, StackError
-from infra.stack.site import DATABASE_USER, LOOPBACK, Site, program
 
 INITDB_TIMEOUT_S = 120.0
 

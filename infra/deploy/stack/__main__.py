@@ -1,4 +1,4 @@
-"""`python -m infra.stack up | down | status | env`."""
+"""`python -m infra.deploy.stack up | down | status | env`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from infra.settings import StackSettings
-from infra.stack.containers import write_container_files
-from infra.stack.plan import (
+from infra.deploy.stack.containers import write_container_files
+from infra.deploy.stack.plan import (
     choose,
     missing_packages,
     open_site,
@@ -27,9 +26,10 @@ from infra.stack.plan import (
     require_reach,
     services,
 )
-from infra.stack.runner import Runner, State
-from infra.stack.service import StackError
-from infra.stack.site import SERVERS, Site
+from infra.deploy.stack.runner import Runner, State
+from infra.deploy.stack.service import StackError
+from infra.deploy.stack.site import SERVERS, Site
+from infra.settings import StackSettings
 
 WATCH_S = 1.0
 
@@ -63,7 +63,7 @@ def up(only: Only = "", wait: Wait = False) -> None:
     typer.echo(
         f"{len(site.servers)} servers are healthy after {time.monotonic() - began:.1f} s. For a shell that uses them:"
     )
-    typer.echo(f'  eval "$({sys.executable} -m infra.stack env)"')
+    typer.echo(f'  eval "$({sys.executable} -m infra.deploy.stack env)"')
     if wait:
         watch(runner, site)
 
@@ -93,7 +93,7 @@ def status() -> None:
 
 @app.command()
 def env() -> None:
-    """Print what a shell needs to use the stack, passwords by their files: eval "$(python -m infra.stack env)"."""
+    """Print what a shell needs to use the stack, passwords in files: eval "$(python -m infra.deploy.stack env)"."""
     site = _remembered(_settings())
     if outranking := site.outranking():
         typer.echo(f"unset {' '.join(outranking)}")
@@ -103,7 +103,7 @@ def env() -> None:
 
 @app.command()
 def containers() -> None:
-    """Make the passwords for infra/compose.yaml and infra/kubernetes, and print the path of their file."""
+    """Make the passwords for compose.yaml and kubernetes/ of infra/deploy, and print the path of their file."""
     typer.echo(write_container_files(open_site(_settings(), frozenset(SERVERS))))
 
 

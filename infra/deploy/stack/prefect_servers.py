@@ -8,10 +8,10 @@ from http import HTTPStatus
 from importlib.util import find_spec
 from pathlib import Path
 
-from infra.stack.postgres import create_database
-from infra.stack.probes import answers, ask
-from infra.stack.service import Port, Service, StackError
-from infra.stack.site import Site, worker_home
+from infra.deploy.stack.postgres import create_database
+from infra.deploy.stack.probes import answers, ask
+from infra.deploy.stack.service import Port, Service, StackError
+from infra.deploy.stack.site import Site, worker_home
 
 WORKER = "stack"
 QUIET = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import psutil
 
+from infra.deploy.stack.service import Service, StackError
 from infra.process_identity import ProcessIdentity, identity_of_token, is_alive, this_process
 from infra.settings import child_environment
-from infra.stack.service import Service, StackError
 
 LAUNCH = Path(__file__).with_name("launch.py")
 MARK = "PPOFLOW_STACK_MARK"

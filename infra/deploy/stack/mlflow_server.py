@@ -6,11 +6,11 @@ import configparser
 import io
 import sys
 
-from infra.stack.credentials import ADMIN, write_private
-from infra.stack.postgres import create_database
-from infra.stack.probes import answers
-from infra.stack.service import Port, Service
-from infra.stack.site import LOOPBACK, Site
+from infra.deploy.stack.credentials import ADMIN, write_private
+from infra.deploy.stack.postgres import create_database
+from infra.deploy.stack.probes import answers
+from infra.deploy.stack.service import Port, Service
+from infra.deploy.stack.site import LOOPBACK, Site
 
 
 def mlflow_server(site: Site) -> Service:

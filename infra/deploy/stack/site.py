@@ -6,8 +6,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.deploy.stack.credentials import ADMIN, Credentials
 from infra.settings import Settings, StackSettings
-from infra.stack.credentials import ADMIN, Credentials
 
 LOOPBACK = "127.0.0.1"
 DATABASE_USER = "ppoflow"

@@ -1,6 +1,6 @@
 """Writes down which process it is, gives up root where asked to, and becomes the command.
 
-    python -I -S infra/stack/launch.py <record> <digest> <rest of the token> <user or ""> -- command…
+    python -I -S infra/deploy/stack/launch.py <record> <digest> <rest of the token> <user or ""> -- command…
 
 The record lies before the command begins, so whoever ends the stack finds the process even if its starter was killed.
 """

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from infra.stack.credentials import ADMIN, Credentials, write_private
-from infra.stack.site import DATABASE_USER, Site
+from infra.deploy.stack.credentials import ADMIN, Credentials, write_private
+from infra.deploy.stack.site import DATABASE_USER, Site
 
 
 def container_variables(credentials: Credentials) -> dict[str, str]:
-    """The names that infra/compose.yaml and infra/kubernetes refer to."""
+    """The names that infra/deploy/compose.yaml and infra/deploy/kubernetes refer to."""
     return {
         "POSTGRES_USER": DATABASE_USER,
         "POSTGRES_PASSWORD": credentials.postgres,

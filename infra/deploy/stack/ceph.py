@@ -12,12 +12,12 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from infra.deploy.stack.buckets import create_buckets, keys_work
+from infra.deploy.stack.credentials import write_private
+from infra.deploy.stack.probes import answers, listens
+from infra.deploy.stack.service import Port, Service, StackError
+from infra.deploy.stack.site import LOOPBACK, S3_PROFILE, Site, program
 from infra.settings import child_environment
-from infra.stack.buckets import create_buckets, keys_work
-from infra.stack.credentials import write_private
-from infra.stack.probes import answers, listens
-from infra.stack.service import Port, Service, StackError
-from infra.stack.site import LOOPBACK, S3_PROFILE, Site, program
 
 TIMEOUT_S = 120.0
 KEYS = {

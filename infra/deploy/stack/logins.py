@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from infra.stack.credentials import ADMIN, write_private
-from infra.stack.site import PREFECT_PROFILE, Site
+from infra.deploy.stack.credentials import ADMIN, write_private
+from infra.deploy.stack.site import PREFECT_PROFILE, Site
 
 
 def write_logins(site: Site) -> None:

@@ -8,10 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event
 
-from infra.stack.plan import require_free_ports
-from infra.stack.processes import Daemon
-from infra.stack.service import Service, StackError
-from infra.stack.site import Site
+from infra.deploy.stack.plan import require_free_ports
+from infra.deploy.stack.processes import Daemon
+from infra.deploy.stack.service import Service, StackError
+from infra.deploy.stack.site import Site
 
 POLL_S = 0.1
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from infra.stack.service import StackError
+from infra.deploy.stack.service import StackError
 
 PRIVATE = 0o600
 ADMIN = "admin"

@@ -6,9 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from infra.stack.credentials import write_private
-from infra.stack.service import Port, Service
-from infra.stack.site import Site
+from infra.deploy.stack.credentials import write_private
+from infra.deploy.stack.service import Port, Service
+from infra.deploy.stack.site import Site
 
 # Unix sockets have paths of at most 107 characters; Ray adds up to this many to its folder.
 SOCKET_CHARACTERS = 68
@@ -76,8 +76,8 @@ def _node(site: Site, name: str, offer: dict[str, float], after: str) -> Service
         name=name,
         address=f"node of {site.ray_address}",
         after=[after],
-        command=[sys.executable, "-m", "infra.stack.ray_node", *where],
-        folder=Path(__file__).parents[2],
+        command=[sys.executable, "-m", "infra.deploy.stack.ray_node", *where],
+        folder=Path(__file__).parents[3],
         hidden=site.hidden(),
         environment=_environment(site, name),
         prepare=lambda: joined.unlink(missing_ok=True),

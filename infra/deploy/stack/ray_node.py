@@ -1,6 +1,6 @@
 """One more Ray node on this machine, on loopback alone.
 
-    python -m infra.stack.ray_node <address> <resources as JSON> <temporary folder> <file made when it has joined>
+    python -m infra.deploy.stack.ray_node <address> <resources as JSON> <temporary folder> <file that says it joined>
 
 `ray start --address` refuses loopback (see Site.ray_environment), so this makes the node as Ray's own tests do.
 """

@@ -7,14 +7,14 @@ import subprocess
 from collections.abc import Callable, Collection, Sequence
 from importlib.util import find_spec
 
+from infra.deploy.stack import ceph, mlflow_server, postgres, prefect_servers, ray_head
+from infra.deploy.stack.buckets import create_buckets, write_keys
+from infra.deploy.stack.credentials import load_credentials
+from infra.deploy.stack.logins import write_logins
+from infra.deploy.stack.service import Service, StackError
+from infra.deploy.stack.site import SERVERS, Site, program
 from infra.ports import is_free
 from infra.settings import StackSettings
-from infra.stack import ceph, mlflow_server, postgres, prefect_servers, ray_head
-from infra.stack.buckets import create_buckets, write_keys
-from infra.stack.credentials import load_credentials
-from infra.stack.logins import write_logins
-from infra.stack.service import Service, StackError
-from infra.stack.site import SERVERS, Site, program
 
 MAKERS: dict[str, Callable[[Site], Service]] = {
     "postgres": postgres.postgres,
