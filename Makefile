@@ -62,7 +62,7 @@ stack: $(STAMP) ## start a team's servers in the background: PostgreSQL, Prefect
 stack-stop: $(STAMP) ## end them; their data stay
 	@$(BIN)/python -m infra.deploy.stack down
 
-stack-status: $(STAMP) ## show how they are
+stack-status: $(STAMP) ## show how they are, and how to ask supervisorctl about them
 	@$(BIN)/python -m infra.deploy.stack status
 
 stack-packages: $(STAMP) ## install the Debian packages that `make stack` needs (as root)

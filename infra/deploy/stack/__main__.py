@@ -16,19 +16,22 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from infra.deploy.stack.bring_up import Servers, State
 from infra.deploy.stack.containers import write_container_files
 from infra.deploy.stack.plan import (
     choose,
     missing_packages,
     open_site,
+    require_free_ports,
     require_own_servers,
     require_programs,
     require_reach,
     services,
 )
-from infra.deploy.stack.runner import Runner, State
 from infra.deploy.stack.service import StackError
 from infra.deploy.stack.site import SERVERS, Site
+from infra.deploy.stack.supervisor import Supervisor
+from infra.deploy.stack.supervisor_config import configuration_path
 from infra.settings import StackSettings
 
 WATCH_S = 1.0
@@ -37,7 +40,7 @@ app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pret
 Only = Annotated[str, typer.Option(help=f"Start these alone, separated by commas: {', '.join(SERVERS)}.")]
 
 
-Wait = Annotated[bool, typer.Option(help="Stay until a signal comes or one of them ends, then end them all.")]
+Wait = Annotated[bool, typer.Option(help="Stay until a signal comes or one of them ends for good, then end them all.")]
 
 
 @app.command()
@@ -47,25 +50,28 @@ def up(only: Only = "", wait: Wait = False) -> None:
     settings = _settings()
     chosen = choose(settings, [name for name in only.split(",") if name])
     require_programs(chosen)
-    everything = open_site(settings, frozenset(SERVERS))
+    supervisor = Supervisor(open_site(settings, frozenset(SERVERS)))
     with _locked(settings):
         # One that runs already is there for those that start now.
-        site = open_site(settings, chosen | (Runner(everything, services(everything)).running() & choose(settings)))
+        site = open_site(settings, chosen | (supervisor.kept() & choose(settings)))
         require_reach(site)
         require_own_servers(site)
         _remember(site)
-        runner = Runner(site, services(site), say=lambda line: typer.echo(f"  {line}", err=True))
-        runner.make_way()
+        supervisor.configure(services(site))
+        kept = supervisor.kept()
+        require_free_ports([service for service in services(site) if service.name not in kept])
+        supervisor.launch()
+        servers = Servers(site, services(site), supervisor, say=lambda line: typer.echo(f"  {line}", err=True))
         try:
-            runner.up()
+            servers.bring_up()
         finally:
-            _show(runner.states())
+            _show(servers.states())
     typer.echo(
         f"{len(site.servers)} servers are healthy after {time.monotonic() - began:.1f} s. For a shell that uses them:"
     )
     typer.echo(f'  eval "$({sys.executable} -m infra.deploy.stack env)"')
     if wait:
-        watch(runner, site)
+        watch(supervisor, site)
 
 
 @app.command()
@@ -76,8 +82,7 @@ def down() -> None:
         typer.echo(f"there is no stack in {settings.folder}")
         return
     with _locked(settings):
-        everything = open_site(settings, frozenset(SERVERS))
-        Runner(everything, services(everything)).down()
+        Supervisor(open_site(settings, frozenset(SERVERS))).end()
     typer.echo(f"the stack in {settings.folder} has ended; its data are still there")
 
 
@@ -85,8 +90,9 @@ def down() -> None:
 def status() -> None:
     """Show how the servers are; exit code 1 where one of those that were started is not healthy."""
     site = _remembered(_settings())
-    states = Runner(site, services(site)).states()
+    states = Servers(site, services(site), Supervisor(site)).states()
     _show(states)
+    typer.echo(f"{sys.executable} -m supervisor.supervisorctl -c {shlex.quote(str(configuration_path(site)))} status")
     if not all(state.healthy for state in states):
         raise typer.Exit(1)
 
@@ -133,16 +139,16 @@ def _locked(settings: StackSettings) -> Iterator[None]:
         yield
 
 
-def watch(runner: Runner, site: Site) -> None:
+def watch(supervisor: Supervisor, site: Site) -> None:
     """For containers, whose main process we are."""
     asked = Event()
     before = {number: signal.signal(number, lambda *_: asked.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         while not asked.wait(WATCH_S):
-            if ended := sorted(site.servers - runner.running()):
-                raise StackError(f"{', '.join(ended)} ended by itself: its log says why; the others were ended too")
+            if ended := sorted(site.servers - supervisor.kept()):
+                raise StackError(f"{', '.join(ended)} ended for good: its log says why; the others were ended too")
     finally:
-        runner.down()
+        supervisor.end()
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -84,7 +84,6 @@ def monitor(site: Site) -> Service:
         ports=[Port(LOOPBACK, port, "MONITOR_PORT")],
         command=_daemon(site, "ceph-mon", "-i", "a"),
         folder=site.folder("ceph"),
-        hidden=site.hidden(),
         prepare=lambda: _prepare_monitor(site),
         healthy=lambda: listens(LOOPBACK, port),
     )
@@ -98,7 +97,6 @@ def disk(site: Site) -> Service:
         after=["ceph-mon"],
         command=_daemon(site, "ceph-osd", "-i", "0"),
         folder=site.folder("ceph"),
-        hidden=site.hidden(),
         prepare=lambda: _prepare_disk(site),
         healthy=lambda: _is_up(site),
     )
@@ -113,7 +111,6 @@ def gateway(site: Site) -> Service:
         after=["ceph-mon"],
         command=_daemon(site, "radosgw", "-n", "client.rgw"),
         folder=site.folder("ceph"),
-        hidden=site.hidden(),
         healthy=lambda: answers(f"http://{site.host}:{site.settings.s3_port}/"),
         furnish=lambda: _furnish(site),
     )

@@ -31,7 +31,6 @@ def mlflow_server(site: Site) -> Service:
             *(("--app-name", "basic-auth") if site.settings.authentication else ()),
         ],
         folder=folder,
-        hidden=site.hidden(),
         environment={
             **site.s3_environment(),
             **site.database_environment(),

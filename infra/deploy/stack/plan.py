@@ -39,6 +39,7 @@ PROGRAMS = {
     "ceph-osd": {"ceph-osd": "ceph-osd"},
     "s3": {"radosgw": "radosgw", "radosgw-admin": "radosgw"},
 }
+# Besides supervisord, which runs them all.
 MODULES = {"postgres": ("psycopg2",), "mlflow": ("flask_wtf",), "ray": ("ray", "grpc")}
 INSTEAD = {
     "postgres": "name your own server in PPOFLOW_STACK_POSTGRES=postgresql://user@host:port",
@@ -88,7 +89,9 @@ def require_programs(servers: Collection[str]) -> None:
         lines += [
             f"or {INSTEAD[name]}" for name in INSTEAD if name in missing or (name == "s3" and missing.keys() & CEPH)
         ]
-    if modules := sorted({module for name in servers for module in MODULES.get(name, ()) if find_spec(module) is None}):
+    if modules := sorted(
+        {module for name in servers for module in ("supervisor", *MODULES.get(name, ())) if find_spec(module) is None}
+    ):
         lines.append(f"install ppoflow's pinned packages (make install): Python finds no {', '.join(modules)}")
     if lines:
         wanting = ", ".join(sorted(missing) or sorted(servers))

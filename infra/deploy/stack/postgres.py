@@ -36,7 +36,6 @@ def postgres(site: Site) -> Service:
         ],
         folder=site.folder("postgres"),
         user=user_of(site),
-        hidden=site.hidden(),
         prepare=lambda: _create_cluster(site, data),
         healthy=lambda: reason_unreachable(site) is None,
         stop_signal=signal.SIGINT,  # "fast shutdown": does not wait for clients to leave

@@ -30,7 +30,6 @@ def server(site: Site) -> Service:
         after=["postgres"],
         command=[sys.executable, "-m", "uvicorn", *application, *listen],
         folder=home,
-        hidden=site.hidden(),
         environment={
             **QUIET,
             **login,
@@ -59,7 +58,6 @@ def worker(site: Site) -> Service:
         command=[sys.executable, "-m", "prefect", *start, "--install-policy", "never"],
         # What a deployment calls "here" is where the stack was started.
         folder=here,
-        hidden=[*site.hidden(), "PPOFLOW_STACK_"],
         environment={**QUIET, **_client(site), **site.client_environment(), "PPOFLOW_HOME": str(worker_home())},
         prepare=lambda: _forget_worker(site),
         healthy=lambda: _worker_is_online(site),

@@ -10,7 +10,7 @@ from infra.deploy.stack.credentials import write_private
 from infra.deploy.stack.service import Port, Service
 from infra.deploy.stack.site import Site
 
-# Unix sockets have paths of at most 107 characters; Ray adds up to this many to its folder.
+# What the paths of Ray's Unix sockets add to its folder.
 SOCKET_CHARACTERS = 68
 OBJECT_STORE_BYTES = 2**28  # references only: artifacts travel through the store
 # Its default of 30 s is too short where everything starts at once on few cores.
@@ -22,7 +22,7 @@ CHECK_TIMEOUT_S = 5.0
 def ray_head(site: Site) -> Service:
     """With the resources that the engines ask for; GPUs Ray finds by itself."""
     settings = site.settings
-    temporary = _short_folder(site)
+    temporary = site.short_folder("ray/tmp", SOCKET_CHARACTERS)
     ports = {"--port": settings.ray_port, "--ray-client-server-port": settings.ray_client_port}
     options = {
         "--node-ip-address": site.host,
@@ -54,7 +54,6 @@ def ray_head(site: Site) -> Service:
             *start,
         ],
         folder=site.folder("ray"),
-        hidden=site.hidden(),
         environment=_environment(site, "ray"),
         prepare=lambda: _prepare(site, temporary),
         healthy=lambda: is_alive(site.ray_address, site.credentials.ray),
@@ -71,14 +70,13 @@ def ray_nodes(site: Site) -> list[Service]:
 
 def _node(site: Site, name: str, offer: dict[str, float], after: str) -> Service:
     joined = site.folder("ray") / f"{name}.joined"
-    where = [site.ray_address, json.dumps(offer), str(_short_folder(site)), str(joined)]
+    where = [site.ray_address, json.dumps(offer), str(site.short_folder("ray/tmp", SOCKET_CHARACTERS)), str(joined)]
     return Service(
         name=name,
         address=f"node of {site.ray_address}",
         after=[after],
         command=[sys.executable, "-m", "infra.deploy.stack.ray_node", *where],
         folder=Path(__file__).parents[3],
-        hidden=site.hidden(),
         environment=_environment(site, name),
         prepare=lambda: joined.unlink(missing_ok=True),
         healthy=joined.exists,
@@ -108,10 +106,3 @@ def is_alive(address: str, token: str) -> bool:
         except grpc.RpcError:
             return False
         return True
-
-
-def _short_folder(site: Site) -> Path:
-    wanted = site.folder("ray") / "tmp"
-    if len(str(wanted)) + SOCKET_CHARACTERS < 108:
-        return wanted
-    return Path("/tmp") / f"ppoflow-ray-{site.credentials.stack[:8]}"

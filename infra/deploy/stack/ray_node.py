@@ -21,6 +21,7 @@ def main(arguments: list[str]) -> None:
     from ray._private.parameter import RayParams
 
     address, resources, folder, joined = arguments[1:]
+    Path(joined).unlink(missing_ok=True)
     parameters = RayParams(
         gcs_address=address,
         node_ip_address=address.rpartition(":")[0],
@@ -33,7 +34,8 @@ def main(arguments: list[str]) -> None:
         include_log_monitor=False,  # type: ignore[arg-type]
     )
     parameters.dashboard_agent_listen_port = None  # any: the head has the usual one
-    node = Node(parameters, head=False, shutdown_at_exit=False, spawn_reaper=False)
+    # With a reaper, its processes end when this one is killed.
+    node = Node(parameters, head=False, shutdown_at_exit=False, spawn_reaper=True)
     Path(joined).touch()
     while not (ended := node.dead_processes()):
         time.sleep(LOOK_EVERY_S)

@@ -29,8 +29,8 @@ class Port:
 class Service:
     """One server: its program, what must be there before it, and how to see that it works.
 
-    `prepare` runs before each start, when the servers in `after` are healthy; `furnish` when this one is. Both may run
-    many times. `environment` comes on top of ours, without the variables whose names begin with one of `hidden`.
+    `prepare` runs before each start of ours, when the servers in `after` are healthy; `furnish` when this one is. Both
+    may run many times. `environment` comes on top of the shell's, less what Site.hidden() names.
     """
 
     name: str
@@ -41,7 +41,6 @@ class Service:
     ports: Sequence[Port] = ()
     after: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    hidden: Sequence[str] = ()
     prepare: Callable[[], None] = nothing
     furnish: Callable[[], None] = nothing
     user: str = ""

@@ -39,6 +39,14 @@ class Site:
         """Where a service keeps its data."""
         return self.settings.folder / service
 
+    def short_folder(self, name: str, characters: int) -> Path:
+        """A folder for Unix sockets, whose paths may be 107 characters long: ours, or one of /tmp where that is not
+        possible. Its sockets add up to `characters`."""
+        wanted = self.settings.folder / name
+        if len(str(wanted)) + characters < 108:
+            return wanted
+        return Path("/tmp") / f"ppoflow-{name.replace('/', '-')}-{self.credentials.stack[:8]}"
+
     @property
     def login(self) -> str | None:
         """What Prefect's server asks for."""
@@ -146,10 +154,11 @@ class Site:
         return [*found, *(["RAY_AUTH_TOKEN"] if "ray" in self.servers else [])]
 
     def hidden(self) -> tuple[str, ...]:
-        """What of our own environment the servers do not see: a shell that talks to this stack, or to another one."""
+        """What of our own environment the servers do not see: a shell that talks to this stack, or to another one. Each
+        is the beginning of a name."""
         aws = () if self.settings.s3 else ("AWS_",)
         postgres = () if self.settings.postgres else ("PG",)
-        return ("PREFECT_", "MLFLOW_", "RAY_", *aws, *postgres)
+        return ("PPOFLOW_STACK_", "PREFECT_", "MLFLOW_", "RAY_", *aws, *postgres)
 
 
 def program(name: str) -> str | None:

@@ -7,21 +7,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from infra.deploy.stack.bring_up import Servers
 from infra.deploy.stack.plan import open_site
 from infra.deploy.stack.service import Port, Service
 from infra.deploy.stack.site import SERVERS, Site
+from infra.deploy.stack.supervisor import Supervisor
 from infra.settings import StackSettings
 from tests.ports import free_port, free_ports
 
 PORTS = ("postgres_port", "monitor_port", "s3_port", "prefect_port", "mlflow_port", "ray_port", "ray_client_port")
-SERVER = """
-import http.server, signal, subprocess, sys
-if "deaf" in sys.argv:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-if "parent" in sys.argv:
-    print("child", subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]).pid, flush=True)
-http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()
-"""
+SERVER = Path(__file__).with_name("small_server.py")
 
 
 def stack_settings(folder: Path, **changed: Any) -> StackSettings:
@@ -38,16 +33,26 @@ def site_in(folder: Path, servers: frozenset[str] = frozenset(SERVERS), **change
     return open_site(stack_settings(folder, **changed), servers)
 
 
+def bring_up(site: Site, *services: Service) -> Servers:
+    """What `up` does, less the questions that it asks before."""
+    supervisor = Supervisor(site)
+    supervisor.configure(services)
+    supervisor.launch()
+    servers = Servers(site, services, supervisor)
+    servers.bring_up()
+    return servers
+
+
 def small_service(site: Site, name: str = "small", *words: str, **changed: Any) -> Service:
-    """A web server of five lines; `words` are "deaf" to SIGTERM and "parent" of a child."""
+    """A web server of five lines; see `small_server.py` for `words`."""
     port = free_port()
     given = {
         "name": name,
         "address": f"http://127.0.0.1:{port}/",
         "ports": [Port("127.0.0.1", port, "SMALL_PORT")],
-        "command": [sys.executable, "-c", SERVER, str(port), *words],
+        "command": [sys.executable, str(SERVER), str(port), *words],
         "folder": site.folder(name),
         "healthy": lambda: True,
-        "grace_s": 0.3 if "deaf" in words else 5.0,
+        "grace_s": 1.0 if "deaf" in words else 5.0,
     }
     return Service(**{**given, **changed})

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,16 +19,18 @@ import psutil
 import pytest
 
 from infra.deploy.stack.credentials import ADMIN, Credentials, load_credentials
-from infra.deploy.stack.plan import missing_packages
+from infra.deploy.stack.orphans import MARK
+from infra.deploy.stack.plan import missing_packages, open_site
 from infra.deploy.stack.probes import ask
-from infra.deploy.stack.processes import MARK
 from infra.deploy.stack.ray_head import is_alive
 from infra.deploy.stack.site import SERVERS
+from infra.deploy.stack.supervisor import Supervisor
 from infra.settings import StackSettings
 from tests.infra.programs import ROOT
 from tests.infra.stack.stack_sites import stack_folder, stack_settings
 from tests.infra.storage.s3.s3_server import FOREIGN, S3Server
 from tests.processes import command_line, runs
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 CEPH = {"ceph-mon", "ceph-osd", "s3"}
@@ -73,6 +76,11 @@ class Stack:
     def client(self, program: str, **changed: str) -> str:
         return run([sys.executable, "-c", program], {**self.environment, **self.clients, **changed}).stdout.strip()
 
+    def pids(self) -> dict[str, int]:
+        """The main process of each server; 0 where none runs."""
+        found = Supervisor(open_site(self.settings, frozenset(self.servers))).servers()
+        return {name: server.pid for name, server in found.items()}
+
     def processes(self) -> list[psutil.Process]:
         """All that the stack has started, found by its mark and by the trees below."""
         found: dict[int, psutil.Process] = {}
@@ -117,11 +125,11 @@ def stack(s3_server: S3Server) -> Iterator[Stack]:
 
 
 def test_all_are_healthy_and_a_second_start_changes_nothing(stack: Stack):
-    before = {path.name: path.read_text() for path in (stack.settings.folder / "run").iterdir()}
-    assert set(before) == {*stack.servers, "ray-1"}
+    before = stack.pids()
+    assert set(before) == {*stack.servers, "ray-1", "leftovers"}
     again = stack.command("up", "--only", ",".join(sorted(stack.servers)))
     assert again.returncode == 0, again.stderr
-    assert {path.name: path.read_text() for path in (stack.settings.folder / "run").iterdir()} == before
+    assert stack.pids() == before
     assert stack.command("status").returncode == 0
 
 
@@ -175,9 +183,18 @@ def test_no_password_is_in_a_process_list_or_a_log(stack: Stack):
     shown = "\n".join(" ".join(command_line(process)) for process in stack.processes())
     logs = list((stack.settings.folder / "logs").iterdir())
     ray = [path for path in (stack.settings.folder / "ray").rglob("*.log") if path.is_file()]
-    assert {path.stem for path in logs} == {*stack.servers, "ray-1"}
+    assert {path.stem for path in logs} == {*stack.servers, "ray-1", "leftovers", "supervisord"}
     texts = [shown, stack.said, *(path.read_text(errors="replace") for path in (*logs, *ray))]
     assert [secret[:4] for secret in secrets if any(secret in text for text in texts)] == []
+
+
+@pytest.mark.parametrize("name", ["mlflow", "prefect", "ray-1"])
+def test_one_that_is_killed_comes_back_and_is_healthy(stack: Stack, name: str):
+    before = stack.pids()
+    os.kill(before[name], signal.SIGKILL)
+    until(lambda: stack.pids()[name] not in (0, before[name]))
+    until(lambda: stack.command("status").returncode == 0)
+    assert {**before, name: 0} == {**stack.pids(), name: 0}
 
 
 def test_down_leaves_no_process(stack: Stack):

@@ -1,0 +1,53 @@
+"""Ends processes of a stack that nobody looks after any more, and never a stranger: all bear its mark."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+import psutil
+
+from infra.deploy.stack.service import StackError
+
+MARK = "PPOFLOW_STACK_MARK"
+KILL_PATIENCE_S = 10.0
+POLL_S = 0.05
+
+
+def end_marked(mark: str, *, patience_s: float, children: bool) -> None:
+    """End what bears a mark that begins so, and what runs below it: by SIGTERM, and after that time by SIGKILL.
+
+    psutil compares start times before it signals, so whoever has got the number of one that is gone is not hit.
+    """
+    known: set[psutil.Process] = set()
+    asked: set[psutil.Process] = set()
+    began = time.monotonic()
+    while known := {one for one in known | set(_marked(mark, children=children)) if _lives(one)}:
+        waited = time.monotonic() - began
+        if waited > patience_s + KILL_PATIENCE_S:
+            pids = ", ".join(str(one.pid) for one in known)
+            raise StackError(f"processes {pids} survive SIGKILL: look at them with ps -o pid,stat,args")
+        for one in known:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if waited > patience_s:
+                    one.kill()
+                elif one not in asked:
+                    one.terminate()
+        asked |= known
+        time.sleep(POLL_S)
+
+
+def _marked(mark: str, *, children: bool) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get(MARK, "").startswith(mark):
+                found += [process, *(process.children(recursive=True) if children else ())]
+    return found
+
+
+def _lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
