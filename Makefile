@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCK := requirements.lock
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo begin-demo test test-thorough lint bench-learning bench-chaos stack stack-stop stack-status stack-packages clean
+.PHONY: help install demo begin-demo check test test-thorough lint bench-learning bench-chaos stack stack-stop stack-status stack-packages clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ demo: begin-demo $(STAMP) ## train the arithmetic example from nothing to a regi
 
 begin-demo:
 	@echo "The demo begins: ppoflow train examples/arithmetic/demo.yaml --run demo"
+
+check: lint ## the inner loop: lint, the rules of the code, and the tests that start no process
+	@$(PYTEST) -m check tests/architecture tests/ppo_core tests/tasks $(PYTEST_ARGS)
 
 test: $(STAMP) ## run the tests, but for the longest
 	@# Whole runs after the rest, and in processes of their own: they have servers of their own.

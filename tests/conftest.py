@@ -13,6 +13,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.infra.storage.s3.s3_server import FOREIGN, S3Server
 from tests.ports import free_port
+from tests.purity import is_pure
 from tests.waiting import LONG_S
 
 TESTS = Path(__file__).parent
@@ -47,8 +48,13 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Those of one group are neighbours, in the order that it gives its files; the longest groups begin."""
+    if "check" in config.option.markexpr:  # to read all sources takes seconds
+        for item in items:
+            if item.path.parent == TESTS / "architecture" or is_pure(item):
+                item.add_marker("check")
 
     def place(item: pytest.Item) -> tuple[int, str, int]:
         file = str(item.path.relative_to(TESTS).with_suffix(""))

@@ -48,7 +48,12 @@ def module_from(path: str, text: str) -> Module:
 def modules(*folders: str) -> tuple[Module, ...]:
     """All modules below these folders of the repository; a missing folder has none."""
     paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    return tuple(module_from(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")) for path in paths)
+    return tuple(_read(path) for path in paths)
+
+
+@cache
+def _read(path: Path) -> Module:
+    return module_from(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
 
 
 def imports_of(module: Module) -> Iterator[Import]:
