@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 from pyarrow import parquet
 
-from ppo_core import logprobs, records, sampling
+from ppo_core import logprobs, sampling
 from ppo_core.data import batches
 from ppo_core.data.batches import microbatches, minibatches
 from ppo_core.data.tables import (
@@ -30,6 +30,7 @@ from ppo_core.records import (
     canonical_json,
     content_digest,
     derive_seed,
+    rows,
 )
 
 CHAT = [{"role": "system", "content": "Kürzer."}, {"role": "user", "content": "7+5="}]
@@ -50,7 +51,7 @@ SCORES = [
 ]
 
 
-@pytest.mark.parametrize(("module", "count"), [(records, 4), (batches, 2), (sampling, 1), (logprobs, 3)])
+@pytest.mark.parametrize(("module", "count"), [(rows, 4), (batches, 2), (sampling, 1), (logprobs, 3)])
 def test_the_examples_hold(module: ModuleType, count: int) -> None:
     assert doctest.testmod(module) == (0, count)
 
