@@ -31,7 +31,7 @@ from tasks.runs.errors import InputError, RegistryError, StoreUnavailable
 from tasks.runs.guards import finish_rollback
 from tasks.runs.iteration_record import IterationRecord, best_in_words
 from tasks.runs.progress import ProgressFile
-from tasks.runs.retention import release, remove_leftovers
+from tasks.runs.retention import release, remove_orphans
 from tasks.runs.run_state import effective_spec, first_record, last_record, record_at, restore_spec
 from tasks.runs.store_outages import outages_told, stop_waiting
 from tasks.stages.context import RunContext, open_run_context
@@ -127,7 +127,7 @@ def finish_interrupted(context: RunContext, console: RunConsole) -> None:
             console.say(f"flow run {name} had died; Prefect shows it as Crashed now")
     if restore_spec(context.records):
         console.say(f"the spec of run {context.run} was lost; it is written again from the run's first record")
-    if freed := remove_leftovers(context):
+    if freed := remove_orphans(context):
         console.say(f"removed what dead processes had left in the store: {freed / MIB:.1f} MiB")
     finish_rollback(context)
 

@@ -1,7 +1,7 @@
 """What lies at `<kind>/<key>/manifest.json` on S3: the state of an artifact, and every step from one to the next.
 
     absent, gone --put--> live --set aside--> gone        live --collector--> condemned --collector--> gone
-                                                                              condemned --rescue--> live
+                                                                              condemned --restore--> live
 
 Each step is one conditional put, and each version has a nonce of its own, so no two versions have the same ETag and
 a step from a version that somebody has changed meanwhile fails. What is gone keeps its envelope for ever: that nothing

@@ -129,7 +129,7 @@ def md5_of(path: Path) -> str:
 def unnamed_uploads(objects: Objects, address: S3Address, kind: str, key: str) -> list[UnnamedUpload]:
     """The uploads of a key that its manifest does not name; a writer that is still at it may have made the newest.
 
-    Of an artifact that is gone, the files that whoever buried it did not live to remove are among them. Where the
+    Of an artifact that is gone, the files that whoever removed it did not live to remove are among them. Where the
     manifest is damaged none is: nobody knows which one it named.
     """
     top = address.key(kind, key) + "/"

@@ -116,7 +116,7 @@ class S3Store:
         One read: an object is on S3 with all its bytes or not at all. One that a collector has its eye on is saved.
         """
         _validate(kind, key)
-        version = self._rescued(kind, key)
+        version = self._restored(kind, key)
         if version is None:
             return None
         return self._reference(manifest_of(version.envelope, kind, key))
@@ -181,7 +181,7 @@ class S3Store:
     def _check(self, manifest: Manifest, upload: str) -> int:
         return self._artifact_files.check(manifest, upload, self._cache.scratch())
 
-    def _rescued(self, kind: str, key: str) -> Version | None:
+    def _restored(self, kind: str, key: str) -> Version | None:
         """The version of what exists; a collector that has condemned it finds that it is wanted."""
         while True:
             version = read_version(self._objects, self._address, kind, key)
@@ -189,15 +189,15 @@ class S3Store:
                 return None
             if version.envelope.state == "live":
                 return version
-            rescued = move(self._objects, self._address, kind, key, version, "live")
-            if rescued is not None:
-                return rescued
+            restored = move(self._objects, self._address, kind, key, version, "live")
+            if restored is not None:
+                return restored
 
     def _adopt(self, kind: str, key: str) -> Manifest | None:
         """What is there already, if it is whole as far as its sizes tell; what is not is set aside."""
         while True:
             try:
-                version = self._rescued(kind, key)
+                version = self._restored(kind, key)
             except ArtifactCorrupted:
                 self._bury_unreadable(kind, key)
                 continue

@@ -25,7 +25,7 @@ class Collector(Protocol):
     def pinned(self) -> set[tuple[str, str]]:
         """Kind and key of what the holders of runs are using."""
 
-    def leftovers(self, *, quickly: bool = False) -> list[Orphan]:
+    def orphans(self, *, quickly: bool = False) -> list[Orphan]:
         """What processes that are gone were writing, or removing; `quickly`: only where a look costs little.
 
         On S3 that is nowhere: what is written there is made in the local cache, which removes what is left in it.
@@ -43,5 +43,5 @@ class Collector(Protocol):
         must read the records then.
         """
 
-    def remove(self, leftovers: Iterable[Orphan]) -> int:
-        """Remove what `leftovers` or `damaged` found; the bytes that are free now."""
+    def remove(self, orphans: Iterable[Orphan]) -> int:
+        """Remove what `orphans` or `damaged` found; the bytes that are free now."""

@@ -67,7 +67,7 @@ class LocalCollector:
                         found.add((kind, key))
         return found
 
-    def leftovers(self, *, quickly: bool = False) -> list[Orphan]:
+    def orphans(self, *, quickly: bool = False) -> list[Orphan]:
         """What processes that are gone were writing, or removing."""
         of_runs = [self._root / "runs", *(run / "leases" for run in self._runs())]
         staged = [path for folder in of_runs for path in self._folders(folder) if path.name.startswith(STAGED)]
@@ -75,7 +75,7 @@ class LocalCollector:
         return [
             Orphan(str(path), self._size(path), why)
             for path in [*own, *staged]
-            if (why := self._why_leftover(path)) is not None
+            if (why := self._why_orphan(path)) is not None
         ]
 
     def damaged(self) -> list[Orphan]:
@@ -102,10 +102,10 @@ class LocalCollector:
             sizes = self._empty(moved)
         return [StoredArtifact(place.parent.name, place.name, size) for place, size in sizes.items()]
 
-    def remove(self, leftovers: Iterable[Orphan]) -> int:
-        """Remove what `leftovers` or `damaged` found; the bytes that are free now."""
+    def remove(self, orphans: Iterable[Orphan]) -> int:
+        """Remove what `orphans` or `damaged` found; the bytes that are free now."""
         with writing_to(self._root):
-            moved = self._move([Path(leftover.place) for leftover in leftovers])
+            moved = self._move([Path(orphan.place) for orphan in orphans])
             for target in moved.values():
                 # A collector that died may have moved artifacts here, and not have made that durable.
                 self._sync_folders(target)
@@ -144,7 +144,7 @@ class LocalCollector:
             remove_tree(self._files, trash)
         return sizes
 
-    def _why_leftover(self, path: Path) -> str | None:
+    def _why_orphan(self, path: Path) -> str | None:
         writer = identity_of_token(path.name.removeprefix(STAGED).rpartition("-")[0])
         living = None if writer is None else self._alive(writer)
         if writer is not None and living is False:

@@ -1,12 +1,12 @@
 """The collector of a store on S3. There are no locks; two looks and compare-and-swap take their place.
 
 A writer pins an artifact first and reads its manifest then, and makes it live again where it is condemned. The
-collector condemns it first, then reads pauses, pins and records, and buries it only if it is still the version that was
-condemned. So for every artifact either the writer read the manifest after it was condemned, and the burial fails; or it
-read it before: then its pin was there before the collector looked at the pins, and if the pin was gone again by then,
-the record that names the artifact was there before the collector looked at the records. A pin counts as long as the
-head of its run names its lease, and what an ended lease pinned can no longer be named by a record. A pause takes the
-place of the pins of whoever holds no lease.
+collector condemns it first, then reads pauses, pins and records, and removes it only if it is still the version that
+was condemned. So for every artifact either the writer read the manifest after it was condemned, and the removal fails;
+or it read it before: then its pin was there before the collector looked at the pins, and if the pin was gone again by
+then, the record that names the artifact was there before the collector looked at the records. A pin counts as long as
+the head of its run names its lease, and what an ended lease pinned can no longer be named by a record. A pause takes
+the place of the pins of whoever holds no lease.
 
 A collector that dies leaves artifacts condemned, which for all readers is as good as live.
 """
@@ -66,7 +66,7 @@ class S3Collector:
         found = parallel_map(self._pins, self._objects.folders(self._address.key(RUNS) + "/"), threads=self._threads)
         return {name for names in found for name in names}
 
-    def leftovers(self, *, quickly: bool = False) -> list[Orphan]:
+    def orphans(self, *, quickly: bool = False) -> list[Orphan]:
         """What processes that are gone were writing, or removing; nothing `quickly`, for that takes many calls."""
         return [] if quickly else Remains(self._address, self._objects, threads=self._threads).found()
 
@@ -98,12 +98,12 @@ class S3Collector:
         going = [(name, version) for name, version in marked.items() if name not in kept]
         return [stored for stored in parallel_map(self._bury, going, threads=self._threads) if stored is not None]
 
-    def remove(self, leftovers: Iterable[Orphan]) -> int:
-        """Remove what `leftovers` or `damaged` found and would find again; the bytes that are free now."""
-        wanted = {leftover.place for leftover in leftovers}
+    def remove(self, orphans: Iterable[Orphan]) -> int:
+        """Remove what `orphans` or `damaged` found and would find again; the bytes that are free now."""
+        wanted = {orphan.place for orphan in orphans}
         if not wanted:
             return 0
-        removed = [found for found in (*self.leftovers(), *self.damaged()) if found.place in wanted]
+        removed = [found for found in (*self.orphans(), *self.damaged()) if found.place in wanted]
         for found in removed:
             place = found.place.removeprefix(self._address.uri_of(""))
             for pending in self._objects.pending(place):
@@ -131,7 +131,7 @@ class S3Collector:
         if move(self._objects, self._address, *name, version, "gone") is None:
             return None  # somebody wants it after all
         files: list[Entry] = list(self._objects.entries(upload_prefix(self._address, *name, version.envelope.upload)))
-        # What is not removed now belongs to nothing, and is found as a leftover.
+        # What is not removed now belongs to nothing, and is found as an orphan.
         with suppress(StoreUnavailable), at_once():
             self._objects.remove([entry.key for entry in files])
         return StoredArtifact(*name, sum(entry.size for entry in files))

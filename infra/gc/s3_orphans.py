@@ -36,7 +36,7 @@ class Remains:
         runs = [name for name in self._objects.folders(self._address.key(RUNS) + "/") if is_run_name(name)]
         of_runs = parallel_map(self._of_run, runs, threads=self._threads)
         found = [*self._uploads(), *(one for some in of_runs for one in some), *self._of_collectors()]
-        return sorted(found, key=lambda leftover: leftover.place)
+        return sorted(found, key=lambda orphan: orphan.place)
 
     def _uploads(self) -> Iterator[Orphan]:
         top = self._address.key("a").removesuffix("a")
@@ -48,11 +48,11 @@ class Remains:
         whole = {upload.prefix: upload for uploads in unnamed for upload in uploads}
         for upload in whole.values():
             if self._is_old(upload.newest):
-                yield self._leftover(upload.prefix, upload.bytes, "of no artifact, untouched for a day")
+                yield self._orphan(upload.prefix, upload.bytes, "of no artifact, untouched for a day")
         for kind in kinds:
             for pending in self._objects.pending(f"{top}{kind}/"):
                 if self._is_old(pending.started):
-                    yield self._leftover(pending.key, 0, "an upload that was broken off a day ago")
+                    yield self._orphan(pending.key, 0, "an upload that was broken off a day ago")
 
     def _of_run(self, run: str) -> list[Orphan]:
         head = RunHead(self._objects, self._address, run)
@@ -70,25 +70,25 @@ class Remains:
             if name.startswith(f"{LEASES}/"):
                 leases.setdefault("/".join(name.split("/")[:2]), []).append(entry)
             elif entry.key not in named and self._is_old(entry.modified):
-                found.append(self._leftover(entry.key, entry.size, "a record that its run does not name, a day old"))
+                found.append(self._orphan(entry.key, entry.size, "a record that its run does not name, a day old"))
         for folder, inside in leases.items():
             # One with a higher number may be about to begin.
             over = int(folder.removeprefix(f"{LEASES}/").partition("-")[0]) <= lease.number
             if over and (folder != lease.folder or lease.holder is None):
                 size = sum(entry.size for entry in inside)
-                found.append(self._leftover(head.key(folder) + "/", size, "of a lease that has ended"))
+                found.append(self._orphan(head.key(folder) + "/", size, "of a lease that has ended"))
             elif all(self._is_old(entry.modified) for entry in inside) and folder != lease.folder:
-                found.append(self._leftover(head.key(folder) + "/", 0, "of a lease that was never given, a day old"))
+                found.append(self._orphan(head.key(folder) + "/", 0, "of a lease that was never given, a day old"))
         return found
 
     def _of_collectors(self) -> Iterator[Orphan]:
         for kind in (PAUSES, CLOCK):
             for entry in self._objects.entries(self._address.key(GC, kind) + "/"):
                 if self._now - entry.modified >= PAUSE_LASTS:
-                    yield self._leftover(entry.key, entry.size, "of a process that is gone, an hour old")
+                    yield self._orphan(entry.key, entry.size, "of a process that is gone, an hour old")
 
     def _is_old(self, modified: datetime) -> bool:
         return self._now - modified >= UNTOUCHED
 
-    def _leftover(self, key: str, size: int, why: str) -> Orphan:
+    def _orphan(self, key: str, size: int, why: str) -> Orphan:
         return Orphan(self._address.uri_of(key), size, why)

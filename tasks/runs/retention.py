@@ -44,7 +44,7 @@ class Garbage:
     """What no record needs and nobody uses. Where records are `unreadable`, every artifact may be needed."""
 
     artifacts: list[StoredArtifact]
-    leftovers: list[Orphan]
+    orphans: list[Orphan]
     damaged: list[Orphan] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
 
@@ -56,7 +56,7 @@ class Garbage:
     def rows(self) -> list[tuple[str, int, str]]:
         """What, how many bytes, and why."""
         unneeded = [(f"{found.kind}/{found.key}", found.bytes, "no record needs it") for found in self.artifacts]
-        others = [(found.place, found.bytes, found.why) for found in (*self.leftovers, *self.damaged)]
+        others = [(found.place, found.bytes, found.why) for found in (*self.orphans, *self.damaged)]
         return [*unneeded, *others]
 
 
@@ -67,7 +67,7 @@ def find_garbage(*, damaged: bool = False) -> Garbage:
     # Pins go once a record names what they keep: so read the pins first.
     kept = collector.pinned() | needs.among((found.kind, found.key) for found in stored)()
     artifacts = [found for found in stored if (found.kind, found.key) not in kept]
-    return Garbage(artifacts, collector.leftovers(), collector.damaged() if damaged else [], needs.unreadable)
+    return Garbage(artifacts, collector.orphans(), collector.damaged() if damaged else [], needs.unreadable)
 
 
 def remove_garbage(garbage: Garbage) -> int:
@@ -75,7 +75,7 @@ def remove_garbage(garbage: Garbage) -> int:
     store, collector = opened()
     wanted: Iterable[Name] = [(found.kind, found.key) for found in garbage.artifacts]
     removed = collector.collect(wanted, Reachability(store).among(wanted))
-    return sum(found.bytes for found in removed) + collector.remove([*garbage.leftovers, *garbage.damaged])
+    return sum(found.bytes for found in removed) + collector.remove([*garbage.orphans, *garbage.damaged])
 
 
 def opened() -> tuple[ArtifactStore, Collector]:
@@ -84,10 +84,10 @@ def opened() -> tuple[ArtifactStore, Collector]:
     return store, open_collector(store.root)
 
 
-def remove_leftovers(context: RunContext) -> int:
+def remove_orphans(context: RunContext) -> int:
     """Remove what processes that are gone have left half written; the bytes that are free now. Never ends a run."""
     try:
-        return context.collector.remove(context.collector.leftovers(quickly=True))
+        return context.collector.remove(context.collector.orphans(quickly=True))
     except (OSError, StoreReadOnly, StoreUnavailable, RecordError) as error:
         get_run_logger().warning("what dead processes have left in the store could not be removed: %s", error)
         return 0

@@ -204,8 +204,8 @@ class Folder(Acts):
 
     def clear_up(self) -> None:
         collector = self.collector()
-        collector.remove(collector.leftovers())
-        assert collector.leftovers() == []
+        collector.remove(collector.orphans())
+        assert collector.orphans() == []
 
 
 @dataclass
@@ -279,8 +279,8 @@ class Bucket(Acts):
     def clear_up(self) -> None:
         self.objects.later(timedelta(days=2))
         collector = self.collector()
-        collector.remove(collector.leftovers())
-        assert collector.leftovers() == []
+        collector.remove(collector.orphans())
+        assert collector.orphans() == []
 
     def _object(self, name: str) -> Document:
         key = self._key(name)

@@ -154,8 +154,8 @@ def test_gc_removes_what_no_record_needs_and_nothing_else(everything: ToyRun, ho
     (unfinished / "half").write_text("12345")
     store.put(orphan, "scores", "0" * 64)
     garbage = find_garbage()
-    [artifact], [leftover] = garbage.artifacts, garbage.leftovers
-    assert (artifact.kind, artifact.key, Path(leftover.place), leftover.bytes) == ("scores", "0" * 64, unfinished, 5)
+    [artifact], [orphan] = garbage.artifacts, garbage.orphans
+    assert (artifact.kind, artifact.key, Path(orphan.place), orphan.bytes) == ("scores", "0" * 64, unfinished, 5)
     assert (home / "store" / "scores" / ("0" * 64)).is_dir()  # only looked at
     assert remove_garbage(garbage) == garbage.bytes == artifact.bytes + 5
     assert snapshot(home / "store") == before

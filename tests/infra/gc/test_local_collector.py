@@ -83,7 +83,7 @@ def left_behind(disk: SimulatedDisk, writer: ProcessIdentity) -> list[Path]:
 
 
 @pytest.mark.parametrize(("alive", "gone"), [(True, False), (False, True), (None, False)])
-def test_leftovers_are_those_of_dead_processes(alive: bool | None, gone: bool):
+def test_orphans_are_those_of_dead_processes(alive: bool | None, gone: bool):
     disk, writer, me = fresh_disk(), somebody(), somebody()
     successor(ROOT, disk)
     disk.make_folder(ROOT / "trash")
@@ -91,7 +91,7 @@ def test_leftovers_are_those_of_dead_processes(alive: bool | None, gone: bool):
     collector = LocalCollector(
         ROOT, files=disk, identity=me, alive=lambda other: other == me or alive, now_ns=lambda: disk.now_ns
     )
-    found = collector.leftovers()
+    found = collector.orphans()
     assert sorted(Path(one.place) for one in found) == (sorted(places) if gone else [])
     assert all(one.bytes == 5 and f"process {writer.pid} on here" in one.why for one in found)
     assert collector.remove(found) == (20 if gone else 0)
@@ -99,7 +99,7 @@ def test_leftovers_are_those_of_dead_processes(alive: bool | None, gone: bool):
     assert collector.remove(found) == 0
 
 
-def test_what_a_stranger_left_is_a_leftover_after_a_day():
+def test_what_a_stranger_left_is_an_orphan_after_a_day():
     disk, stranger = fresh_disk(), somebody("elsewhere")
     disk.make_folder(ROOT)
     folder = open_on(disk, stranger).scratch()
@@ -108,13 +108,13 @@ def test_what_a_stranger_left_is_a_leftover_after_a_day():
     fill(disk, folder, {"below/file": b"12345"})
     touched = disk.now_ns
 
-    def leftovers(now_ns: int) -> Iterator[Path]:
+    def orphans(now_ns: int) -> Iterator[Path]:
         collector = LocalCollector(ROOT, files=disk, identity=NOBODY, alive=lambda _: None, now_ns=lambda: now_ns)
-        return (Path(one.place) for one in collector.leftovers())
+        return (Path(one.place) for one in collector.orphans())
 
-    assert list(leftovers(touched)) == [unknown]
-    assert list(leftovers(touched + UNTOUCHED_NS - 10**6)) == [unknown]
-    assert sorted(leftovers(touched + UNTOUCHED_NS + 1)) == sorted([unknown, folder])
+    assert list(orphans(touched)) == [unknown]
+    assert list(orphans(touched + UNTOUCHED_NS - 10**6)) == [unknown]
+    assert sorted(orphans(touched + UNTOUCHED_NS + 1)) == sorted([unknown, folder])
 
 
 NOBODY = somebody()
@@ -126,7 +126,7 @@ def test_damaged_ones_are_listed_and_removed_when_asked():
     disk.remove(ROOT / "scores/x/state.json")
     kept = open_on(disk).set_aside(*X)
     collector = collector_on(disk)
-    assert collector.leftovers() == []
+    assert collector.orphans() == []
     (damaged,) = collector.damaged()
     assert (Path(damaged.place), damaged.why) == (kept, "damaged, and set aside")
     assert collector.remove([damaged]) == damaged.bytes > 700
@@ -152,11 +152,11 @@ def test_the_scratch_folder_of_a_killed_process_is_found(tmp_path: Path):
     assert writer.stdout is not None
     folder = Path(writer.stdout.readline().strip())
     collector = LocalCollector(tmp_path)
-    assert collector.leftovers() == []
+    assert collector.orphans() == []
     writer.send_signal(signal.SIGKILL)
     writer.communicate()
-    (leftover,) = collector.leftovers()
-    assert (Path(leftover.place), leftover.bytes) == (folder, 5)
-    assert collector.remove([leftover]) == 5
+    (orphan,) = collector.orphans()
+    assert (Path(orphan.place), orphan.bytes) == (folder, 5)
+    assert collector.remove([orphan]) == 5
     assert os.listdir(tmp_path / "scratch") == [own.name]
     assert os.listdir(tmp_path / "trash") == []

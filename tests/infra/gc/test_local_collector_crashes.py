@@ -41,7 +41,7 @@ def collect(collector: LocalCollector) -> list[StoredArtifact]:
 
 
 def clear(collector: LocalCollector) -> None:
-    collector.remove(collector.leftovers())
+    collector.remove(collector.orphans())
     collector.remove(collector.damaged())
 
 

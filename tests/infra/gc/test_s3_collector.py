@@ -77,7 +77,7 @@ def test_a_pause_that_is_not_ended_is_over_in_an_hour(fault: str) -> None:
             break
 
 
-def test_leftovers_are_old_and_named_by_nothing() -> None:
+def test_orphans_are_old_and_named_by_nothing() -> None:
     place = BusyBucket()
     objects = place.objects
     place.put(X)
@@ -89,16 +89,16 @@ def test_leftovers_are_old_and_named_by_nothing() -> None:
     holder = place.successor()
     holder.pin(*X)
     collector = place.collector()
-    assert [one.why for one in collector.leftovers()] == ["of a lease that has ended"] * 2
+    assert [one.why for one in collector.orphans()] == ["of a lease that has ended"] * 2
     objects.write("store/scores/x/" + "2" * 32 + "/data.bin", b"123")
     objects.write("store/scores/y/" + "3" * 32 + "/deep/data.bin", b"1234")
     objects.write("store/runs/r/iterations/000001-000001-ab.json", b"12")
     objects.write("store/runs/r/leases/000009-ab/heartbeat.json", b"1")
     objects.unfinished = [Pending("store/scores/z/" + "4" * 32 + "/big.bin", "1", objects.now)]
     kept = dict(objects.content)
-    assert len(collector.leftovers()) == 2
+    assert len(collector.orphans()) == 2
     objects.later(DAY)
-    found = {one.place.removeprefix("s3://memory/store/"): one.bytes for one in collector.leftovers()}
+    found = {one.place.removeprefix("s3://memory/store/"): one.bytes for one in collector.orphans()}
     assert {place: size for place, size in found.items() if "leases/00000" not in place or "9-ab" in place} == {
         "scores/x/" + "2" * 32 + "/": 3,
         "scores/y/" + "3" * 32 + "/": 4,
@@ -106,8 +106,8 @@ def test_leftovers_are_old_and_named_by_nothing() -> None:
         "runs/r/iterations/000001-000001-ab.json": 2,
         "runs/r/leases/000009-ab/": 0,
     }
-    collector.remove(collector.leftovers())
-    assert (collector.leftovers(), objects.unfinished) == ([], [])
+    collector.remove(collector.orphans())
+    assert (collector.orphans(), objects.unfinished) == ([], [])
     gone = kept.keys() - objects.content.keys()
     assert len(gone) == 4 + 3, "and the heartbeats and pins of two dead holders"
     assert place.look(X)
@@ -115,13 +115,13 @@ def test_leftovers_are_old_and_named_by_nothing() -> None:
     holder.check()
 
 
-def test_what_was_a_leftover_and_is_named_now_stays() -> None:
+def test_what_was_an_orphan_and_is_named_now_stays() -> None:
     place = BusyBucket()
     objects = place.objects
     objects.write("store/scores/x/" + "2" * 32 + "/data.bin", b"12345")
     objects.later(DAY)
-    leftovers = place.collector().leftovers()
-    assert len(leftovers) == 1
+    orphans = place.collector().orphans()
+    assert len(orphans) == 1
     place.put(X, upload="2" * 32)
-    assert place.collector().remove(leftovers) == 0
+    assert place.collector().remove(orphans) == 0
     assert place.look(X)

@@ -229,7 +229,7 @@ class StoreMachine(RuleBasedStateMachine):
         collector = self.place.collector(actor.process, identity=actor.identity, alive=self._is_alive)
         wanted = [(stored.kind, stored.key) for stored in collector.artifacts()]
         collector.collect(wanted, lambda: {(kind, key) for record in records.all() for kind, key in record["names"]})
-        collector.remove(collector.leftovers())
+        collector.remove(collector.orphans())
 
 
 class DiskMachine(StoreMachine):

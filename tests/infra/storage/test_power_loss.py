@@ -183,9 +183,9 @@ def see_no_half(disk: SimulatedDisk) -> State:
     return {"kept": see_collected(disk)["kept"]}
 
 
-def remove_leftovers(files: Program) -> None:
+def remove_orphans(files: Program) -> None:
     collector = collector_on(files, somebody())
-    collector.remove(collector.leftovers())
+    collector.remove(collector.orphans())
 
 
 def see_collected(disk: SimulatedDisk) -> State:
@@ -202,8 +202,8 @@ SCENARIOS = {
     "commit": Scenario((create_spec, *(commit(iteration) for iteration in range(3)), note_once), see_runs),
     "roll back": Scenario((supersede, note_once, commit(1, "second")), see_runs, with_three_records),
     "fork": Scenario((fork,), see_runs),
-    "collect": Scenario((collect, remove_leftovers), see_collected, with_three_artifacts),
-    "clear up": Scenario((remove_leftovers, remove_leftovers), see_no_half, with_a_dead_collector),
+    "collect": Scenario((collect, remove_orphans), see_collected, with_three_artifacts),
+    "clear up": Scenario((remove_orphans, remove_orphans), see_no_half, with_a_dead_collector),
 }
 
 
