@@ -123,6 +123,7 @@ def test_a_folder_that_is_no_models_is_refused(tmp_path: Path, config: str | Non
         require_model(tmp_path)
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_a_run_that_exists_with_another_spec_is_refused_with_the_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +144,7 @@ def test_a_run_that_exists_with_another_spec_is_refused_with_the_keys(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_rows_that_were_changed_since_a_run_began_are_checked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
