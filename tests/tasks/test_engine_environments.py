@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -112,6 +113,11 @@ def engine_makers(tmp_path: Path) -> Iterator[tuple[str, Callable[[], EngineProc
         yield f"{plan.name} on a node", partial(launch_on_node, "node", plan=plan, run="run", threads=1)
 
 
+def is_engine(command: list[str]) -> bool:
+    """And not its guardian, which has the engine's command behind its own."""
+    return "ppo_core.engines" in " ".join(command[:3])
+
+
 def started(open_engine: Callable[[], EngineProcess], processes: int) -> list[tuple[str, dict[str, str]]]:
     """An engine's processes, with the environment of each: its guardian first. The engine ends at once."""
     before = {child.pid for child in psutil.Process().children()}
@@ -120,12 +126,17 @@ def started(open_engine: Callable[[], EngineProcess], processes: int) -> list[tu
     try:
         (guardian,) = [child for child in psutil.Process().children() if child.pid not in before]
 
-        def tree() -> list[psutil.Process]:
-            children = guardian.children(recursive=True)
-            return [child for child in children if "ppo_core.engines" in " ".join(child.cmdline()[:3])]
+        found: list[tuple[str, dict[str, str]]] = []
 
-        wait_for(lambda: len(tree()) == processes, "the engine's processes")
-        return [(" ".join(one.cmdline()), one.environ()) for one in (guardian, *tree())]
+        def are_all_there() -> bool:
+            with suppress(psutil.NoSuchProcess):  # a tool that an engine asked about the machine
+                seen = [(one.cmdline(), one.environ()) for one in (guardian, *guardian.children(recursive=True))]
+                ours = [(" ".join(words), environment) for words, environment in seen if is_engine(words)]
+                found[:] = [(" ".join(seen[0][0]), seen[0][1]), *ours]
+            return len(found) == 1 + processes
+
+        wait_for(are_all_there, "the engine's processes")
+        return found
     finally:
         engine.close()
 

@@ -2,6 +2,8 @@
 
 supervisord starts this as a listener to its events (http://supervisord.org/events.html), and it needs nothing but the
 standard library. A server's main process leads a process group, which has its number for as long as anyone is in it.
+The event of one that ended in its first second (BACKOFF) does not name that number: there the groups of the server are
+looked for whose leader is gone. All processes of a server have the variable MARK (our argument) with the same value.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 PATIENCE_S = 2.0
 POLL_S = 0.02
@@ -21,12 +24,25 @@ def main() -> None:
     while True:
         print("READY", flush=True)
         header = _fields(sys.stdin.readline())
-        _end_group(int(_fields(sys.stdin.read(int(header["len"])))["pid"]))
+        event = _fields(sys.stdin.read(int(header["len"])))
+        groups = [int(event["pid"])] if "pid" in event else _without_leader(sys.argv[1], event["processname"])
+        for group in groups:
+            _end_group(group)
         print("RESULT 2\nOK", end="", flush=True)
 
 
 def _fields(line: str) -> dict[str, str]:
     return dict(field.split(":", 1) for field in line.split())
+
+
+def _without_leader(mark: str, server: str) -> set[int]:
+    stack = os.environ[mark].rpartition(".")[0]
+    wanted, groups = f"{mark}={stack}.{server}".encode(), set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if wanted in (process / "environ").read_bytes().split(b"\0"):
+                groups.add(os.getpgid(int(process.name)))
+    return {group for group in groups if not Path(f"/proc/{group}").exists()}
 
 
 def _end_group(group: int) -> None:

@@ -54,9 +54,9 @@ def own_sections(site: Site) -> str:
         "umask": "077",
     }
     leftovers = {
-        "command": shlex.join([sys.executable, "-I", "-S", str(LEFTOVERS)]),
+        "command": shlex.join([sys.executable, "-I", "-S", str(LEFTOVERS), MARK]),
         "environment": _environment(mark(site, LEFTOVERS.stem)),
-        "events": "PROCESS_STATE_EXITED,PROCESS_STATE_STOPPED",
+        "events": "PROCESS_STATE_BACKOFF,PROCESS_STATE_EXITED,PROCESS_STATE_STOPPED",
         "autorestart": "true",
         "stderr_logfile": _escape(str(log_path(site, LEFTOVERS.stem))),
     }

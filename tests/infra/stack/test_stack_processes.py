@@ -91,8 +91,12 @@ def test_one_that_is_killed_is_started_again(site: Site):
     assert Servers(site, [service], Supervisor(site)).states()[0].healthy
 
 
-def test_what_one_that_is_killed_leaves_is_ended(site: Site):
+@pytest.mark.parametrize("counts_as", ["STARTING", "RUNNING"])
+def test_what_one_that_is_killed_leaves_is_ended(site: Site, counts_as: str):
+    """One that ends in its first second is another event for supervisord."""
     bring_up(site, small_service(site, "small", "parent"))
+    if counts_as == "RUNNING":
+        until(lambda: Supervisor(site).server("small").state == counts_as)
     first, child = pid_of(site), child_of(site)
     os.kill(first, signal.SIGKILL)
     until(lambda: not runs(child))
