@@ -3,7 +3,8 @@
 supervisord starts this as a listener to its events (http://supervisord.org/events.html), and it needs nothing but the
 standard library. A server's main process leads a process group, which has its number for as long as anyone is in it.
 The event of one that ended in its first second (BACKOFF) does not name that number: there the groups of the server are
-looked for whose leader is gone. All processes of a server have the variable MARK (our argument) with the same value.
+looked for whose leader is gone. All processes of a server have a variable in common; what stands in it before the name
+of the server is our argument.
 """
 
 from __future__ import annotations
@@ -36,8 +37,7 @@ def _fields(line: str) -> dict[str, str]:
 
 
 def _without_leader(mark: str, server: str) -> set[int]:
-    stack = os.environ[mark].rpartition(".")[0]
-    wanted, groups = f"{mark}={stack}.{server}".encode(), set()
+    wanted, groups = f"{mark}{server}".encode(), set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if wanted in (process / "environ").read_bytes().split(b"\0"):

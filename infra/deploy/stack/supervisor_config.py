@@ -54,7 +54,7 @@ def own_sections(site: Site) -> str:
         "umask": "077",
     }
     leftovers = {
-        "command": shlex.join([sys.executable, "-I", "-S", str(LEFTOVERS), MARK]),
+        "command": shlex.join([sys.executable, "-I", "-S", str(LEFTOVERS), f"{MARK}={site.credentials.stack}."]),
         "environment": _environment(mark(site, LEFTOVERS.stem)),
         "events": "PROCESS_STATE_BACKOFF,PROCESS_STATE_EXITED,PROCESS_STATE_STOPPED",
         "autorestart": "true",
