@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
@@ -17,12 +15,11 @@ from infra.runs.s3_lease import S3Lease
 from infra.storage.objects import Objects
 from tests.infra.places import ADDRESS, NOBODY, Bucket, Folder, Place, Seam
 from tests.infra.storage import simulated_process
-from tests.infra.storage.faulty_files import Died
 from tests.infra.storage.s3.faulty_objects import FaultyObjects
-from tests.infra.storage.s3.memory_objects import MemoryObjects
 from tests.infra.storage.simulated_disk import SimulatedDisk
 from tests.infra.storage.simulated_process import DiskFiles
 from tests.infra.storage.simulated_stores import ROOT, fresh_disk, look, open_on, put
+from tests.infra.storage.stepping import Stepping
 
 T = TypeVar("T")
 Name = tuple[str, str]
@@ -138,51 +135,12 @@ class BusyBucket(Bucket):
             objects.replace(envelope_key(ADDRESS, *name), content, version.etag)
 
 
-class BucketProcess(FaultyObjects):
-    """A process on a bucket; it works in a thread, but never beside its caller."""
-
-    def __init__(self, objects: MemoryObjects) -> None:
-        super().__init__(objects)
-        self.work: str | None = None
-        self._left = 0
-        self._turn, self._handed_back = threading.Semaphore(0), threading.Semaphore(0)
-        self._failure: BaseException | None = None
-
-    def begin(self, work: str, action: Callable[[], Any]) -> None:
-        assert self.work is None
-        self.work = work
-        threading.Thread(target=self._run, args=(action,), daemon=True).start()
-
-    def step(self, calls: int) -> bool:
-        self._left = calls
-        self._turn.release()
-        self._handed_back.acquire()
-        if self.work is None and self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
-        return self.work is None
-
-    def die(self) -> None:
-        self._dead = True
-        if self.work is not None:
-            with suppress(Died):
-                self.step(1)
+class BucketProcess(Stepping, FaultyObjects):
+    """A process on a bucket that others can act beside, between any two of its calls."""
 
     def _do(self, name: str, key: str, action: Callable[[], T]) -> T:
-        if self.work is not None and self._left <= 0 and not self._dead:
-            self._handed_back.release()
-            self._turn.acquire()
-        self._left -= 1
+        self._wait()
         return super()._do(name, key, action)
-
-    def _run(self, action: Callable[[], Any]) -> None:
-        self._turn.acquire()
-        try:
-            action()
-        except BaseException as error:
-            self._failure = error
-        self.work = None
-        self._handed_back.release()
 
 
 def content_of(name: Name) -> dict[str, bytes]:
