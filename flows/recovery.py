@@ -10,7 +10,7 @@ from flows.stages import run_stages
 from infra.artifacts import ArtifactError, ArtifactRef
 from ppo_core.spec import RunSpec
 from tasks.prepare_dataset import prepare_dataset
-from tasks.runs.iteration_record import Attempt, IterationRecord
+from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.run_state import last_record, record_at, recorded_spec, with_changes
 from tasks.stages.context import RunContext
 from tasks.stages.table import EVALUATE_POLICY, ITERATION
@@ -72,10 +72,9 @@ def remake(context: RunContext, iteration: int, ref: ArtifactRef) -> bool:
         run_stages(then, dataset, None, {}, evaluate=ref.kind == EVALUATE_POLICY.kind)
         return set_aside_damaged(context, ref) is None
     previous = record_at(context.records, iteration - 1)
-    attempt = Attempt(number=record.attempt, rate_factor=record.rate_factor)
     for stage in reversed(ITERATION[: ITERATION.index(EVALUATE_POLICY)]):
         try:
-            make(then, dataset, previous, attempt, again=record, start=stage.label)
+            make(then, dataset, previous, record.attempt_settings, again=record, start=stage.label)
         except ArtifactError:
             continue
         if set_aside_damaged(context, ref) is None:

@@ -86,10 +86,7 @@ def run_again(
     context: RunContext, record: IterationRecord, previous: IterationRecord | None
 ) -> Iterator[tuple[StageDefinition, StageRef]]:
     """Each stage of a recorded iteration, each from its recorded inputs, and what it makes now."""
-    context.timings.iteration = record.iteration
-    attempt, facts = Attempt(number=record.attempt, rate_factor=record.rate_factor), dict[str, Any]()
-    if previous is not None:
-        facts = facts_of(previous, attempt, full=record.checkpoint.full)
+    facts = {} if previous is None else facts_of(previous, record.attempt_settings, full=record.checkpoint.full)
     for stage in stages_of(record.iteration):
         if stage.name in record.artifacts:
             yield stage, run_stage(context, stage, record.sources(previous), facts)

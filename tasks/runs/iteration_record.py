@@ -100,6 +100,11 @@ class IterationRecord(BaseModel):
     lease: int = 0
     committed_at_ms: int
 
+    @property
+    def attempt_settings(self) -> Attempt:
+        """The attempt that it was made in."""
+        return Attempt(number=self.attempt, rate_factor=self.rate_factor)
+
     def made(self, kind: str) -> StageRef | None:
         """What of this kind the iteration made."""
         return made_of_kind(self.artifacts, kind)

@@ -16,7 +16,7 @@ from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.policies import Policy, find_policy
 from tasks.runs.run_state import committed
 from tasks.stages.references import RolloutsRef
-from tasks.stages.table import BY_NAME
+from tasks.stages.table import BY_NAME, EVALUATE_POLICY
 
 SHOWN_DIGITS = 12
 
@@ -83,10 +83,10 @@ def trace(name: str) -> Lineage:
 
 def step_of(store: ArtifactStore, record: IterationRecord, previous: IterationRecord | None) -> Step:
     """One iteration's part of the chain, checked against the manifests."""
-    metrics, latest_first = record.metrics, reversed(list(record.artifacts.values()))
-    made = sorted(
-        latest_first, key=lambda ref: ref.kind == "evaluation"
-    )  # of the checkpoint, and nothing is made of it
+    metrics = record.metrics
+    # The latest first, but for the evaluation: it is of the checkpoint, and nothing is made of it.
+    latest_first = list(record.artifacts.values())[::-1]
+    made = sorted(latest_first, key=lambda ref: ref.kind == EVALUATE_POLICY.kind)
     facts = {
         "experience": _shown("KL", metrics, "kl/reference"),
         "scores": _shown("mean score", metrics, "score/mean"),

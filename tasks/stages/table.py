@@ -128,8 +128,3 @@ BY_NAME = {stage.name: stage for stage in (PREPARE_DATASET, *START, *ITERATION)}
 def stages_of(iteration: int) -> tuple[StageDefinition, ...]:
     """The stages of an iteration, in the order of making."""
     return START if iteration == 0 else ITERATION
-
-
-def labelled(label: str) -> StageDefinition:
-    """The stage of an iteration that the command line calls so."""
-    return next(stage for stage in ITERATION if stage.label == label)
