@@ -113,7 +113,7 @@ def test_a_death_shows_its_cause_and_the_last_words_and_the_next_job_starts_anew
 
 
 def test_a_death_before_the_first_job_is_told_by_that_job(tmp_path):
-    program = [sys.executable, str(ROOT / "tests" / "infra" / "echo_engine.py"), "die"]
+    program = [sys.executable, str(Path(__file__).with_name("echo_engine.py")), "die"]
     engine = EngineProcess("echo", PROGRAM, log=tmp_path / "log", command=program)
     engine.start()
     with pytest.raises(EngineDied, match=r"exit code 1\.(?s:.)*No module named 'vllm'"):
