@@ -16,7 +16,7 @@ def prepare_dataset(context: RunContext) -> DatasetRef:
     job = dataset_job(spec)
     data = (spec.dataset.train, spec.dataset.evaluation, job.sft_data)
     paths = {
-        "sources": context.sources(*data, *spec.reward.weights),
+        "sources": context.sources(*data, *spec.reward.code),
         "tokenizer": context.tokenizer(),
         **context.model_inputs(),
     }

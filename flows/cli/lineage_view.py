@@ -19,8 +19,7 @@ def lines(lineage: Lineage) -> Iterator[str]:
         yield f"  source     {policy.version.source}"
     forked = f", forked from {record.forked_from}" if record.forked_from else ""
     yield f"  run        {policy.run}, iteration {policy.iteration}{forked}"
-    rewards = ", ".join(policy.spec.reward.weights)
-    yield f"  spec       {record.spec_digest[:12]}  seed {policy.spec.seed}, reward {rewards}"
+    yield f"  spec       {record.spec_digest[:12]}  seed {policy.spec.seed}, reward {policy.spec.reward.labels}"
     for step in lineage.steps:
         yield from step_lines(step)
     yield f"  prompts    {lineage.dataset.line()}"

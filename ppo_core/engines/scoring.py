@@ -21,7 +21,6 @@ from ppo_core.engines.start import (
     TRIAL_ROWS,
     example_completions,
     read_start,
-    reward_functions,
     sources_of,
     untokenized,
 )
@@ -29,8 +28,9 @@ from ppo_core.models.weight_files import tensor_shapes
 from ppo_core.permissions import permissions_of
 from ppo_core.records import CheckRunJob, EvaluateJob, PrepareDatasetJob, RolloutRow, ScoreJob, ScoreRow
 from ppo_core.scoring.comparison import compare_evaluations
-from ppo_core.scoring.functions import RewardFailed, score_rows
 from ppo_core.scoring.plugins import source_digest
+from ppo_core.scoring.reward import RewardFailed, Sample
+from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
 
 
@@ -115,17 +115,17 @@ def score_evaluation(job: Job) -> dict[str, Any]:
 def try_reward(job: Job) -> dict[str, Any]:
     """Scores of a few rows with trial completions, without a model: what `ppoflow reward` shows."""
     sources, column = sources_of(job), job.spec["answer_column"]
-    functions = reward_functions(RewardSpec.model_validate(job.spec["reward"]), sources)
+    rewards = WeightedRewards(RewardSpec.model_validate(job.spec["reward"]), sources, column)
     rows = read_rows(job.spec["train"], sources)[:TRIAL_ROWS]
     prompts = [untokenized(row, column) for row in rows]
-    functions.check_columns(prompts, column)
+    rewards.check_rows(prompts)
     sft_data = job.spec["sft_data"]
     examples = None if sft_data is None or job.spec["completions"] else read_rows(sft_data, sources)
     texts = job.spec["completions"] or example_completions(examples, prompts)
     completions = [texts[index % len(texts)] for index in range(len(prompts))]
-    parts = functions.score(prompts, completions, column)
+    parts = rewards.score([Sample(row, text) for row, text in zip(prompts, completions, strict=True)])
     table = [
-        {"prompt": row.prompt, "completion": text, "components": part, "score": functions.total(part)}
+        {"prompt": row.prompt, "completion": text, "components": part, "score": rewards.total(part)}
         for row, text, part in zip(prompts, completions, parts, strict=True)
     ]
     return {"rows": table}
@@ -147,8 +147,8 @@ def score_metrics(scores: list[ScoreRow], prefix: str) -> dict[str, float]:
 
 def _scored(job: Job, reward: RewardSpec, column: str, split: str, rollouts: list[RolloutRow]) -> list[ScoreRow]:
     prompts = {row.prompt_id: row for row in read_prompts(job.inputs["dataset"].path / f"{split}.parquet")}
-    functions = reward_functions(reward, sources_of(job))
-    return score_rows(functions, [prompts[row.prompt_id] for row in rollouts], rollouts, column)
+    rewards = WeightedRewards(reward, sources_of(job), column)
+    return rewards.score_rollouts([prompts[row.prompt_id] for row in rollouts], rollouts)
 
 
 def _samples(job: Job, rollouts: list[RolloutRow], scores: list[ScoreRow], count: int = 8) -> list[dict[str, Any]]:

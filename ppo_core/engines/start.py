@@ -1,4 +1,4 @@
-"""What a run starts from, read and checked in the scoring engine: its rows, tokenizer, context and reward functions."""
+"""What a run starts from, read and checked in the scoring engine: its rows, tokenizer, context and rewards."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ppo_core.data.dataset import (
 )
 from ppo_core.engines.protocol import Job
 from ppo_core.records import InputError, PrepareDatasetJob, PromptRow
-from ppo_core.scoring.functions import RewardFunctions
 from ppo_core.scoring.plugins import Sources
-from ppo_core.spec import RewardSpec
+from ppo_core.scoring.reward import Sample
+from ppo_core.scoring.weighted import WeightedRewards
 
 TRIAL_ROWS = 5
 ROWS_PER_REPORT = 1000
@@ -27,7 +27,7 @@ ROWS_PER_REPORT = 1000
 
 @dataclass(frozen=True)
 class Start:
-    """Prompts by split, SFT examples (None: no SFT), and what the reward functions say of the first few rows.
+    """Prompts by split, SFT examples (None: no SFT), and what the rewards say of the first few rows.
 
     `config` is the model's Hugging Face configuration.
     """
@@ -54,15 +54,16 @@ def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
     What needs no tokenizer comes first: transformers takes seconds to import.
     """
     sources, column = sources_of(job), spec.dataset.answer_column
-    functions = reward_functions(spec.reward, sources)
+    rewards = WeightedRewards(spec.reward, sources, column)
     splits = {"train": spec.dataset.train, "eval": spec.dataset.evaluation, "sft": spec.sft_data}
     named = {split: source for split, source in splits.items() if source is not None}
     rows = {split: read_rows(source, sources) for split, source in named.items()}
     _check_enough(rows.get("eval"), spec)
     for split in {"train", "eval"} & set(rows):
-        functions.check_columns([untokenized(row, column) for row in rows[split]], column)
+        rewards.check_rows([untokenized(row, column) for row in rows[split]])
     tried = [untokenized(row, column) for row in rows["train"][:TRIAL_ROWS]]
-    parts = functions.score(tried, example_completions(rows.get("sft"), tried), column)
+    completions = example_completions(rows.get("sft"), tried)
+    parts = rewards.score([Sample(row, text) for row, text in zip(tried, completions, strict=True)])
     tokenizer, config, context = _read_model(job, spec)
     limits = Limits(context, spec.dataset.max_prompt_tokens, spec.max_response_tokens)
     anywhere = replace(limits, context_length=None)  # the longest of all splits says what fits
@@ -78,17 +79,12 @@ def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
     if "sft" in named:
         given = told(rows["sft"], named["sft"], job)
         examples = supervised_rows(given, tokenizer, source=named["sft"], context_length=context)
-    return Start(prompts, examples, config, context, [functions.total(part) for part in parts])
+    return Start(prompts, examples, config, context, [rewards.total(part) for part in parts])
 
 
 def sources_of(job: Job) -> Sources:
     """The folder of the user's code and data, and from where code may come."""
     return Sources(job.inputs["sources"].path, job.permissions.plugins)
-
-
-def reward_functions(reward: RewardSpec, sources: Sources) -> RewardFunctions:
-    """Those of a spec."""
-    return RewardFunctions(reward.weights, reward.options, sources)
 
 
 def example_completions(examples: Sequence[dict[str, Any]] | None, prompts: Sequence[PromptRow]) -> list[str]:
@@ -102,7 +98,7 @@ def example_completions(examples: Sequence[dict[str, Any]] | None, prompts: Sequ
 
 
 def untokenized(row: Mapping[str, Any], column: str) -> PromptRow:
-    """A row as reward functions see it."""
+    """A row as rewards see it."""
     metadata = {key: value for key, value in row.items() if key not in ("prompt", column)}
     return PromptRow("", row["prompt"], [], row.get(column), metadata)
 

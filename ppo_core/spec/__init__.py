@@ -3,8 +3,10 @@
 from ppo_core.spec.algorithms import AlgorithmSpec, PpoSpec, RlooSpec
 from ppo_core.spec.loading import SpecError, differing_keys
 from ppo_core.spec.promotion import PromotionSpec
+from ppo_core.spec.rewards import RewardSpec
 from ppo_core.spec.run_spec import RunSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
+from ppo_core.spec.section import Section
 from ppo_core.spec.sections import (
     AdaptiveKl,
     AdvantageSpec,
@@ -14,9 +16,7 @@ from ppo_core.spec.sections import (
     FixedKl,
     ModelSpec,
     RegistrySpec,
-    RewardSpec,
     RolloutSpec,
-    Section,
     SupervisedSpec,
     TrainingSpec,
     UpdateSpec,

@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from ppo_core.spec.sections import AdvantageSpec, RolloutSpec, Section, UpdateSpec
+from ppo_core.spec.section import Section
+from ppo_core.spec.sections import AdvantageSpec, RolloutSpec, UpdateSpec
 
 
 class PpoSpec(Section):

@@ -92,6 +92,11 @@ def explain(cls: type[BaseModel], error: ValidationError) -> list[str]:
             lines.append(f"{where}: unknown key{_suggestion(cls, item['loc'])}")
         elif item["type"] == "missing":
             lines.append(f"{where}: is required, and missing")
+        elif item["type"] == "union_tag_invalid":
+            lines.append(f"{where}.kind={item['ctx']['tag']!r}: choose one of {item['ctx']['expected_tags']}")
+        elif item["type"] == "union_tag_not_found":
+            kinds = ", ".join(repr(kind) for kind in _kinds(cls, item["loc"]))
+            lines.append(f"{where}.kind: is required, and missing: choose one of {kinds}")
         elif item["type"] == "value_error":
             lines.append(f"{where}: {message}" if where else message)
         else:
@@ -100,28 +105,36 @@ def explain(cls: type[BaseModel], error: ValidationError) -> list[str]:
 
 
 def _suggestion(cls: type[BaseModel], location: tuple[int | str, ...]) -> str:
-    known = list(_section(cls, location[:-1]))
+    models = _models_at(cls, location[:-1])
+    known = list(models[0].model_fields) if models else []
     close = difflib.get_close_matches(str(location[-1]), known, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"{hint} (known: {', '.join(known)})" if known else hint
 
 
-def _section(cls: type[BaseModel], location: tuple[int | str, ...]) -> Mapping[str, Any]:
-    """The fields of the section at `location`, empty where that is no section."""
+def _kinds(cls: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    return [model.model_fields["kind"].default for model in _models_at(cls, location)]
+
+
+def _models_at(cls: type[BaseModel], location: tuple[int | str, ...]) -> list[type[BaseModel]]:
+    """The sections that may stand at `location`, several where that is a union; empty where it is no section."""
     models: list[type[BaseModel]] = [cls]
     for part in location:
+        if isinstance(part, int):  # a place in a list of sections
+            continue
         # In a union the next part of the location is no field but the `kind` of the one that was meant.
         meant = [
             model for model in models if "kind" in model.model_fields and model.model_fields["kind"].default == part
         ]
-        fields = [model.model_fields[str(part)] for model in models if str(part) in model.model_fields]
-        models = meant or [model for field in fields for model in _models_of(field.annotation)]
-    return models[0].model_fields if models else {}
+        fields = [model.model_fields[part] for model in models if part in model.model_fields]
+        models = meant or [model for field in fields for model in _models_in(field.annotation)]
+    return models
 
 
-def _models_of(annotation: Any) -> list[type[BaseModel]]:
-    candidates = [annotation, *get_args(annotation)]
-    return [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
 
 
 def differing_keys(recorded: Mapping[str, Any], requested: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
-from ppo_core.spec.sections import Section, mlflow_alias
+from ppo_core.spec.section import Section
+from ppo_core.spec.sections import mlflow_alias
 
 
 class PromotionSpec(Section):

@@ -10,7 +10,9 @@ from pydantic import Field, PositiveInt, model_validator
 from ppo_core.spec.algorithms import AlgorithmSpec, PpoSpec
 from ppo_core.spec.loading import load_spec, overridden
 from ppo_core.spec.promotion import PromotionSpec
+from ppo_core.spec.rewards import RewardSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
+from ppo_core.spec.section import Section
 from ppo_core.spec.sections import (
     AdaptiveKl,
     AdvantageSpec,
@@ -19,9 +21,7 @@ from ppo_core.spec.sections import (
     EvaluationSpec,
     ModelSpec,
     RegistrySpec,
-    RewardSpec,
     RolloutSpec,
-    Section,
     SupervisedSpec,
     TrainingSpec,
     UpdateSpec,

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from ppo_core.spec.sections import Fraction, NonNegative, Section
+from ppo_core.spec.section import Fraction, NonNegative, Section
 
 
 class CheckpointSpec(Section):

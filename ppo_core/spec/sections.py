@@ -8,29 +8,14 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from ppo_core.spec.paths import UserPath
+from ppo_core.spec.section import Fraction, NonNegative, Section
 
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-NonNegative = Annotated[float, Field(ge=0.0)]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 Estimator = Literal["k1", "k2", "k3", "abs"]
 LONGEST_ALIAS = 255
-
-
-def in_order(schema: dict[str, Any]) -> None:
-    """Number the fields as they are declared: forms sort by `position`, and databases forget the order of keys."""
-    for position, field in enumerate(schema.get("properties", {}).values()):
-        field["position"] = position
-
-
-class Section(BaseModel):
-    """A frozen part of the spec that refuses keys it does not know."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False, json_schema_extra=in_order
-    )
 
 
 class DatasetSpec(Section):
@@ -104,36 +89,6 @@ class RolloutSpec(Section):
             raise ValueError(
                 f"top_p={self.top_p}, top_k={self.top_k} cut the sampling distribution, but PPO trains on the full "
                 "softmax: the ratios would be wrong. Set top_p: 1 and top_k: -1"
-            )
-        return self
-
-
-class RewardSpec(Section):
-    """Who scores a response: Python functions in the form of TRL's GRPO rewards."""
-
-    function: str | dict[str, float] = Field(
-        description="package.module:function or path/to/file.py:function; or a mapping of such names to weights"
-    )
-    options: dict[str, Any] = Field(default_factory=dict, description="Extra keyword arguments of every function")
-
-    @property
-    def weights(self) -> dict[str, float]:
-        """Each function's import path with its weight."""
-        return {self.function: 1.0} if isinstance(self.function, str) else dict(self.function)
-
-    @model_validator(mode="after")
-    def _named(self) -> Self:
-        if not self.weights:
-            raise ValueError("function is empty: name at least one, for example rewards.py:correct")
-        for name in self.weights:
-            if name.count(":") != 1 or not all(name.split(":")):
-                raise ValueError(
-                    f"{name!r} names no function: write package.module:function or path/to/file.py:function"
-                )
-        columns = [name.rpartition(":")[2] for name in self.weights]
-        if len(set(columns)) < len(columns):
-            raise ValueError(
-                f"two functions share a name ({', '.join(columns)}), and so a column of the scores: rename one"
             )
         return self
 

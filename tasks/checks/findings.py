@@ -27,7 +27,7 @@ def findings_of(spec: RunSpec, facts: Mapping[str, Any], run: str, iteration: in
         "context": _context(facts["longest_prompt"], spec.rollout.max_response_tokens, facts["context_length"]),
         "model": f"{facts['model_type']}, {facts['parameters'] / 1e6:.3g} million parameters, {spec.model.dtype}",
         "rollouts": _cache(spec, facts["sequences"]),
-        "reward": f"{', '.join(spec.reward.weights)} on {len(facts['scores'])} rows: {scores}",
+        "reward": f"{spec.reward.labels} on {len(facts['scores'])} rows: {scores}",
         "state": f"{settings.home} ({free:.0f} GiB free)",
         "store": store,
     }

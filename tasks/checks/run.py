@@ -146,7 +146,7 @@ def _ask(engine: EngineProcess, name: str, spec: RunSpec, document: dict[str, An
         return ask(engine, EngineJob(name, inputs, None, document), silence_s=spec.engines.reward_timeout_s).result
     except EngineTimeout:
         raise InputError(
-            f"nothing was heard from {', '.join(spec.reward.weights)} and the data for engines.reward_timeout_s="
+            f"nothing was heard from {spec.reward.labels} and the data for engines.reward_timeout_s="
             f"{spec.engines.reward_timeout_s:g} seconds: make them faster, or raise that limit"
         ) from None
     except EngineJobError as error:

@@ -28,7 +28,7 @@ def _files(spec: RunSpec) -> Iterator[Path]:
     """The user's rows, functions, tokenizer and model."""
     folder = Path(spec.folder)
     data = (spec.dataset.train, spec.dataset.evaluation, spec.sft.data if spec.sft else None)
-    for name in (*data, *spec.reward.weights):
+    for name in (*data, *spec.reward.code):
         if not name:
             continue
         source = folder / name.partition(":")[0]

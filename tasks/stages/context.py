@@ -111,7 +111,7 @@ class RunContext:
 
     def rewards(self) -> EngineInput:
         """The sources of the reward functions."""
-        return self.sources(*self.spec.reward.weights)
+        return self.sources(*self.spec.reward.code)
 
     def folder_input(self, name: str) -> EngineInput:
         """A folder on disk as an engine's input."""
@@ -148,7 +148,7 @@ class RunContext:
     def _describe_sources(self) -> dict[str, str]:
         spec = self.spec
         data = [spec.dataset.train, spec.dataset.evaluation, spec.sft.data if spec.sft else None]
-        code = [*spec.reward.weights, *(name for name in data if name and ":" in name)]
+        code = [*spec.reward.code, *(name for name in data if name and ":" in name)]
         job = EngineJob(
             "describe_sources",
             {"sources": EngineInput(Path(spec.folder).absolute(), "")},

@@ -11,8 +11,11 @@ import torch
 
 from ppo_core.data.dataset import read_rows
 from ppo_core.records import InputError, PromptRow, RolloutRow
-from ppo_core.scoring.functions import RewardFailed, RewardFunctions, checked_scores, score_rows
+from ppo_core.scoring.functions import checked_scores
 from ppo_core.scoring.plugins import Sources, load_function, source_digest
+from ppo_core.scoring.reward import RewardFailed, Sample
+from ppo_core.scoring.weighted import WeightedRewards
+from ppo_core.spec import RewardSpec
 
 CHAT = [{"role": "user", "content": "5+5="}]
 ROWS = [
@@ -58,13 +61,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def functions(folder: Path, weights: dict[str, float], **options: Any) -> RewardFunctions:
-    return RewardFunctions({f"scores.py:{name}": weight for name, weight in weights.items()}, options, Sources(folder))
+def functions(folder: Path, weights: dict[str, float], column: str = "answer", **options: Any) -> WeightedRewards:
+    spec = RewardSpec(function={f"scores.py:{name}": weight for name, weight in weights.items()}, options=options)
+    return WeightedRewards(spec, Sources(folder), column)
+
+
+def samples(*responses: str, rows: list[PromptRow] = ROWS) -> list[Sample]:
+    return [Sample(row, text) for row, text in zip(rows, responses, strict=True)]
 
 
 def test_columns_options_and_weights(folder: Path) -> None:
     rewards = functions(folder, {"correct": 2.0, "slow": 0.5, "length": 1.0}, factor=3.0)
-    parts = rewards.score(ROWS, ["2", "22"], "answer")
+    parts = rewards.score(samples("2", "22"))
     assert parts == [{"correct": 1.0, "slow": 3.0, "length": 1.0}, {"correct": 0.0, "slow": None, "length": 2.0}]
     assert [rewards.total(part) for part in parts] == [4.5, None]
     (columns,) = load_function("scores.py:correct", Sources(folder)).__globals__["seen"]
@@ -73,14 +81,14 @@ def test_columns_options_and_weights(folder: Path) -> None:
 
 def test_chats_come_with_completions_that_are_messages(folder: Path) -> None:
     row = PromptRow("a", CHAT, [1], None, {})
-    assert functions(folder, {"chat": 1.0}).score([row], ["0"], "answer") == [{"chat": 1.0}]
+    assert functions(folder, {"chat": 1.0}).score(samples("0", rows=[row])) == [{"chat": 1.0}]
 
 
 def test_rows_of_scores_keep_none_and_say_who_gave_it(folder: Path) -> None:
     rollouts = [
         RolloutRow("a", 0, [1], [2], "2", [0.0], "stop"), RolloutRow("b", 1, [1], [2], "2", [0.0], "length"),
     ]  # fmt: skip
-    scored = score_rows(functions(folder, {"correct": 1.0, "slow": 1.0}), ROWS, rollouts, "answer")
+    scored = functions(folder, {"correct": 1.0, "slow": 1.0}).score_rollouts(ROWS, rollouts)
     assert [(row.prompt_id, row.sample_index, row.score, row.truncated, row.error) for row in scored] == [
         ("a", 0, 2.0, False, None),
         ("b", 1, None, True, "not scored by slow"),
@@ -88,20 +96,21 @@ def test_rows_of_scores_keep_none_and_say_who_gave_it(folder: Path) -> None:
 
 
 def test_a_required_column_must_be_there_in_every_row(folder: Path) -> None:
-    functions(folder, {"correct": 1.0, "slow": 1.0}).check_columns(ROWS, "answer")
-    functions(folder, {"needs": 1.0}, level=3).check_columns(ROWS, "answer")
+    functions(folder, {"correct": 1.0, "slow": 1.0}).check_rows(ROWS)
+    functions(folder, {"needs": 1.0}, level=3).check_rows(ROWS)
     with pytest.raises(InputError, match=r"scores.py:needs needs the column 'level', which row 2 \('1\+1='\) lacks"):
-        functions(folder, {"needs": 1.0}).check_columns(ROWS, "answer")
+        functions(folder, {"needs": 1.0}).check_rows(ROWS)
     with pytest.raises(InputError, match=r"needs the column 'answer', which row 1 \('7\+5='\) lacks: add it"):
-        functions(folder, {"correct": 1.0}).check_columns(ROWS, "solution")
+        functions(folder, {"correct": 1.0}, column="solution").check_rows(ROWS)
 
 
 @pytest.mark.parametrize("place", ["function", "module"])
 def test_a_program_that_ends_itself_ends_no_engine(tmp_path: Path, place: str) -> None:
     inside = "    sys.exit('no key')" if place == "function" else "    pass\nsys.exit('no key')"
     (tmp_path / "ends.py").write_text(f"import sys\ndef score(completions):\n{inside}\n")
+    spec = RewardSpec(function="ends.py:score")
     with pytest.raises((RewardFailed, InputError), match=r"ends.py.* SystemExit: no key \(ends.py:\d\)$"):
-        RewardFunctions({"ends.py:score": 1.0}, {}, Sources(tmp_path)).score(ROWS[:1], ["2"], "answer")
+        WeightedRewards(spec, Sources(tmp_path), "answer").score(samples("2", rows=ROWS[:1]))
     (tmp_path / "rows.py").write_text("import sys\ndef rows():\n    sys.exit('no key')\n")
     with pytest.raises(InputError, match=r"rows.py:rows yields no rows, it raised SystemExit: no key \(rows.py:3\)"):
         read_rows("rows.py:rows", Sources(tmp_path))
@@ -109,7 +118,7 @@ def test_a_program_that_ends_itself_ends_no_engine(tmp_path: Path, place: str) -
 
 def test_a_function_that_raises_may_be_tried_again(folder: Path) -> None:
     with pytest.raises(RewardFailed, match=r"scores.py:broken raised LookupError: no server"):
-        functions(folder, {"broken": 1.0}).score(ROWS, ["2", "2"], "answer")
+        functions(folder, {"broken": 1.0}).score(samples("2", "2"))
 
 
 @pytest.mark.parametrize(

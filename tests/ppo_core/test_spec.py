@@ -29,8 +29,24 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rolout": {}}, r"rolout: unknown key; did you mean rollout\? \(known: name, seed, iterations, "),
     ({"rollout": {"temprature": 1}}, r"rollout.temprature: unknown key; did you mean temperature\?"),
     ({"advantages": {"kl": {**ADAPTIVE, "targt": 3}}}, r"kl.adaptive.targt: unknown key; did you mean target\?"),
-    ({"advantages": {"kl": {"kind": "adaptve"}}}, "advantages.kl=.*'fixed', 'adaptive'"),
-    ({"reward": {}}, "reward.function: is required, and missing"),
+    ({"advantages": {"kl": {"kind": "adaptve"}}}, "advantages.kl.kind='adaptve': choose one of 'fixed', 'adaptive'"),
+    ({"reward": {}}, "reward: no reward is named: give at least one function, .* or a list of `sources`"),
+    ({"reward": {"sources": [{"kind": "numbr"}]}}, "reward.sources.0.kind='numbr': choose one of 'function', 'exact_m"),
+    (
+        {"reward": {"sources": [{"weight": 1}]}},
+        "sources.0.kind: is required, and missing: choose one of 'function', 'e",
+    ),
+    ({"reward": {"sources": [{"kind": "regex"}]}}, "reward.sources.0.regex.pattern: is required, and missing"),
+    (
+        {"reward": {"sources": [{"kind": "regex", "pattern": "("}]}},
+        r"'\(' is no regular expression \(missing \), unterm",
+    ),
+    ({"reward": {"sources": [{"kind": "number", "tolerence": 1}]}}, "tolerence: unknown key; did you mean tolerance"),
+    (
+        {"reward": {"sources": [{"kind": "number"}] * 2}},
+        r"two rewards share a name \(number, number\).* another `name`",
+    ),
+    ({"reward": {"sources": {"kind": "number"}}}, "reward.sources={'kind': 'number'}: Input should be a valid tuple"),
     ({"iterations": "many"}, "iterations='many': Input should be a valid integer"),
     ({"seed": True}, "seed=True: Input should be a valid integer"),
     ({"registry": {"alias": "Latest"}}, r"registry.alias: 'Latest': MLflow keeps latest, v1, .* choose another"),
@@ -57,10 +73,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": {"config": {}, "tokenizer": "t"}}, "model: config has no model_type"),
     ({"model": {"config": {"model_type": "llama"}}}, "brings no tokenizer: name its folder in model.tokenizer"),
     ({"reward": {"function": "rewards.correct"}}, "'rewards.correct' names no function: write package.module:function"),
-    ({"reward": {"function": {}}}, "reward: function is empty: name at least one"),
-    ({"reward": {"function": {"a.py:f": 1, "b.py:f": 1}}}, "two functions share a name .*: rename one"),
+    ({"reward": {"function": {}}}, "reward: no reward is named: give at least one function"),
+    (
+        {"reward": {"function": {"a.py:f": 1, "b.py:f": 1}}},
+        "two rewards share a name .*: give one of them another `name`",
+    ),
     ({"advantages": {"kl": ADAPTIVE}}, "horizon=51 is too short for the 256 responses .* Raise it to at least 52"),
-    ({"algorithm": {"kind": "rlo"}}, "algorithm=.*'ppo', 'rloo'"),
+    ({"algorithm": {"kind": "rlo"}}, "algorithm.kind='rlo': choose one of 'ppo', 'rloo'"),
+    ({"algorithm": {}}, "algorithm.kind: is required, and missing: choose one of 'ppo', 'rloo'"),
     ({"algorithm": {"kind": "rloo", "kin": 1}}, r"algorithm.rloo.kin: unknown key; did you mean kind\?"),
     (
         RLOO,
@@ -105,7 +125,7 @@ def test_three_sections_are_enough_and_the_defaults_are_the_recipe(tmp_path: Pat
     assert (run.advantages.gamma, run.advantages.gae_lambda, run.advantages.whiten) == (1.0, 0.95, True)
     assert run.advantages.kl == FixedKl(coef=0.01, estimator="k1")
     assert (run.folder, run.model_name, run.sft) == (str(tmp_path), "ppo", None)
-    assert run.reward.weights == {"reward.py:correct": 1.0}
+    assert [(reward.label, reward.weight) for reward in run.reward.rewards] == [("reward.py:correct", 1.0)]
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[str(changes)[:50] for changes, _ in REFUSED])

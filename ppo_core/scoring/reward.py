@@ -1,0 +1,54 @@
+"""What every kind of reward is: it says which rows it can judge, and gives each sample a score, or None.
+
+None means "cannot be scored", and is never taken for 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ppo_core.records import InputError, PromptRow
+
+
+class RewardFailed(RuntimeError):
+    """A reward raised: perhaps a passing trouble of something it calls, so the stage may be tried again."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A response, with the row whose prompt it answers.
+
+    >>> Sample(PromptRow("3f1c", "7+5=", [10, 20, 8], "2", {}), "2").row.reference_answer
+    '2'
+    """
+
+    row: PromptRow
+    response: str
+
+
+class Reward(Protocol):
+    """One kind of reward, made once for a job."""
+
+    def check_rows(self, rows: Sequence[PromptRow]) -> None:
+        """Raise InputError where a row lacks what this reward needs, naming the row, before anything is sampled."""
+
+    def score(self, samples: Sequence[Sample]) -> list[float | None]:
+        """One score per sample. Raises RewardFailed where another try may help, InputError where none does."""
+
+
+def require_answers(name: str, rows: Sequence[PromptRow], answer_column: str) -> None:
+    """Raise InputError for the first row without a reference answer."""
+    for number, row in enumerate(rows, 1):
+        if row.reference_answer is None:
+            raise InputError(
+                f"the reward {name} compares with the column {answer_column!r}, which row {number} "
+                f"({shorten(row.prompt)}) lacks: add it to the data, or name another dataset.answer_column"
+            )
+
+
+def shorten(prompt: Any, limit: int = 60) -> str:
+    """A prompt as an error message shows it."""
+    text = repr(prompt)
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,102 @@
+"""Rewards without user code: what they count as right, what rows they refuse, and how a spec names them."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppo_core.records import InputError, PromptRow
+from ppo_core.scoring.plugins import Sources
+from ppo_core.scoring.reward import Sample
+from ppo_core.scoring.rules import last_number
+from ppo_core.scoring.weighted import WeightedRewards
+from ppo_core.spec import RewardSpec
+
+
+def row(answer: Any) -> PromptRow:
+    return PromptRow("a", "What?", [1], answer, {})
+
+
+def rewards(*sources: dict[str, Any], folder: Path = Path()) -> WeightedRewards:
+    return WeightedRewards(RewardSpec.model_validate({"sources": sources}), Sources(folder), "answer")
+
+
+@pytest.mark.parametrize(
+    ("source", "answer", "response", "score"),
+    [
+        ({"kind": "exact_match"}, "Paris", " Paris\n", 1.0),
+        ({"kind": "exact_match"}, "Paris", "paris", 0.0),
+        ({"kind": "exact_match", "ignore_case": True}, "Paris", "paris", 1.0),
+        ({"kind": "exact_match"}, 7, "7", 1.0),
+        ({"kind": "number"}, "7", "3 + 4 = 7", 1.0),
+        ({"kind": "number"}, 7, "the answer is 7.0.", 1.0),
+        ({"kind": "number"}, "1,260", "1260", 1.0),
+        ({"kind": "number"}, "7", "7, or 8", 0.0),
+        ({"kind": "number"}, "-7", "-7", 1.0),
+        ({"kind": "number"}, "7", "seven", 0.0),
+        ({"kind": "number", "tolerance": 0.1}, "0.3", "0.4", 1.0),  # 0.4 - 0.3 > 0.1 in binary floats
+        ({"kind": "number", "tolerance": 0.1}, "0.3", "0.41", 0.0),
+        ({"kind": "number", "pattern": "#### (.*)"}, "7", "#### 6 no: #### 7 (I had 9 before)", 0.0),
+        ({"kind": "number", "pattern": "#### ([0-9]+)"}, "7", "#### 6 no: #### 7 (I had 9 before)", 1.0),
+        ({"kind": "number", "pattern": "####.*"}, "7", "8 #### 7", 1.0),
+        ({"kind": "number", "pattern": "#### (.*)"}, "7", "7", 0.0),
+        ({"kind": "number", "pattern": "a|#### (.*)"}, "7", "a", 0.0),
+        ({"kind": "regex", "pattern": "^<think>.*</think>"}, None, "<think>x</think>4", 1.0),
+        ({"kind": "regex", "pattern": "^<think>.*</think>"}, None, "4", 0.0),
+    ],
+)
+def test_what_is_right(source: dict[str, Any], answer: Any, response: str, score: float) -> None:
+    (kind,) = {source["kind"]}
+    found = rewards(source)
+    found.check_rows([row(answer)])
+    assert found.score([Sample(row(answer), response)]) == [{kind: score}]
+
+
+@given(number=st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**9), max_value=10**9))
+def test_any_number_is_read_exactly_in_both_ways_of_writing(number: Decimal) -> None:
+    assert last_number(f"first 12, then {number}") == last_number(f"= {number:,}.") == number
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "message"),
+    [
+        (
+            "exact_match",
+            None,
+            r"the reward exact_match compares with the column 'answer', which row 2 \('What\?'\) lacks",
+        ),
+        ("number", None, "the reward number compares with the column 'answer', which row 2"),
+        ("number", "seven", r"the answer of row 2 \('seven'\) has none: correct it, or use the reward exact_match"),
+    ],
+)
+def test_a_row_that_cannot_be_judged_is_refused_before_sampling(kind: str, answer: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        rewards({"kind": kind}).check_rows([row("1"), row(answer)])
+
+
+def test_kinds_are_added_up_with_their_weights(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def short(completions, limit):\n    return [-len(c) / limit for c in completions]"
+    )
+    found = rewards(
+        {"kind": "number", "weight": 2.0},
+        {"kind": "regex", "pattern": "=", "weight": 0.5, "name": "shows_work"},
+        {"function": "mine.py:short", "options": {"limit": 4}},
+        folder=tmp_path,
+    )
+    (parts,) = found.score([Sample(row("7"), "=  7")])
+    assert parts == {"number": 1.0, "shows_work": 1.0, "short": -1.0}
+    assert found.total(parts) == 1.5
+
+
+def test_the_short_form_and_the_list_are_one() -> None:
+    short = RewardSpec(function={"a.py:f": 1.0, "a.py:g": 0.2}, options={"k": 3})
+    listed = [{"function": "a.py:f", "options": {"k": 3}}, {"function": "a.py:g", "weight": 0.2, "options": {"k": 3}}]
+    assert short.rewards == RewardSpec.model_validate({"sources": listed}).rewards
+    assert RewardSpec.model_validate(short.model_dump(mode="json")) == short
+    assert short.code == ("a.py:f", "a.py:g")
