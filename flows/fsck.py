@@ -65,7 +65,7 @@ def remake(context: RunContext, console: RunConsole, damaged: Wanted) -> list[st
         # A copy that this machine has kept of a remote store says nothing of that store.
         context.store.set_aside(ref.kind, ref.key, digest=ref.digest)
         again = mend(context, console, [(iteration, ref)]) is None
-        verdict = "is whole again, with the same digest" if again else "could not be made again to the same digest"
+        verdict = "is undamaged again, with the same digest" if again else "could not be made again to the same digest"
         done.append(f"{ref.kind} of iteration {iteration} {verdict}")
     last = last_record(context.records)
     if last is not None:

@@ -153,7 +153,7 @@ def train_loop(
             show(context, console, after)
             release(context)
             for whose, complaint in context.needs.unreadable.items():
-                console.say_once(f"! what {whose} needs cannot be told, so no checkpoint is removed: {complaint}")
+                console.say_once(f"! what {whose} needs cannot be read, so no checkpoint is removed: {complaint}")
         record = after
     return record
 
@@ -164,7 +164,7 @@ def rerun_iteration(context: RunContext, console: RunConsole, dataset: DatasetRe
     taken = [(rerun.iteration, ref) for ref in made_before(given, rerun.start).values()]
     pin_all(context, [ref for _, ref in taken])
     if mend(context, console, [*resume_inputs(previous), *taken]) is not None:
-        raise InputError(f"iteration {rerun.iteration} cannot be done again: what it starts from is not whole")
+        raise InputError(f"iteration {rerun.iteration} cannot be done again: what it starts from is damaged")
     replaced = context.supersede(previous.iteration)
     console.say(f"iteration {rerun.iteration} again from stage {rerun.start}; taken out of the run: {replaced}")
     record = iterate(context, console, dataset, previous, again=given, start=rerun.start)

@@ -1,4 +1,4 @@
-"""Going on from what is whole: damaged artifacts are made again from their inputs, or the run falls back."""
+"""Going on from what is undamaged: damaged artifacts are made again from their inputs, or the run falls back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tasks.verify_artifact import resume_inputs, set_aside_damaged
 
 
 def last_whole(context: RunContext, console: RunConsole) -> IterationRecord | None:
-    """The last record of which all that going on needs is whole, after making again what can be; None: none is.
+    """The last record of which all that going on needs is undamaged, after making again what can be; None: none is.
 
     Records after it are taken out of the run, and their iterations done again.
     """
@@ -39,17 +39,19 @@ def last_whole(context: RunContext, console: RunConsole) -> IterationRecord | No
             continue
         if iteration < last.iteration:
             context.supersede(iteration)
-            console.say(f"! falling back to iteration {iteration}, the last whole one; those after it are done again")
+            console.say(
+                f"! falling back to iteration {iteration}, the last undamaged one; those after it are done again"
+            )
         return record
     context.supersede(-1)
-    console.say("! no iteration is whole: the run begins anew")
+    console.say("! no iteration is undamaged: the run begins anew")
     return None
 
 
 def mend(context: RunContext, console: RunConsole, needs: Iterable[tuple[int, ArtifactRef]]) -> ArtifactRef | None:
-    """Make again what is not whole of `needs` (artifacts, each with its iteration), to the same digest.
+    """Make again what is damaged of `needs` (artifacts, each with its iteration), to the same digest.
 
-    None once all is whole, else the first that could not be made again.
+    None once nothing is damaged, else the first that could not be made again.
     """
     for iteration, ref in needs:
         complaint = set_aside_damaged(context, ref)
@@ -59,7 +61,7 @@ def mend(context: RunContext, console: RunConsole, needs: Iterable[tuple[int, Ar
         if not remake(context, iteration, ref):
             console.say(f"! {ref.kind} of iteration {iteration} could not be made again to the same digest")
             return ref
-        console.say(f"{ref.kind} of iteration {iteration} is whole again, with the same digest")
+        console.say(f"{ref.kind} of iteration {iteration} is undamaged again, with the same digest")
     return None
 
 

@@ -1,4 +1,4 @@
-"""Promotion and rollback: what moves the champion's alias, on what evidence, and what people are told of it."""
+"""Promotion and rollback: what moves the champion's alias, on what evidence, and what people read of it."""
 
 from __future__ import annotations
 

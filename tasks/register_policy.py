@@ -34,7 +34,7 @@ class RegisteredPolicy(BaseModel):
 def register_policy(context: RunContext, record: IterationRecord, best: Best) -> RegisteredPolicy:
     """Register the run's best policy; the same policy of the same run is registered once."""
     spec = context.spec
-    context.store.fetch(best.checkpoint.bare())  # only what is whole is registered
+    context.store.fetch(best.checkpoint.bare())  # only what is undamaged is registered
     lineage = {
         DIGEST_TAG: best.checkpoint.digest,
         "ppoflow.run": context.run,

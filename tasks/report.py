@@ -1,4 +1,4 @@
-"""Reports are projections of the records: whatever MLflow and Prefect have not seen is told them, each point once.
+"""Reports are projections of the records: whatever MLflow and Prefect have not seen is sent, each point once.
 
 An outage of tracking delays a curve and loses nothing: the next report starts from the records again.
 """
@@ -24,7 +24,7 @@ SHOWN_GARBAGE = 1000
 
 
 def begin_report(context: RunContext, complain: Callable[[str | None], None], say: Callable[[str], None]) -> None:
-    """Open the MLflow run and tell it what it is, while engines start; `complain` gets what was not taken.
+    """Open the MLflow run and describe it, while engines start; `complain` gets what was not taken.
 
     Of a server `say` gets the page; the pages of a database are opened by a command, which the end of a run names.
     From now on MLflow shows also how busy the machine is, and the losses of a supervised start as they come.

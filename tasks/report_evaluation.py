@@ -1,4 +1,4 @@
-"""What MLflow and Prefect's pages are told of an evaluation: projections of the artifact, each point once."""
+"""What MLflow and Prefect's pages show of an evaluation: projections of the artifact, each point once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether what a run goes on from is whole, byte for byte."""
+"""Whether what a run goes on from is undamaged, byte for byte."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def resume_inputs(record: IterationRecord, *, best: bool = False) -> list[tuple[
 
 @stage("check_artifact")
 def set_aside_damaged(context: RunContext, ref: ArtifactRef) -> str | None:
-    """None for a whole artifact; else what is wrong, and where the damaged one is kept now."""
+    """None for an undamaged artifact; else what is wrong, and where the damaged one is kept now."""
     plain = ArtifactRef(kind=ref.kind, uri=ref.uri, digest=ref.digest)
     try:
         if context.store.find(ref.kind, ref.key) is None:  # a copy on this machine is of no use to another one

@@ -45,7 +45,7 @@ def check_first(spec: RunSpec, run: str | None, *, wait: bool = False) -> None:
 def run_training(
     spec: RunSpec, run: str | None, again: str, *, wait: bool = False, rerun: Rerun | None = None, checked: bool = False
 ) -> None:
-    """Start the training flow, and tell how it ended. `again`: the command that goes on with it."""
+    """Start the training flow, and report how it ended. `again`: the command that goes on with it."""
     if not checked:
         check_first(spec, run, wait=wait)
     from flows.ppo import ppo_training

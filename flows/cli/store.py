@@ -46,7 +46,7 @@ def fsck(
 
 
 def look(run: str | None) -> list[Findings]:
-    """Read, and tell what was found; those findings in which something is damaged."""
+    """Read, and report what was found; those findings in which something is damaged."""
     from tasks.runs.fsck import check_run, check_store
 
     console = Console()
@@ -78,7 +78,7 @@ def gc(
 
         garbage = find_garbage(damaged=damaged)
         for whose, complaint in garbage.unreadable.items():
-            say(f"! what {whose} needs cannot be told, so every artifact is kept: {complaint}")
+            say(f"! what {whose} needs cannot be read, so every artifact is kept: {complaint}")
         if not garbage.rows():
             say("nothing to remove: everything in the store is needed")
             return

@@ -1,12 +1,12 @@
 """Local copies of artifacts of a remote store, in a folder that several processes of this machine share.
 
-    <cache>/artifacts/<digest>/   one whole artifact; its name is the digest, so it is right for every store
+    <cache>/artifacts/<digest>/   one complete artifact; its name is the digest, so it is right for every store
     <cache>/scratch/<writer>-…/   what is being made or downloaded
     <cache>/trash/…/              what is being removed
     <cache>/locks/…               lock files; whoever dies frees his
 
 An entry is filled in scratch and checked there, and one rename makes it visible, so a process that is killed leaves
-nothing that could be taken for whole. Nothing is synced: after a power cut an entry may be damaged, but each process
+nothing that could be taken for complete. Nothing is synced: after a power cut an entry may be damaged, but each process
 reads an entry through once before it trusts it, and a damaged one is only fetched again.
 
 When there is more than the limit, those go that were fetched the longest ago, but none that was fetched within the last

@@ -1,7 +1,7 @@
 """The artifact store in a local folder: `<root>/<kind>/<key>/` with the files and their `manifest.json`.
 
 An artifact is written beside (in `<root>/scratch`), every file and folder of it is synced, and one rename makes it
-visible; then the parent is synced. So a crash at any moment leaves the artifact whole or absent.
+visible; then the parent is synced. So a crash at any moment leaves the artifact complete or absent.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class LocalStore:
         return manifest
 
     def _adopt(self, kind: str, key: str) -> Manifest | None:
-        """What is there already, if it is whole."""
+        """What is there already, if it is undamaged."""
         manifest = self._whole(kind, key)
         if manifest is not None:
             # Whoever put it there may have died before its name was durable.

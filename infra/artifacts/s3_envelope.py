@@ -1,7 +1,7 @@
 """What lies at `<kind>/<key>/manifest.json` on S3: the state of an artifact, and every step from one to the next.
 
-    absent, gone --put--> live --set aside--> gone        live --collector--> condemned --collector--> gone
-                                                                              condemned --restore--> live
+    absent, gone --put--> live --set aside--> gone        live --collector--> marked --collector--> gone
+                                                                              marked --restore--> live
 
 Each step is one conditional put, and each version has a nonce of its own, so no two versions have the same ETag and
 a step from a version that somebody has changed meanwhile fails. What is gone keeps its envelope for ever: that nothing
@@ -32,7 +32,7 @@ from infra.storage.objects import Objects, S3Address
 from infra.storage.rereading import read_again
 
 ENVELOPE_FORMAT = 1
-State = Literal["live", "condemned", "gone"]
+State = Literal["live", "marked", "gone"]
 
 
 class Envelope(BaseModel):
@@ -80,7 +80,7 @@ class Version:
 
     @property
     def exists(self) -> bool:
-        """Whether there is an artifact; a condemned one is there still."""
+        """Whether there is an artifact; a marked one is there still."""
         return self.envelope.state != "gone"
 
 

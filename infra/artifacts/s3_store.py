@@ -182,7 +182,7 @@ class S3Store:
         return self._artifact_files.check(manifest, upload, self._cache.scratch())
 
     def _restored(self, kind: str, key: str) -> Version | None:
-        """The version of what exists; a collector that has condemned it finds that it is wanted."""
+        """The version of what exists; a collector that has marked it finds that it is wanted."""
         while True:
             version = read_version(self._objects, self._address, kind, key)
             if version is None or not version.exists:
@@ -194,7 +194,7 @@ class S3Store:
                 return restored
 
     def _adopt(self, kind: str, key: str) -> Manifest | None:
-        """What is there already, if it is whole as far as its sizes tell; what is not is set aside."""
+        """What is there already, if it is undamaged as far as its sizes show; what is not is set aside."""
         while True:
             try:
                 version = self._restored(kind, key)

@@ -1,6 +1,6 @@
 """Artifacts: immutable folders of files, stored under a kind and a key and named by references.
 
-A store is opened with `open_store`. An artifact appears in it whole, in one atomic step, or not at all; what is read
+A store is opened with `open_store`. An artifact appears in it complete, in one atomic step, or not at all; what is read
 from it is checked against its manifest. One store object should serve a whole process: it remembers its checks.
 """
 
@@ -52,7 +52,7 @@ class ArtifactStore(Protocol):
     def set_aside(self, kind: str, key: str, *, digest: str | None = None) -> Path | str | None:
         """Move a damaged artifact away so that it can be made again, and say where it is kept.
 
-        Checks everything first: a whole artifact stays (None), unless its digest is not the `digest` that is asked for.
+        Checks everything first: an undamaged one stays (None), unless its digest is not the `digest` asked for.
         """
 
     def scratch(self) -> Path:

@@ -115,7 +115,7 @@ class ChannelEnded(Exception):
 
 
 class ChannelSilent(Exception):
-    """The other side sent no whole line, or took none, in time."""
+    """The other side sent no complete line, or took none, in time."""
 
 
 @dataclass(frozen=True)

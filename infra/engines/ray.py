@@ -4,7 +4,7 @@
     RayEngine ──── Ray actor ──────► EngineHost ──► guardian.py ──► python -m ppo_core.engines.rollout
          └──────────────── the S3 store ──────┘
 
-Ray places the actor and tells of its death, or its node's. We make a new one then, so that the wait for a node has an
+Ray places the actor and reports its death, or its node's. We make a new one then, so that the wait for a node has an
 end; the flow's retry sends the work again.
 """
 
@@ -77,7 +77,7 @@ class RayEngine:
         self._placing: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to place it, and return at once. A failure is told by the next call."""
+        """Begin to place it, and return at once. A failure is raised by the next call."""
         self._closed = False
         self._begin()
 
@@ -188,7 +188,7 @@ class RayEngine:
         return greeting
 
     def _watched(self, ray: Any, placed: Placed, job: Any, on_progress: OnProgress) -> Outcome:
-        """The job's outcome; hands on what the engine tells meanwhile."""
+        """The job's outcome; hands on what the engine reports meanwhile."""
         question, heard = placed.actor.progress.remote(), time.monotonic()
         while not ray.wait([job], timeout=POLL_S)[0]:
             if ray.wait([question], timeout=0)[0]:

@@ -89,7 +89,7 @@ class EngineHost:
             return Outcome(error=error)
 
     def progress(self) -> list[EngineProgress]:
-        """What the engine has told since the last question."""
+        """What the engine has reported since the last question."""
         with self._lock:
             seen, self._seen = self._seen, []
             return seen

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StoredArtifact:
-    """An artifact in the store, whole or not, and the size of its files."""
+    """An artifact in the store, damaged or not, and the size of its files."""
 
     kind: str
     key: str

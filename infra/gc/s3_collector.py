@@ -1,14 +1,14 @@
 """The collector of a store on S3. There are no locks; two looks and compare-and-swap take their place.
 
-A writer pins an artifact first and reads its manifest then, and makes it live again where it is condemned. The
+A writer pins an artifact first and reads its manifest then, and makes it live again where it is marked. The
 collector condemns it first, then reads pauses, pins and records, and removes it only if it is still the version that
-was condemned. So for every artifact either the writer read the manifest after it was condemned, and the removal fails;
+was marked. So for every artifact either the writer read the manifest after it was marked, and the removal fails;
 or it read it before: then its pin was there before the collector looked at the pins, and if the pin was gone again by
 then, the record that names the artifact was there before the collector looked at the records. A pin counts as long as
 the head of its run names its lease, and what an ended lease pinned can no longer be named by a record. A pause takes
 the place of the pins of whoever holds no lease.
 
-A collector that dies leaves artifacts condemned, which for all readers is as good as live.
+A collector that dies leaves artifacts marked, which for all readers is as good as live.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ class S3Collector:
 
     def _condemn(self, name: Name) -> Version | None:
         version = self._version(name)
-        if version is None or version.envelope.state == "condemned":
+        if version is None or version.envelope.state == "marked":
             return version
-        return move(self._objects, self._address, *name, version, "condemned")
+        return move(self._objects, self._address, *name, version, "marked")
 
     def _bury(self, going: tuple[Name, Version]) -> StoredArtifact | None:
         name, version = going

@@ -1,4 +1,4 @@
-"""Values of curves, and how they are told MLflow: a call stores all of a step or nothing."""
+"""Values of curves, and how they are sent to MLflow: a call stores all of a step or nothing."""
 
 from __future__ import annotations
 

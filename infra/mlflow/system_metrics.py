@@ -1,4 +1,4 @@
-"""How busy this machine is, as points of MLflow's system metrics; measured and told by a thread of its own."""
+"""How busy this machine is, as points of MLflow's system metrics; measured and sent by a thread of its own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Tracker(Protocol):
 
 
 class SystemMetrics:
-    """Measures every ten seconds until it is closed. MLflow's own monitor would lose what it cannot tell at once."""
+    """Measures every ten seconds until it is closed. MLflow's own monitor would lose what it cannot send at once."""
 
     def __init__(self, tracker: Tracker, *, every_s: float = EVERY_S) -> None:
         self._tracker = tracker

@@ -47,7 +47,7 @@ def remedy_for(run: str, document: int | str = "spec") -> str:
             "from an iteration before it"
         )
     if document == "divergences":
-        return "move it away: it tells of an iteration that is no part of the run, and nothing depends on it"
+        return "move it away: it is of an iteration that is no part of the run, and nothing depends on it"
     return (
         f"`ppoflow fsck {run} --repair` takes iteration {document} and those after it out of the run, and the next "
         "start makes them again, from the stages that are still in the store"

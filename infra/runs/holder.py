@@ -18,7 +18,7 @@ def holder_of(leases: RunLeases) -> LeaseOwner | None:
 
 
 def require_free(leases: RunLeases) -> None:
-    """Raise LeaseHeld where one look tells that a process has the run and goes on: taking it would be refused too.
+    """Raise LeaseHeld where one look shows that a process has the run and goes on: taking it would be refused too.
 
     A process that is silent, or on another machine, is no reason yet: whoever takes the run watches it for a while.
     """

@@ -1,4 +1,4 @@
-"""Who has a run: what each holder says of itself, and how the others are told."""
+"""Who has a run: what each holder says of itself, and how the others see it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def describe(holder: LeaseOwner) -> str:
 
 
 def loss(run: str, number: int, successor: LeaseOwner | None) -> LeaseLost:
-    """What a process is told whose lease of this number is gone."""
+    """The error of a process whose lease of this number is gone."""
     if successor is None:
         return LeaseLost(f"run {run}: this process no longer has the run, its lease {number} has ended")
     return LeaseLost(

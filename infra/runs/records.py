@@ -1,6 +1,6 @@
 """The records of a run: its spec, one record for each committed iteration, and notes.
 
-A record is the truth of its run. It is created exactly once, whole and durable, after everything that it names;
+A record is the truth of its run. It is created exactly once, complete and durable, after everything that it names;
 nothing ever changes it. Only the holder of the run's lease writes, and it can change nothing once another process has
 taken the run over. Where and how they are kept depends on the store: see `infra.runs.local_records` and
 `infra.runs.s3_pointer`.

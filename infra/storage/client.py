@@ -99,12 +99,12 @@ def prober(session: boto3.session.Session, bucket: str) -> Callable[[], None]:
 
 
 def server_of(endpoint: str) -> str:
-    """How people are told of a server, by its address without any password in it."""
+    """How messages name a server: by its address without any password in it."""
     return f"S3 at {endpoint.rpartition('@')[2].removeprefix('https://')}"
 
 
 def configuration(tuning: Tuning) -> Config:
-    """What boto3 is told about patience and checksums."""
+    """boto3's settings of patience and checksums."""
     return Config(
         connect_timeout=tuning.connect_s,
         read_timeout=tuning.read_s,

@@ -1,4 +1,4 @@
-"""What a process knows of an S3 server that does not answer: for how long its calls wait, and who is told of it.
+"""What a process knows of an S3 server that does not answer: for how long its calls wait, and who hears of it.
 
 Calls wait for a server that has answered before, because what is under way is worth it. They do not wait for long
 where nothing has begun yet, and not at all where the work is ending anyway.

@@ -1,4 +1,4 @@
-"""Pages in a local folder: each appears under its name whole and durable, and never replaces another."""
+"""Pages in a local folder: each appears under its name complete and durable, and never replaces another."""
 
 from __future__ import annotations
 

@@ -70,14 +70,14 @@ def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
     prompts: dict[str, list[PromptRow]] = {}
     for split in ("train", "eval"):
         if split in named:
-            source, given = named[split], told(rows[split], named[split], job)
+            source, given = named[split], with_progress(rows[split], named[split], job)
             prompts[split] = prompt_rows(given, tokenizer, source=source, answer_column=column, limits=anywhere)
             _check_vocabulary(source, prompts[split], tokenizer, config)
     longest = [longest_of(found, named[split]) for split, found in prompts.items()]
     check_room(max(longest, key=lambda found: found.tokens), limits)
     examples = None
     if "sft" in named:
-        given = told(rows["sft"], named["sft"], job)
+        given = with_progress(rows["sft"], named["sft"], job)
         examples = supervised_rows(given, tokenizer, source=named["sft"], context_length=context)
     return Start(prompts, examples, config, context, [rewards.total(part) for part in parts])
 
@@ -103,7 +103,7 @@ def untokenized(row: Mapping[str, Any], column: str) -> PromptRow:
     return PromptRow("", row["prompt"], [], row.get(column), metadata)
 
 
-def told(rows: list[dict[str, Any]], source: str, job: Job) -> Iterator[dict[str, Any]]:
+def with_progress(rows: list[dict[str, Any]], source: str, job: Job) -> Iterator[dict[str, Any]]:
     """The rows, with a sign of life after every thousand: a large file must not look like a hung engine."""
     for number, row in enumerate(rows, 1):
         yield row

@@ -1,4 +1,4 @@
-"""How the progress of fine-tuning tells its loss."""
+"""The loss in the progress messages of fine-tuning."""
 
 from __future__ import annotations
 

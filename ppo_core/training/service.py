@@ -160,7 +160,7 @@ def leading(engine: TrainingEngine, name: str) -> Callable[[Job], dict[str, Any]
         except EngineDefect:
             raise
         except Exception as error:
-            # Collective calls may hang half way, and weights may have moved: only a new process is known to be whole.
+            # Collective calls may hang half way, and weights may have moved: only a new process is known to be sound.
             # There numbers that are not finite would come out the same again.
             retryable = not isinstance(error, FloatingPointError)
             raise EngineDefect(f"{type(error).__name__}: {error}", retryable=retryable) from error

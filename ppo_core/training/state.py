@@ -1,4 +1,4 @@
-"""`state.json` of a checkpoint: which one it is, how far it has trained, and how a thin one is made whole again."""
+"""`state.json` of a checkpoint: which one it is, how far it has trained, and how a thin one is completed."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def require_prefect(url: str | None) -> None:
 
 
 def no_prefect(url: str, error: Exception) -> PrefectServerError:
-    """What a user is told of a server that does not answer."""
+    """The message about a server that does not answer."""
     return PrefectServerError(
         f"no Prefect server answers at {without_password(url)} ({error}): start it, or unset PREFECT_API_URL to "
         "have one embedded"

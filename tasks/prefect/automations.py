@@ -64,7 +64,7 @@ def ensure_automation(client: SyncPrefectClient, wanted: AutomationCore) -> str:
 
 
 def go_on_after_crash() -> AutomationCore:
-    """A crashed flow run is started again: by its name it finds its run, and goes on after the last whole iteration."""
+    """A crashed flow run is started again: it finds its run by name, and goes on after the last committed iteration."""
     return AutomationCore(
         name="ppoflow: a crashed run goes on",
         description="Starts the same flow run again when its process has died; it goes on where it stopped.",

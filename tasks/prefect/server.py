@@ -28,7 +28,7 @@ from tasks.checks.servers import no_prefect
 from tasks.runs.errors import FAILURES
 
 PREFECT_AWAY = (HTTPError, PrefectException)
-"""What Prefect's client raises when its server is gone: the run is whole all the same, its records have it."""
+"""What Prefect's client raises when its server is gone: the run is safe all the same, its records have it."""
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,1 +1,1 @@
-"""What MLflow and Prefect's pages are told of a run: projections of its records, each point once."""
+"""What MLflow and Prefect's pages show of a run: projections of its records, each point once."""

@@ -1,6 +1,6 @@
 """The curve of supervised fine-tuning in MLflow, by optimizer step: live while it trains, and whole from the record.
 
-Both tell the same points with the same times, and MLflow keeps what it is told twice once.
+Both send the same points with the same times, and MLflow keeps once what it gets twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What MLflow is told of a run: what it is, its curves and answers, and the picture of them; each point once."""
+"""What MLflow gets of a run: what it is, its curves and answers, and the picture of them; each point once."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def link_lineage(context: RunContext, record: IterationRecord) -> bool:
 
 
 def log_missing(context: RunContext, record: IterationRecord) -> bool:
-    """Tables before points: an iteration whose points are there has been told completely."""
+    """Tables before points: an iteration whose points are there has been reported completely."""
     missing = [i for i in range(record.iteration + 1) if i not in context.reported]
     if not missing:
         return True

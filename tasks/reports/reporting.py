@@ -1,4 +1,4 @@
-"""What a process has told people of a run so far, and what it tells beside the training."""
+"""What a process has reported of a run so far, and reports beside the training."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ FAILURES = (
     StoreUnavailable,
     StoreUnsupported,
 )
-"""What a person is told as a message, not as a traceback."""
+"""Shown as a message, not as a traceback."""
 
 NOT_FINITE = "FloatingPointError: "
 

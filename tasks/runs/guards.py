@@ -93,7 +93,7 @@ def keep_evidence(context: RunContext, iteration: int, passed: list[str], record
 
 
 def diverged(run: str, iteration: int, passed: list[str], evidence: str, cure: str = "") -> DivergedError:
-    """What a person is told."""
+    """The message to a person."""
     last = iteration - 1
     return DivergedError(
         f"iteration {iteration} of run {run} diverged: {'; '.join(passed)}. It is no part of the run, which stands at "

@@ -118,7 +118,7 @@ class Reachability:
         return list(found.values())
 
     def records_of(self, records: RunRecords) -> list[IterationRecord]:
-        """A run's records, in order. Raises RecordError where they are not whole."""
+        """A run's records, in order. Raises RecordError where they are damaged."""
         return unless_changed(records, lambda contents: self._chain(records, contents))
 
     def _chain(self, records: RunRecords, contents: RunListing) -> list[IterationRecord]:

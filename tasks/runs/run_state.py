@@ -49,7 +49,7 @@ def effective_spec(spec: RunSpec, records: RunRecords) -> RunSpec:
     """The spec a run really has: learning-rate decay ends where the run was first meant to end.
 
     Raises InputError when the run exists with another spec, listing the keys that differ, and RecordError where its
-    records are not whole.
+    records are damaged.
     """
     document = read_chain(records).spec
     recorded = None if document is None else RunSpec.model_validate(document)

@@ -1,4 +1,4 @@
-"""What people are told of a store that does not answer while a run waits for it."""
+"""Messages about a store that does not answer while a run waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person is told at the end of a run: where everything is, and how to go on."""
+"""The summary at the end of a run: where everything is, and how to go on."""
 
 from __future__ import annotations
 

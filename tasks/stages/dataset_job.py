@@ -1,4 +1,4 @@
-"""What the scoring engine is told of a run's data and reward functions."""
+"""The jobs that describe a run's data and rewards to the scoring engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def dataset_job(spec: RunSpec) -> PrepareDatasetJob:
 
 
 def reward_trial(spec: RunSpec) -> dict[str, Any]:
-    """What the scoring engine's job `try_reward` is told, but for the completions."""
+    """The spec of the scoring engine's job `try_reward`, but for the completions."""
     return {
         "reward": spec.reward.model_dump(mode="json"),
         "train": spec.dataset.train,

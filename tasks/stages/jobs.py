@@ -27,7 +27,7 @@ OnProgress = Callable[[EngineProgress], None]
 
 @dataclass(frozen=True)
 class UploadedSource:
-    """A folder of the user's that was stored to reach another machine; the engine is told the folder's own digest."""
+    """A folder of the user's that was stored to reach another machine; the engine gets the folder's own digest."""
 
     ref: ArtifactRef
     digest: str

@@ -2,7 +2,7 @@
 
 A stage is a pure function: its key is the sha256 over its name, the spec it reads, the digests of its inputs and the
 fingerprint of the engine's code. Prefect's own result cache is not relied on; what the store has comes back in
-Prefect's state `Cached`, so its pages tell the truth.
+Prefect's state `Cached`, so its pages are right.
 """
 
 from __future__ import annotations

@@ -72,6 +72,6 @@ def test_what_is_damaged_is_found_and_made_again_by_real_engines(smoke: Finished
     assert "! checkpoint of iteration 3: " in found.stdout
     repaired = ppoflow(tmp_path, "fsck", "first", "--repair")
     assert repaired.returncode == 0, repaired.stdout + repaired.stderr
-    assert "checkpoint of iteration 3 is whole again, with the same digest" in repaired.stdout
+    assert "checkpoint of iteration 3 is undamaged again, with the same digest" in repaired.stdout
     assert policy_bytes(tmp_path, third) == before
     assert repaired.stdout.rstrip().endswith("all as they were written")

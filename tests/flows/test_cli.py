@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from flows.cli import again, app
 from flows.cli.friendly_errors import with_set
-from tests.tasks.benches import ARITHMETIC
+from tests.tasks.run_contexts import ARITHMETIC
 
 SMOKE = str(ARITHMETIC / "smoke.yaml")
 

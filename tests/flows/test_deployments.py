@@ -19,7 +19,7 @@ from infra.runs.names import validate_run_name
 from ppo_core.spec import RunSpec, SpecError
 from tasks.prefect.automations import POOL, RESUMABLE
 from tasks.prefect.deployment_params import name_of_run
-from tests.tasks.benches import ARITHMETIC, smoke_spec
+from tests.tasks.run_contexts import ARITHMETIC, smoke_spec
 
 ROOT = Path(__file__).parents[2]
 PROJECT = yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))

@@ -139,7 +139,7 @@ def test_what_it_shares_is_made_again_with_the_settings_of_the_first_run(iterati
     assert found is not None
     assert found.iteration == 2
     context.store.fetch(ref.bare())
-    assert f"checkpoint of iteration {iteration} is whole again, with the same digest" in fork.said
+    assert f"checkpoint of iteration {iteration} is undamaged again, with the same digest" in fork.said
 
 
 def test_a_fork_of_a_fork_goes_on(source: ToyRun) -> None:

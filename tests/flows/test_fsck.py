@@ -101,7 +101,7 @@ def test_each_artifact_however_damaged_is_made_again_to_the_same_bytes(
     assert "`ppoflow fsck toy --repair` makes it again" in told.remedy
     context = run.context()
     lines = remake(context, run.console(), [(told.iteration, told.ref)])
-    assert f"{ref.kind} of iteration {told.iteration} is whole again, with the same digest" in lines
+    assert f"{ref.kind} of iteration {told.iteration} is undamaged again, with the same digest" in lines
     context.lease.release()
     assert check().damages == []
     manifest = "manifest.json"  # it says when it was made

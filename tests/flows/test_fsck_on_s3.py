@@ -41,7 +41,7 @@ def test_on_s3_the_bytes_in_the_bucket_count_and_not_the_copies_here(tmp_path: P
         context.store.check(ref)
     assert (
         remake(context, run.console(), [(2, ref)])[0]
-        == "checkpoint of iteration 2 is whole again, with the same digest"
+        == "checkpoint of iteration 2 is undamaged again, with the same digest"
     )
     assert context.store.check(ref) > 0
 

@@ -1,4 +1,4 @@
-"""Damage: what going on needs is made again to the same bytes, or the run falls back to what is whole, and says so."""
+"""Damage: what going on needs is made again to the same bytes, or the run falls back to what is undamaged."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_what_going_on_needs_is_made_again_to_the_same_bytes(
     assert found.iteration == 5
     context.store.fetch(ArtifactRef(kind=ref.kind, uri=ref.uri, digest=ref.digest))  # every byte is right
     assert run.record_bytes() == before
-    assert "is whole again, with the same digest" in run.said
+    assert "is undamaged again, with the same digest" in run.said
     assert (list((run.home / "store" / "damaged").glob("*")) == []) is (damage is lose_it)
     assert [job for job in run.engines.done if job != "describe_sources"] == [
         {"reference": "start_policy"}.get(need, "compute_advantages" if "replay" in need else "update_policy")
@@ -110,7 +110,7 @@ def test_it_is_made_again_with_the_settings_of_its_time(dense: ToyRun, whole: To
     flip_a_bit(run.place(run.records()[3].checkpoint))
     run.train("guards.max_skipped_steps=7", "training.microbatch_size=8")
     assert {name: run.record_bytes()[name] for name in before} == before
-    assert "checkpoint of iteration 3 is whole again" in run.said
+    assert "checkpoint of iteration 3 is undamaged again" in run.said
 
 
 def test_what_comes_out_differently_makes_the_run_fall_back_and_say_so(
@@ -122,7 +122,7 @@ def test_what_comes_out_differently_makes_the_run_fall_back_and_say_so(
     run.engines.salts["update_policy"] = "another kind of CPU"
     records = run.train()
     assert "checkpoint of iteration 3 could not be made again to the same digest" in run.said
-    assert "falling back to iteration 2, the last whole one" in run.said
+    assert "falling back to iteration 2, the last undamaged one" in run.said
     assert [record.iteration for record in records] == [0, 1, 2, 3, 4]
     after = run.record_bytes()
     assert [after[name] == before[name] for name in before] == [True, True, True, False]
@@ -136,7 +136,7 @@ def test_without_a_reference_the_run_begins_anew_and_tries_it_once(dense: ToyRun
     lose_it(run.place(run.records()[0].reference))
     run.engines.salts["start_policy"] = "another kind of CPU"
     records = run.train()
-    assert "no iteration is whole: the run begins anew" in run.said
+    assert "no iteration is undamaged: the run begins anew" in run.said
     assert run.said.count("could not be made again") == 1
     assert [record.iteration for record in records] == [0, 1, 2, 3, 4]
     assert {record.reference.digest for record in records} == {records[0].checkpoint.digest}
@@ -150,7 +150,7 @@ def test_a_checkpoint_damaged_while_an_iteration_works_is_made_again(
     run = ToyRun(tmp_path, whole.overrides, engines=ToyEngines(best_is_the_second))
     run.engines.before("score_rollouts", 3, lambda: damage(run.place(run.records()[2].checkpoint)))
     assert digests(run.train()) == digests(whole.records())
-    assert "checkpoint of iteration 2 is whole again" in run.said
+    assert "checkpoint of iteration 2 is undamaged again" in run.said
     assert run.engines.count("generate_rollouts") == 4
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from flows.cli import app
 from flows.ppo import ppo_training
 from ppo_core.records import InputError
-from tests.tasks.benches import ARITHMETIC, smoke_spec
+from tests.tasks.run_contexts import ARITHMETIC, smoke_spec
 
 SMOKE = str(ARITHMETIC / "smoke.yaml")
 SMALL_HEADS = "model.config.num_attention_heads=8"

@@ -106,7 +106,7 @@ def test_what_it_takes_from_the_record_is_made_again_where_it_is_damaged(finishe
     again(run, "score")
     again(undisturbed, "score")
     assert digests(run.records()) == digests(undisturbed.records())
-    assert "rollouts of iteration 2 is whole again, with the same digest" in run.said
+    assert "rollouts of iteration 2 is undamaged again, with the same digest" in run.said
 
 
 def test_without_what_it_starts_from_nothing_is_taken_out_of_the_run(finished: ToyRun, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_without_what_it_starts_from_nothing_is_taken_out_of_the_run(finished: T
     before = run.record_bytes()
     flip_a_bit(run.place(run.records()[1].checkpoint))
     run.engines.salts["update_policy"] = "another kind of CPU"
-    with pytest.raises(InputError, match="iteration 2 cannot be done again: what it starts from is not whole"):
+    with pytest.raises(InputError, match="iteration 2 cannot be done again: what it starts from is damaged"):
         again(run, "score")
     assert run.record_bytes() == before
 

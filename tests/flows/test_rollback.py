@@ -9,7 +9,7 @@ import pytest
 
 from flows.ppo import Rerun
 from tasks.runs.guards import DivergedError
-from tests.tasks.benches import QuickFiles
+from tests.tasks.run_contexts import QuickFiles
 from tests.tasks.toy_engines import ToyEngines, not_finite
 from tests.tasks.toy_runs import Killed, ToyRun, digests, killed
 

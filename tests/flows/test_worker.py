@@ -26,7 +26,7 @@ from infra.prefect_server import PrefectServer
 from tasks.prefect.automations import POOL, RESUMABLE, prepare_server
 from tests.e2e.launch import DEADLINE_S, SMOKE, processes_of
 from tests.processes import command_line
-from tests.tasks.benches import smoke_spec
+from tests.tasks.run_contexts import smoke_spec
 from tests.waiting import LONG_S
 
 pytestmark = pytest.mark.slow

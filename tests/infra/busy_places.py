@@ -106,7 +106,7 @@ class BusyBucket(Bucket):
         self._put(name, seam or self.objects, upload or uuid4().hex)
 
     def find_or_put(self, name: Name, seam: Seam, writer: ProcessIdentity = NOBODY) -> None:
-        """What is condemned is saved, and what is gone is made again."""
+        """What is marked is saved, and what is gone is made again."""
         upload = uuid4().hex
         while True:
             version = read_version(seam, ADDRESS, *name)

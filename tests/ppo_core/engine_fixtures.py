@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.ppo_core.engine_jobs import Bench, open_engine
+from tests.ppo_core.engine_jobs import Client, open_engine
 from tests.ppo_core.scoring_jobs import REWARDS, ROWS, write_lines
 from tests.ppo_core.tiny_policies import make_policy
 
 
 @pytest.fixture(scope="session")
-def rollout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    bench = open_engine("rollout", tmp_path_factory.mktemp("rollout"))
-    yield bench
-    bench.engine.close()
+def rollout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    client = open_engine("rollout", tmp_path_factory.mktemp("rollout"))
+    yield client
+    client.engine.close()
 
 
 @pytest.fixture(scope="session")
-def scoring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    bench = open_engine("scoring", tmp_path_factory.mktemp("scoring"))
-    yield bench
-    bench.engine.close()
+def scoring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    client = open_engine("scoring", tmp_path_factory.mktemp("scoring"))
+    yield client
+    client.engine.close()
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ TIMEOUT_S = 900.0  # the first job waits for the imports: 20 s on a quiet machin
 
 
 @dataclass(frozen=True)
-class Bench:
+class Client:
     """A running engine with a folder for what its jobs write."""
 
     engine: EngineProcess
@@ -62,7 +62,7 @@ class Bench:
         return read_rollouts(output / "rollouts.parquet")
 
 
-def open_engine(name: str, folder: Path, spec: RunSpec | None = None) -> Bench:
+def open_engine(name: str, folder: Path, spec: RunSpec | None = None) -> Client:
     """An engine as the tasks start it for a run of `spec`."""
     spec = spec or minimal_spec()
     settings = Settings(home=folder)
@@ -77,15 +77,15 @@ def open_engine(name: str, folder: Path, spec: RunSpec | None = None) -> Bench:
         command=training_command(spec.training.num_ranks) if name == "training" else None,
     )
     engine.start()
-    return Bench(engine, folder, itertools.count())
+    return Client(engine, folder, itertools.count())
 
 
-def ends_by_itself(bench: Bench) -> bool:
+def ends_by_itself(client: Client) -> bool:
     """Close it; whether it then ended without being killed, however long a busy machine takes for that."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("infra.engines.process.CLOSE_GRACE_S", LONG_S)
         began = time.monotonic()
-        bench.engine.close()
+        client.engine.close()
     return time.monotonic() - began < LONG_S
 
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from ppo_core.data.tables import write_rollouts
 from ppo_core.records import RolloutRow
-from tests.ppo_core.engine_jobs import Bench
+from tests.ppo_core.engine_jobs import Client
 from tests.ppo_core.tiny_policies import EOS
 
 REWARDS = """
@@ -65,7 +65,7 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def prepare(bench: Bench, sources: Path, start: Path, function: str = "length", **changes: Any) -> Path:
+def prepare(client: Client, sources: Path, start: Path, function: str = "length", **changes: Any) -> Path:
     """`start`: the folder of the model, or of the tokenizer where a model's configuration is among the changes."""
     dataset = {"train": "train.jsonl", **changes.pop("dataset", {})}
     spec = {
@@ -77,21 +77,21 @@ def prepare(bench: Bench, sources: Path, start: Path, function: str = "length", 
         "reward": {"function": f"my_rewards.py:{function}"},
         **changes,
     }
-    output = bench.output()
+    output = client.output()
     weights = {"model": start} if "path" in spec["model"] else {}
-    bench.run("prepare_dataset", {"sources": sources, "tokenizer": start, **weights}, spec, output)
+    client.run("prepare_dataset", {"sources": sources, "tokenizer": start, **weights}, spec, output)
     return output
 
 
-def score(bench: Bench, sources: Path, dataset: Path, reward: dict[str, Any], responses: list[str]) -> list[Any]:
+def score(client: Client, sources: Path, dataset: Path, reward: dict[str, Any], responses: list[str]) -> list[Any]:
     """The scores as they lie in the table; responses in the order of the dataset's rows."""
     rows = pq.read_table(dataset / "train.parquet").to_pylist()
     rollouts = [
         RolloutRow(row["prompt_id"], 0, row["prompt_token_ids"], [5, EOS], text, [-1.0, -1.0], finish)
         for row, text, finish in zip(rows, responses, ["stop", "length", "stop"], strict=True)
     ]
-    folder, output = bench.output(), bench.output()
+    folder, output = client.output(), client.output()
     write_rollouts(folder / "rollouts.parquet", rollouts)
     inputs = {"sources": sources, "rollouts": folder, "dataset": dataset}
-    bench.run("score_rollouts", inputs, {"reward": reward, "answer_column": "answer", "split": "train"}, output)
+    client.run("score_rollouts", inputs, {"reward": reward, "answer_column": "answer", "split": "train"}, output)
     return pq.read_table(output / "scores.parquet").to_pylist()

@@ -14,7 +14,7 @@ import pytest
 from infra.engines.process import EngineDied, EngineProcess, EngineProgress
 from infra.settings import Settings
 from tasks.stages.engine_programs import PROGRAMS, rollout_environment
-from tests.ppo_core.engine_jobs import ROOT, Bench, generate_spec, write_dataset
+from tests.ppo_core.engine_jobs import ROOT, Client, generate_spec, write_dataset
 from tests.ppo_core.tiny_policies import make_policy
 from tests.processes import command_line
 from tests.waiting import LONG_S
@@ -24,7 +24,7 @@ PROMPTS = [[number % 7 + 3, number % 5 + 3, number % 11 + 3] for number in range
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+def client(tmp_path: Path) -> Iterator[Client]:
     switches = rollout_environment(Settings(home=tmp_path))
     engine = EngineProcess(
         "rollout",
@@ -32,8 +32,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         log=tmp_path / "rollout.log",
         environment={**switches, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "PYTHONPATH": str(ROOT)},
     )
-    bench = Bench(engine, tmp_path, itertools.count())
-    yield bench
+    client = Client(engine, tmp_path, itertools.count())
+    yield client
     engine.close()
 
 
@@ -43,10 +43,10 @@ def core() -> list[psutil.Process]:
     ]
 
 
-def test_a_core_killed_while_it_samples_ends_the_engine(bench: Bench, tmp_path: Path) -> None:
+def test_a_core_killed_while_it_samples_ends_the_engine(client: Client, tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "dataset", PROMPTS)
     inputs = {"checkpoint": make_policy(tmp_path / "checkpoint" / "policy").parent, "dataset": dataset}
-    spec, output = generate_spec(num_prompts=len(PROMPTS), max_response_tokens=64), bench.output()
+    spec, output = generate_spec(num_prompts=len(PROMPTS), max_response_tokens=64), client.output()
     below: list[psutil.Process] = []
 
     def kill(_: EngineProgress) -> None:
@@ -56,6 +56,6 @@ def test_a_core_killed_while_it_samples_ends_the_engine(bench: Bench, tmp_path: 
             os.kill(killed.pid, signal.SIGKILL)
 
     with pytest.raises(EngineDied, match="EngineCore"):
-        bench.run("generate_rollouts", inputs, spec, output, on_progress=kill)
+        client.run("generate_rollouts", inputs, spec, output, on_progress=kill)
     assert len(below) == 2  # vLLM's core, and the engine
     assert psutil.wait_procs(below, timeout=LONG_S)[1] == []

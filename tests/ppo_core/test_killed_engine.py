@@ -15,7 +15,7 @@ import pytest
 from infra.engines.process import EngineDied, EngineProgress
 from ppo_core.records import UpdatePolicyJob
 from ppo_core.spec import TrainingSpec
-from tests.ppo_core.engine_jobs import Bench, minimal_spec, open_engine
+from tests.ppo_core.engine_jobs import Client, minimal_spec, open_engine
 from tests.ppo_core.tiny_models import tiny_config, tiny_tokenizer
 from tests.ppo_core.update_cases import make_experience, save_experience, update_job
 from tests.processes import command_line
@@ -24,19 +24,19 @@ TRAINING = TrainingSpec(num_ranks=2, zero_stage=2, microbatch_size=4)
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = open_engine("training", tmp_path, minimal_spec().model_copy(update={"training": TRAINING}))
-    yield bench
-    bench.engine.close()
+def client(tmp_path: Path) -> Iterator[Client]:
+    client = open_engine("training", tmp_path, minimal_spec().model_copy(update={"training": TRAINING}))
+    yield client
+    client.engine.close()
 
 
 @pytest.fixture
-def start(bench: Bench, tmp_path: Path) -> Path:
+def start(client: Client, tmp_path: Path) -> Path:
     """Checkpoint 0."""
     tiny_tokenizer().save_pretrained(tmp_path / "tokenizer")
     spec = {"seed": 1, "model": {"config": tiny_config("llama-tied"), "tokenizer": "x"}}
-    output, inputs = bench.output(), {"dataset": tmp_path, "tokenizer": tmp_path / "tokenizer"}
-    bench.run("start_policy", inputs, spec, output)
+    output, inputs = client.output(), {"dataset": tmp_path, "tokenizer": tmp_path / "tokenizer"}
+    client.run("start_policy", inputs, spec, output)
     return output
 
 
@@ -45,15 +45,15 @@ def job(number: int, *, full: bool) -> UpdatePolicyJob:
     return update_job(iteration=number - 1, num_ppo_epochs=2, num_minibatches=2).model_copy(update=changes)
 
 
-def update(bench: Bench, number: int, inputs: dict[str, Path], *, full: bool, **watch: Any) -> Path:
-    output, spec = bench.output(), job(number, full=full)
-    bench.run("update_policy", inputs, spec.model_dump(mode="json"), output, **watch)
+def update(client: Client, number: int, inputs: dict[str, Path], *, full: bool, **watch: Any) -> Path:
+    output, spec = client.output(), job(number, full=full)
+    client.run("update_policy", inputs, spec.model_dump(mode="json"), output, **watch)
     return output
 
 
-def killed_update(bench: Bench, number: int, inputs: dict[str, Path]) -> None:
+def killed_update(client: Client, number: int, inputs: dict[str, Path]) -> None:
     """In its middle, which it cannot leave before the kill: nobody reads the pipe that stands for its last file."""
-    output, spec = bench.output(), job(number, full=False)
+    output, spec = client.output(), job(number, full=False)
     os.mkfifo(output / "state.json")
     killed: list[int] = []
 
@@ -63,7 +63,7 @@ def killed_update(bench: Bench, number: int, inputs: dict[str, Path]) -> None:
             os.kill(killed[0], signal.SIGKILL)
 
     with pytest.raises(EngineDied, match="was killed by SIGKILL"):
-        bench.run("update_policy", inputs, spec.model_dump(mode="json"), output, on_progress=kill)
+        client.run("update_policy", inputs, spec.model_dump(mode="json"), output, on_progress=kill)
     assert killed
 
 
@@ -74,21 +74,23 @@ def engine_processes() -> list[int]:
     return [child.pid for child in children if command_line(child)[:3] == program]
 
 
-def test_three_updates_with_thin_checkpoints_and_a_kill_in_each(bench: Bench, start: Path, tmp_path: Path) -> None:
+def test_three_updates_with_thin_checkpoints_and_a_kill_in_each(client: Client, start: Path, tmp_path: Path) -> None:
     experiences = [tmp_path / f"experience{number}" for number in range(3)]
     for number, folder in enumerate(experiences):
         save_experience(make_experience(noise=0.1 + 0.1 * number), folder)
     unbroken, checkpoint = [], start
     for number in (1, 2, 3):
-        checkpoint = update(bench, number, {"checkpoint": checkpoint, "experience": experiences[number - 1]}, full=True)
+        checkpoint = update(
+            client, number, {"checkpoint": checkpoint, "experience": experiences[number - 1]}, full=True
+        )
         unbroken.append(checkpoint)
     checkpoint, origin = start, {}
     for number in (1, 2, 3):
         inputs = {"checkpoint": checkpoint, "experience": experiences[number - 1], **origin}
-        killed_update(bench, number, inputs)
+        killed_update(client, number, inputs)
         notes: list[str] = []
         checkpoint = update(
-            bench,
+            client,
             number,
             inputs,
             full=number == 3,

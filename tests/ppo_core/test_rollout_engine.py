@@ -13,7 +13,14 @@ import torch
 
 from infra.engines.process import EngineJobError
 from ppo_core.records import RolloutRow
-from tests.ppo_core.engine_jobs import Bench, ends_by_itself, generate_spec, open_engine, tokens_of, write_dataset
+from tests.ppo_core.engine_jobs import (
+    Client,
+    ends_by_itself,
+    generate_spec,
+    open_engine,
+    tokens_of,
+    write_dataset,
+)
 from tests.ppo_core.tiny_policies import (
     CONTEXT,
     END,
@@ -63,26 +70,26 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[bool, str],
 @pytest.fixture(scope="module")
 def fresh(policies: dict[tuple[bool, str], Path], dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Fresh:
     """Policy B, tied and untied: other shapes, so each gets a vLLM engine of its own."""
-    bench = open_engine("rollout", tmp_path_factory.mktemp("fresh"))
+    client = open_engine("rollout", tmp_path_factory.mktemp("fresh"))
     try:
-        cut = bench.generate(policies[True, "B"], dataset, position=5, num_prompts=6, max_response_tokens=24)
-        given = {tied: answers(bench, policies[tied, "B"], dataset) for tied in (True, False)}
+        cut = client.generate(policies[True, "B"], dataset, position=5, num_prompts=6, max_response_tokens=24)
+        given = {tied: answers(client, policies[tied, "B"], dataset) for tied in (True, False)}
     finally:
-        ended = ends_by_itself(bench)
+        ended = ends_by_itself(client)
     return Fresh(given, cut, ended)
 
 
-def answers(bench: Bench, checkpoint: Path, dataset: Path) -> Answers:
+def answers(client: Client, checkpoint: Path, dataset: Path) -> Answers:
     """Greedy and sampled."""
     return (
-        bench.generate(checkpoint, dataset, temperature=0.0, **ALL),
-        bench.generate(checkpoint, dataset, samples_per_prompt=2, **ALL),
+        client.generate(checkpoint, dataset, temperature=0.0, **ALL),
+        client.generate(checkpoint, dataset, samples_per_prompt=2, **ALL),
     )
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_a_policy_swapped_in_answers_as_in_a_fresh_engine(
-    rollout: Bench, policies: dict[tuple[bool, str], Path], dataset: Path, fresh: Fresh, tied: bool
+    rollout: Client, policies: dict[tuple[bool, str], Path], dataset: Path, fresh: Fresh, tied: bool
 ) -> None:
     before = answers(rollout, policies[tied, "A"], dataset)
     swapped = answers(rollout, policies[tied, "B"], dataset)
@@ -95,7 +102,7 @@ def test_a_policy_swapped_in_answers_as_in_a_fresh_engine(
 
 
 def test_tokens_depend_on_neither_process_nor_company(
-    rollout: Bench, policies: dict[tuple[bool, str], Path], dataset: Path, fresh: Fresh
+    rollout: Client, policies: dict[tuple[bool, str], Path], dataset: Path, fresh: Fresh
 ) -> None:
     together = {row.prompt_id: row for row in fresh.answers[True][1] if row.sample_index == 0}
     alone = [
@@ -108,7 +115,7 @@ def test_tokens_depend_on_neither_process_nor_company(
 
 
 def test_shards_merge_into_the_bytes_that_one_engine_gives(
-    rollout: Bench, policies: dict[tuple[bool, str], Path], dataset: Path
+    rollout: Client, policies: dict[tuple[bool, str], Path], dataset: Path
 ) -> None:
     inputs = {"checkpoint": policies[True, "A"], "dataset": dataset}
     # Ten of eight prompts: two come twice, and their samples go on counting in another shard.
@@ -126,7 +133,7 @@ def test_shards_merge_into_the_bytes_that_one_engine_gives(
 
 
 def test_what_vllm_can_never_do_is_said_in_the_specs_words_and_not_tried_again(
-    rollout: Bench, policies: dict[tuple[bool, str], Path], dataset: Path, tmp_path: Path
+    rollout: Client, policies: dict[tuple[bool, str], Path], dataset: Path, tmp_path: Path
 ) -> None:
     small = tmp_path / "small"
     shutil.copytree(policies[True, "A"], small)
@@ -142,7 +149,7 @@ def test_what_vllm_can_never_do_is_said_in_the_specs_words_and_not_tried_again(
 
 
 def test_other_seeds_iterations_and_samples_give_other_tokens(
-    rollout: Bench, policies: dict[tuple[bool, str], Path], dataset: Path
+    rollout: Client, policies: dict[tuple[bool, str], Path], dataset: Path
 ) -> None:
     drawn = [
         rollout.generate(policies[True, "A"], dataset, samples_per_prompt=4, **{**ALL, **change})
@@ -157,7 +164,7 @@ def test_other_seeds_iterations_and_samples_give_other_tokens(
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_sampler_logprobs_are_those_of_a_forward_pass(
-    rollout: Bench, policies: dict[tuple[bool, str], Path], dataset: Path, temperature: float
+    rollout: Client, policies: dict[tuple[bool, str], Path], dataset: Path, temperature: float
 ) -> None:
     checkpoint = policies[True, "A"]
     worst = 0.0
@@ -169,7 +176,7 @@ def test_sampler_logprobs_are_those_of_a_forward_pass(
 
 
 def test_tokens_come_from_the_distribution_of_their_logprobs(
-    rollout: Bench, policies: dict[tuple[bool, str], Path], dataset: Path
+    rollout: Client, policies: dict[tuple[bool, str], Path], dataset: Path
 ) -> None:
     count, checkpoint = 3000, policies[True, "A"]
     rows = rollout.generate(
@@ -189,7 +196,7 @@ def test_tokens_come_from_the_distribution_of_their_logprobs(
 
 @pytest.mark.parametrize("pad", ["<pad>", "<eos>"], ids=["pad", "pad is eos"])
 def test_a_response_ends_with_its_first_stop_token_or_at_the_limit(
-    rollout: Bench, policies: dict[tuple[bool, str], Path], dataset: Path, tmp_path: Path, pad: str
+    rollout: Client, policies: dict[tuple[bool, str], Path], dataset: Path, tmp_path: Path, pad: str
 ) -> None:
     make_policy(tmp_path / "one" / "policy", pad=pad)
     make_policy(tmp_path / "two" / "policy", pad=pad, eos=[EOS, END])
@@ -212,7 +219,7 @@ def test_a_response_ends_with_its_first_stop_token_or_at_the_limit(
         assert longer.response_token_ids[: len(shorter.response_token_ids)] == shorter.response_token_ids
 
 
-def test_a_response_may_fill_the_context_to_the_last_token(rollout: Bench, tmp_path: Path) -> None:
+def test_a_response_may_fill_the_context_to_the_last_token(rollout: Client, tmp_path: Path) -> None:
     checkpoint = make_policy(tmp_path / "A" / "policy").parent
     dataset = write_dataset(tmp_path / "dataset", [(SHARED_PREFIX * 2)[: CONTEXT - 4], SHORT[0]])
     rows = rollout.generate(checkpoint, dataset, num_prompts=2, max_response_tokens=4, temperature=0.0)
@@ -220,7 +227,7 @@ def test_a_response_may_fill_the_context_to_the_last_token(rollout: Bench, tmp_p
 
 
 def test_more_evaluation_prompts_than_rows_are_refused(
-    rollout: Bench, policies: dict[tuple[bool, str], Path], dataset: Path
+    rollout: Client, policies: dict[tuple[bool, str], Path], dataset: Path
 ) -> None:
     with pytest.raises(EngineJobError, match=r"evaluation\.num_prompts=9.*has 8 rows: lower it") as refused:
         rollout.generate(policies[True, "A"], dataset, split="eval", num_prompts=9)
@@ -228,7 +235,7 @@ def test_more_evaluation_prompts_than_rows_are_refused(
 
 
 def test_an_output_that_cannot_be_written_is_said_and_the_engine_goes_on(
-    rollout: Bench, policies: dict[tuple[bool, str], Path], dataset: Path, tmp_path: Path
+    rollout: Client, policies: dict[tuple[bool, str], Path], dataset: Path, tmp_path: Path
 ) -> None:
     inputs = {"checkpoint": policies[True, "A"], "dataset": dataset}
     with pytest.raises(EngineJobError, match=r"FileNotFoundError.*nowhere") as failed:

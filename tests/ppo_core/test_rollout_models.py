@@ -16,7 +16,7 @@ from infra.mlflow.model_files import write_mlmodel
 from infra.mlflow.registry import register, resolve
 from ppo_core.records import OptimizerSettings, RolloutRow
 from ppo_core.spec import UpdateSpec
-from tests.ppo_core.engine_jobs import Bench, ends_by_itself, open_engine
+from tests.ppo_core.engine_jobs import Client, ends_by_itself, open_engine
 from tests.ppo_core.tiny_policies import (
     ARCHITECTURES,
     CONTEXT,
@@ -45,19 +45,19 @@ SPEC_REWARD = {"function": "reward.py:small_letters"}
 
 
 @pytest.fixture(scope="module")
-def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    bench = open_engine("training", tmp_path_factory.mktemp("training"))
-    yield bench
-    bench.engine.close()
+def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    client = open_engine("training", tmp_path_factory.mktemp("training"))
+    yield client
+    client.engine.close()
 
 
 @dataclass(frozen=True)
 class Loop:
     """The stages of a run as jobs, in the order of a flow."""
 
-    rollout: Bench
-    scoring: Bench
-    training: Bench
+    rollout: Client
+    scoring: Client
+    training: Client
     model: Path
     sources: Path
 
@@ -137,7 +137,7 @@ def write_sources(folder: Path, *, chat: bool) -> Path:
 @pytest.mark.parametrize("chat", [False, True], ids=["text", "chat"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_sampler_and_the_trainer_agree_before_and_after_an_update(
-    rollout: Bench, scoring: Bench, training: Bench, tmp_path: Path, architecture: str, chat: bool
+    rollout: Client, scoring: Client, training: Client, tmp_path: Path, architecture: str, chat: bool
 ) -> None:
     pad = "<eos>" if chat else "<pad>"
     model = make_policy(tmp_path / "model", architecture=architecture, tied=not chat, chat=chat, pad=pad, letters=True)
@@ -161,7 +161,7 @@ def test_the_sampler_and_the_trainer_agree_before_and_after_an_update(
 
 
 def test_a_registered_policy_gives_everybody_the_same_answers(
-    rollout: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rollout: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import mlflow
 
@@ -185,7 +185,7 @@ def test_a_registered_policy_gives_everybody_the_same_answers(
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_question_by_hand_goes_through_the_template_where_there_is_one_and_it_is_wished(
-    rollout: Bench, tmp_path: Path, chat: bool
+    rollout: Client, tmp_path: Path, chat: bool
 ) -> None:
     templated = ["user", "w1", "w7", "<end>", "assistant"]
     wish = {"prompt": "w1 w7", "temperature": 0.0, "max_tokens": 12, "count": 1, "seed": 0, "chat": chat}
@@ -204,7 +204,7 @@ def test_a_question_by_hand_goes_through_the_template_where_there_is_one_and_it_
     ],
 )
 def test_sampling_by_hand_says_what_does_not_fit(
-    rollout: Bench, tmp_path: Path, prompt: str, max_tokens: int, complaint: str
+    rollout: Client, tmp_path: Path, prompt: str, max_tokens: int, complaint: str
 ) -> None:
     wish = {"prompt": prompt, "temperature": 1.0, "max_tokens": max_tokens, "count": 2, "seed": 0}
     with pytest.raises(EngineJobError, match=complaint) as refused:
@@ -212,7 +212,7 @@ def test_sampling_by_hand_says_what_does_not_fit(
     assert not refused.value.retryable
 
 
-def test_the_training_process_survives_bad_input_and_ends_by_itself(training: Bench, tmp_path: Path) -> None:
+def test_the_training_process_survives_bad_input_and_ends_by_itself(training: Client, tmp_path: Path) -> None:
     spec = {"seed": 0, "model": {"path": str(tmp_path)}}
     with pytest.raises(EngineJobError, match="holds no tokenizer that can be loaded") as refused:
         training.run("start_policy", {"tokenizer": tmp_path, "model": tmp_path}, spec, training.output())

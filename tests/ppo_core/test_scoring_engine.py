@@ -13,14 +13,14 @@ import pytest
 from infra.engines.process import EngineJobError
 from ppo_core.data.tables import write_rollouts
 from ppo_core.records import RolloutRow
-from tests.ppo_core.engine_jobs import Bench, ends_by_itself, open_engine, write_dataset
+from tests.ppo_core.engine_jobs import Client, ends_by_itself, open_engine, write_dataset
 from tests.ppo_core.scoring_jobs import prepare, score
 from tests.ppo_core.tiny_policies import CONTEXT, EOS, VOCABULARY, make_tokenizer
 
 pytest_plugins = ["tests.ppo_core.engine_fixtures"]
 
 
-def test_a_dataset_holds_what_the_rows_say(scoring: Bench, sources: Path, model: Path) -> None:
+def test_a_dataset_holds_what_the_rows_say(scoring: Client, sources: Path, model: Path) -> None:
     evaluated = {"evaluation": "train.jsonl"}
     folder = prepare(scoring, sources, model, dataset=evaluated, sft_data="sft.jsonl")
     rows = pq.read_table(folder / "train.parquet").to_pylist()
@@ -38,7 +38,7 @@ def test_a_dataset_holds_what_the_rows_say(scoring: Bench, sources: Path, model:
 
 
 def test_chats_go_through_the_template_and_come_to_the_reward_as_messages(
-    scoring: Bench, sources: Path, model: Path
+    scoring: Client, sources: Path, model: Path
 ) -> None:
     folder = prepare(scoring, sources, model, "messages", dataset={"train": "chat.jsonl"})
     rows = pq.read_table(folder / "train.parquet").to_pylist()
@@ -50,7 +50,7 @@ def test_chats_go_through_the_template_and_come_to_the_reward_as_messages(
 
 
 def test_scores_are_the_weighted_sum_of_the_components_in_the_rollouts_order(
-    scoring: Bench, sources: Path, model: Path
+    scoring: Client, sources: Path, model: Path
 ) -> None:
     names = {"my_rewards.py:length": 0.5, "my_rewards.py:level": 2.0, "my_rewards.py:later": -1.0}
     reward = {"function": names, "options": {"bonus": 10.0}}
@@ -62,7 +62,7 @@ def test_scores_are_the_weighted_sum_of_the_components_in_the_rollouts_order(
     assert [(row["truncated"], row["error"]) for row in rows] == [(False, None), (True, None), (False, None)]
 
 
-def test_a_sample_that_cannot_be_scored_is_not_zero(scoring: Bench, sources: Path, model: Path) -> None:
+def test_a_sample_that_cannot_be_scored_is_not_zero(scoring: Client, sources: Path, model: Path) -> None:
     names = {"my_rewards.py:some": 1.0, "my_rewards.py:length": 1.0}
     rows = score(scoring, sources, prepare(scoring, sources, model), {"function": names}, ["a", "a", "a"])
     assert [row["score"] for row in rows] == [None, 2.0, 2.0]
@@ -70,7 +70,7 @@ def test_a_sample_that_cannot_be_scored_is_not_zero(scoring: Bench, sources: Pat
     assert rows[0]["error"] == "not scored by some"
 
 
-def test_what_user_code_prints_and_reads_is_not_the_protocol(scoring: Bench, sources: Path, model: Path) -> None:
+def test_what_user_code_prints_and_reads_is_not_the_protocol(scoring: Client, sources: Path, model: Path) -> None:
     dataset = prepare(scoring, sources, model)
     rows = score(scoring, sources, dataset, {"function": "my_rewards.py:talks"}, ["a", "a", "a"])
     assert [row["score"] for row in rows] == [0.0] * 3
@@ -89,7 +89,7 @@ def test_what_user_code_prints_and_reads_is_not_the_protocol(scoring: Bench, sou
     ],
 )
 def test_a_reward_that_cannot_be_one_is_refused(
-    scoring: Bench, sources: Path, model: Path, function: str, message: str, retryable: bool
+    scoring: Client, sources: Path, model: Path, function: str, message: str, retryable: bool
 ) -> None:
     with pytest.raises(EngineJobError, match=message) as early:
         prepare(scoring, sources, model, function)
@@ -100,7 +100,7 @@ def test_a_reward_that_cannot_be_one_is_refused(
     assert str(late.value).count("RewardFailed") == (1 if retryable else 0)
 
 
-def test_bad_data_is_refused_before_any_work(scoring: Bench, sources: Path, model: Path) -> None:
+def test_bad_data_is_refused_before_any_work(scoring: Client, sources: Path, model: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"dataset": {"evaluation": "train.jsonl"}, "num_eval_prompts": 4}, r"num_prompts=4 is more than the 3 rows"),
         ({"max_response_tokens": CONTEXT - 1}, r"does not fit the model's context 256 after .* 2 tokens.*lower it to"),
@@ -117,7 +117,7 @@ def test_bad_data_is_refused_before_any_work(scoring: Bench, sources: Path, mode
         assert not refused.value.retryable
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(scoring: Bench, sources: Path, model: Path) -> None:
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(scoring: Client, sources: Path, model: Path) -> None:
     smaller = {"model_type": "llama", "vocab_size": 6, "hidden_size": 8, "num_attention_heads": 2}
     with pytest.raises(EngineJobError, match=r"'w\d' as token \d+, but the model's vocab_size is 6") as refused:
         prepare(scoring, sources, model, model={"config": smaller, "tokenizer": str(model)})
@@ -125,7 +125,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(scoring: Bench, 
 
 
 def test_a_tokenizer_that_the_policys_folder_would_not_give_back_is_refused(
-    scoring: Bench, sources: Path, tmp_path: Path
+    scoring: Client, sources: Path, tmp_path: Path
 ) -> None:
     make_tokenizer().save_pretrained(tmp_path)
     smaller = {"model_type": "qwen2", "hidden_size": 8, "num_attention_heads": 2, "layer_types": None}
@@ -133,7 +133,7 @@ def test_a_tokenizer_that_the_policys_folder_would_not_give_back_is_refused(
         prepare(scoring, sources, tmp_path, model={"config": smaller, "tokenizer": str(tmp_path)})
 
 
-def test_a_digest_follows_the_code(scoring: Bench, tmp_path: Path) -> None:
+def test_a_digest_follows_the_code(scoring: Client, tmp_path: Path) -> None:
     def digest() -> str:
         job = scoring.run("describe_sources", {"sources": tmp_path}, {"functions": ["followed.py:f"]}, None)
         return str(job.result["followed.py:f"])
@@ -151,7 +151,7 @@ def test_a_digest_follows_the_code(scoring: Bench, tmp_path: Path) -> None:
     assert len({first, second, digest()}) == 3
 
 
-def test_a_trial_shows_rows_completions_and_scores(scoring: Bench, sources: Path) -> None:
+def test_a_trial_shows_rows_completions_and_scores(scoring: Client, sources: Path) -> None:
     spec = {
         "reward": {"function": {"my_rewards.py:length": 2.0}},
         "train": "train.jsonl",
@@ -169,7 +169,7 @@ def test_a_trial_shows_rows_completions_and_scores(scoring: Bench, sources: Path
 
 
 def test_an_output_that_cannot_be_written_is_said_and_the_engine_goes_on(
-    scoring: Bench, sources: Path, model: Path, tmp_path: Path
+    scoring: Client, sources: Path, model: Path, tmp_path: Path
 ) -> None:
     document = {"reward": {"function": "my_rewards.py:length"}, "answer_column": "answer", "split": "train"}
     dataset = write_dataset(tmp_path / "dataset", [[5], [6]])
@@ -182,6 +182,6 @@ def test_an_output_that_cannot_be_written_is_said_and_the_engine_goes_on(
 
 
 def test_the_process_ends_by_itself_when_there_are_no_more_jobs(tmp_path: Path, sources: Path) -> None:
-    bench = open_engine("scoring", tmp_path)
-    bench.run("describe_sources", {"sources": sources}, {"functions": []}, None)
-    assert ends_by_itself(bench)
+    client = open_engine("scoring", tmp_path)
+    client.run("describe_sources", {"sources": sources}, {"functions": []}, None)
+    assert ends_by_itself(client)

@@ -14,14 +14,14 @@ from ppo_core.data.tables import write_rollouts
 from ppo_core.engines.protocol import Job, JobInput
 from ppo_core.engines.scoring import prepare_dataset, score_metrics
 from ppo_core.records import RolloutRow, ScoreRow
-from tests.ppo_core.engine_jobs import Bench
+from tests.ppo_core.engine_jobs import Client
 from tests.ppo_core.scoring_jobs import prepare, score, write_lines
 
 pytest_plugins = ["tests.ppo_core.engine_fixtures"]
 
 
 def test_an_iteration_without_a_single_score_is_refused_and_may_be_tried_again(
-    scoring: Bench, sources: Path, model: Path
+    scoring: Client, sources: Path, model: Path
 ) -> None:
     dataset = prepare(scoring, sources, model)
     with pytest.raises(
@@ -41,7 +41,7 @@ def test_the_mean_of_nothing_is_no_metric() -> None:
     }  # fmt: skip
 
 
-def test_an_evaluation_without_scores_measures_lengths_only(scoring: Bench, sources: Path, model: Path) -> None:
+def test_an_evaluation_without_scores_measures_lengths_only(scoring: Client, sources: Path, model: Path) -> None:
     dataset = prepare(scoring, sources, model, dataset={"evaluation": "train.jsonl"})
     rows = pq.read_table(dataset / "eval.parquet").to_pylist()
     folder = scoring.output()
@@ -62,7 +62,7 @@ def test_an_evaluation_without_scores_measures_lengths_only(scoring: Bench, sour
 
 @pytest.mark.parametrize("answers", [[7, 1.5, "1.5"], [[1, "a"], {"b": [None]}, False]])
 def test_an_answer_comes_to_the_reward_as_it_is_in_the_row(
-    scoring: Bench, sources: Path, model: Path, tmp_path: Path, answers: list[Any]
+    scoring: Client, sources: Path, model: Path, tmp_path: Path, answers: list[Any]
 ) -> None:
     write_lines(tmp_path / "typed.jsonl", [{"prompt": "w1 w2", "answer": answer} for answer in answers])
     dataset = prepare(scoring, sources, model, dataset={"train": str(tmp_path / "typed.jsonl")})

@@ -23,7 +23,7 @@ from tasks.stages.context import RunContext, ignore
 from tasks.stages.engines import PROGRAMS
 from tests.infra.runs.leases import somebody
 from tests.infra.storage.s3.memory_objects import MemoryObjects
-from tests.tasks.benches import smoke_spec
+from tests.tasks.run_contexts import smoke_spec
 from tests.tasks.toy_checkpoints import PARTS
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_runs import ToyRun

@@ -13,7 +13,7 @@ from infra.settings import Settings
 from ppo_core.records import InputError
 from tasks.prepare_dataset import prepare_dataset
 from tasks.stages.engines import Engines
-from tests.tasks.benches import ARITHMETIC, run_context, smoke_spec, stored_files
+from tests.tasks.run_contexts import ARITHMETIC, run_context, smoke_spec, stored_files
 
 REWARDS = """
 import math

@@ -13,7 +13,7 @@ from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef, DatasetRef
 from tasks.stages.table import START_POLICY, UPDATE_POLICY
 from tests.flows.samples import record
-from tests.tasks.benches import run_context, smoke_spec
+from tests.tasks.run_contexts import run_context, smoke_spec
 
 PLACE = {"uri": "file:///store/x/aa"}
 

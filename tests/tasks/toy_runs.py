@@ -29,7 +29,7 @@ from tasks.runs.run_state import effective_spec
 from tasks.stages.context import RunContext
 from tasks.stages.engines import PROGRAMS
 from tasks.stages.references import StageRef
-from tests.tasks.benches import QuickFiles, run_context, smoke_spec
+from tests.tasks.run_contexts import QuickFiles, run_context, smoke_spec
 from tests.tasks.toy_checkpoints import PARTS
 from tests.tasks.toy_engines import Measures, ToyEngines, healthy
 from tests.tasks.toy_tracker import ToyTracker

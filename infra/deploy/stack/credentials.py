@@ -49,7 +49,7 @@ def load_credentials(path: Path) -> Credentials:
 
 
 def write_private(path: Path, content: str) -> None:
-    """Write a file that only its owner can ever read, whole or not at all."""
+    """Write a file that only its owner can ever read, completely or not at all."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.unlink(missing_ok=True)
     with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "w", encoding="utf-8") as file:

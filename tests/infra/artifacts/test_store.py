@@ -81,13 +81,13 @@ def test_the_copy_that_is_fetched_is_read_only(store: S3Store, other: S3Store):
 
 def test_what_is_condemned_is_there_and_is_saved_by_who_wants_it(store: S3Store, other: S3Store, behind: Behind):
     ref = put(store, "k1", CONTENT)
-    behind.move(ref, "condemned")
+    behind.move(ref, "marked")
     assert read(other.fetch(ref)) == CONTENT
     assert other.manifest(ref).digest == ref.digest
-    assert behind.state(ref) == ("condemned", other.location(ref).rpartition("/")[2])
+    assert behind.state(ref) == ("marked", other.location(ref).rpartition("/")[2])
     assert other.find("checkpoint", "k1") == ref
     assert behind.state(ref)[0] == "live"
-    behind.move(ref, "condemned")
+    behind.move(ref, "marked")
     assert put(other, "k1", {"other": b"content"}) == ref
     assert behind.state(ref)[0] == "live"
 
@@ -95,7 +95,7 @@ def test_what_is_condemned_is_there_and_is_saved_by_who_wants_it(store: S3Store,
 def test_what_is_gone_is_not_there_and_can_be_made_again(store: S3Store, other: S3Store, behind: Behind):
     ref = put(store, "k1", CONTENT)
     _, before = behind.state(ref)
-    behind.move(ref, "condemned", "gone")
+    behind.move(ref, "marked", "gone")
     assert other.find("checkpoint", "k1") is None
     assert other.set_aside("checkpoint", "k1") is None
     with pytest.raises(ArtifactMissing):

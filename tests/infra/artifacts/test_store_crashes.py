@@ -42,7 +42,7 @@ def a_known_key(behind: Behind, base: Path) -> dict[str, bytes]:
 def a_condemned_one(behind: Behind, base: Path) -> dict[str, bytes]:
     """Before: an artifact that a collector is about to take away."""
     a_known_key(behind, base)
-    behind.move(reference(behind, base), "condemned")
+    behind.move(reference(behind, base), "marked")
     return OTHER
 
 

@@ -1,4 +1,4 @@
-"""Workbenches for tests: everything real, engines started only when a task asks one."""
+"""Run contexts for tests: everything real, engines started only when a task asks one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run_context(
     files: FileSystem | None = None,
     taking_over: bool = False,
 ) -> RunContext:
-    """A workbench on a store under `home`; `taking_over` makes it that of a new process that finds all others dead."""
+    """A run context on a store under `home`; with `taking_over` a new process that finds all others dead."""
     settings = Settings(home=home, store=str(home / "store"), tracking_uri=f"sqlite:///{home}/mlflow.db")
     files = files or QuickFiles()
     store = LocalStore(Path(settings.store_root), files=files)

@@ -18,7 +18,7 @@ from tasks.stages.references import RolloutsRef
 from tasks.stages.source_upload import upload_source
 from tasks.stages.stage import StageSpec, job_of
 from tasks.stages.table import START_POLICY
-from tests.tasks.benches import run_context, smoke_spec
+from tests.tasks.run_contexts import run_context, smoke_spec
 from tests.tasks.toy_engines import ToyEngines
 
 

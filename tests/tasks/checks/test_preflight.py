@@ -20,7 +20,7 @@ from tasks.checks.model_folder import require_folder, require_model
 from tasks.checks.preflight import check_model_folder, preflight, transformers_may_know
 from tasks.checks.state_folder import places
 from tests.e2e.launch import SMOKE, train
-from tests.tasks.benches import smoke_spec
+from tests.tasks.run_contexts import smoke_spec
 
 NAMED = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
 Folder = Callable[..., Path]
@@ -152,7 +152,7 @@ def test_what_this_user_may_not_read_is_named() -> None:
             (home / name).chmod(0)
         (home / "closed").chmod(0)
         command = [sys.executable, "-c", UNREADABLE, place]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
         (home / "closed").chmod(0o700)
     assert done.returncode == 0, done.stderr
     names = ["closed", "closed/in", "open/config.json", "rows.jsonl", "closed/rows.jsonl"]

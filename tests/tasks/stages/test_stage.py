@@ -16,7 +16,7 @@ from ppo_core.records import InputError, ScoreJob
 from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef, ModelRef, RolloutsRef, ScoresRef, StageRef
 from tasks.stages.stage import StageSpec, completed, key_of, may_help_again, run_name, stage
 from tasks.stages.table import SCORE_ROLLOUTS
-from tests.tasks.benches import run_context, smoke_spec
+from tests.tasks.run_contexts import run_context, smoke_spec
 
 PLACE = {"kind": "anything", "uri": "file:///a/anything/k", "digest": "0"}
 

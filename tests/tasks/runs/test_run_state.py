@@ -12,7 +12,7 @@ from ppo_core.records import InputError, content_digest
 from ppo_core.spec import RunSpec
 from tasks.runs.record_chain import made_with
 from tasks.runs.run_state import changed_values, effective_spec, last_record, with_changes
-from tests.tasks.benches import smoke_spec
+from tests.tasks.run_contexts import smoke_spec
 
 
 def recorded(root: Path, *overrides: str) -> RunRecords:

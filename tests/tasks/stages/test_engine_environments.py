@@ -19,7 +19,7 @@ from tasks.stages.engine_programs import launch, launch_on_node, plan_engines
 from tasks.stages.engines import Engines
 from tasks.stages.try_reward import try_reward
 from tests.e2e.launch import wait_for
-from tests.tasks.benches import run_context, smoke_spec, stored_files
+from tests.tasks.run_contexts import run_context, smoke_spec, stored_files
 
 CANARY = "canary"
 SECRETS = {

@@ -22,10 +22,10 @@ from tasks.checks.state_folder import require_readable_state, require_writable_s
 from tasks.runs.errors import InvalidRunName
 from tasks.stages.jobs import StageJob
 from tests.flows.test_refusals import SMALL_HEADS
-from tests.tasks.benches import smoke_spec
+from tests.tasks.run_contexts import smoke_spec
 from tests.tasks.toy_runs import ToyRun
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NOBODY = 65534
 
 

@@ -24,7 +24,7 @@ from tasks.runs.record_chain import made_with, read_chain
 from tasks.runs.retention import find_garbage, release, remove_garbage
 from tasks.runs.run_state import spec_of_run
 from tests.infra.runs.leases import somebody
-from tests.tasks.benches import smoke_spec
+from tests.tasks.run_contexts import smoke_spec
 from tests.tasks.toy_runs import ToyRun, old_form, replace, snapshot, with_artifact
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -198,7 +198,7 @@ def test_another_runs_trouble_is_a_warning(run: ToyRun) -> None:
     replace(damaged, damaged.read_bytes()[:-20])
     records = ToyRun(run.home, (*SHORT, "checkpoint.keep_last=1"), name="third", written=run.written).train()
     assert [record.iteration for record in records] == [0, 1, 2, 3, 4]
-    assert run.said.count("what run other needs cannot be told, so no checkpoint is removed") == 1
+    assert run.said.count("what run other needs cannot be read, so no checkpoint is removed") == 1
     third = ToyRun(run.home, name="third")
     assert all(third.place(record.checkpoint).is_dir() for record in records)
     shutil.rmtree(damaged.parent.parent)  # the trouble is over, and what was kept goes
