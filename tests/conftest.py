@@ -14,7 +14,10 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.infra.storage.s3.s3_server import FOREIGN, S3Server
 from tests.ports import free_port
 from tests.purity import is_pure
+from tests.shared_engine import session_engine, shared_engine
 from tests.waiting import LONG_S
+
+__all__ = ["session_engine", "shared_engine"]
 
 TESTS = Path(__file__).parent
 # What one session fixture makes for several files is made once where one worker has them all.
@@ -25,8 +28,9 @@ TOGETHER = {
 }
 # They take longest: begun last, one of them would run on alone. Of two that begin, only one should need the smoke run.
 FIRST = (
-    *("programs", "ppo_core/test_killed_engine", "ppo_core/test_killed_core", "infra/storage/test_store_machine"),
-    *("e2e/test_chaos", "infra/stack/test_stack_servers", "e2e/test_ray", "e2e/test_s3_run", "smoke"),
+    *("programs", "flows/test_runs_on_s3", "flows/test_prefect_outage", "infra/storage/test_power_loss"),
+    *("experience/test_mistakes", "ppo_core/test_killed_engine", "infra/storage/test_store_machine"),
+    *("e2e/test_chaos", "e2e/test_s3_run", "e2e/test_ray", "infra/stack/test_stack_servers", "smoke"),
 )
 
 

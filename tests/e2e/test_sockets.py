@@ -11,11 +11,11 @@ import pytest
 from tests.e2e.launch import DEADLINE_S, start, wait_for
 from tests.e2e.sockets import OpenSocket, SocketWatch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 SERVERS = {"uvicorn", "ppo_core.engines.rollout", "ppo_core.engines.training"}
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_run_listens_on_loopback_alone(num_ranks: int, tmp_path: Path) -> None:
     # The user's own choice of interfaces is for other programs: all processes of an engine are on one machine.
     elsewhere = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0", "VLLM_HOST_IP": "192.0.2.7"}

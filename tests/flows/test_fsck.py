@@ -221,6 +221,7 @@ def test_the_command_says_what_is_damaged_and_by_which_command_it_is_made_again(
     assert "3 records" in repaired.output.splitlines()[-1]
 
 
+@pytest.mark.thorough
 def test_reading_while_runs_write_finds_nothing_that_is_not_there(run: ToyRun) -> None:
     """Rollbacks take records out, and retention takes checkpoints, while everything is read."""
     writing = ToyRun(run.home, ("iterations=25", "dataset.evaluation=null", "checkpoint.keep_last=1"), name="busy")

@@ -52,6 +52,7 @@ class WithoutDatabase(http.server.BaseHTTPRequestHandler):
         """Quiet."""
 
 
+@pytest.mark.thorough
 def test_a_server_that_only_fails_is_named_and_what_to_do_is_said(tmp_path: Path) -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), WithoutDatabase) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

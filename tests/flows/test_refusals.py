@@ -28,6 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
+@pytest.mark.usefixtures("shared_engine")
 @pytest.mark.parametrize("command", ["check", "train"])
 def test_what_vllm_would_refuse_ends_the_command_before_anything_starts(command: str, home: Path) -> None:
     result = CliRunner().invoke(app, [command, SMOKE, "--set", SMALL_HEADS])
@@ -37,6 +38,7 @@ def test_what_vllm_would_refuse_ends_the_command_before_anything_starts(command:
     assert not home.exists()
 
 
+@pytest.mark.usefixtures("shared_engine")
 def test_a_check_says_what_it_found_and_starts_nothing(home: Path) -> None:
     result = CliRunner().invoke(app, ["check", SMOKE, "--run", "first"])
     assert result.exit_code == 0, result.output
@@ -48,7 +50,7 @@ def test_a_check_says_what_it_found_and_starts_nothing(home: Path) -> None:
     assert not home.exists()
 
 
-@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.usefixtures("prefect_server", "shared_engine")
 def test_called_in_python_a_refused_run_has_no_flow_run(home: Path) -> None:
     with get_client(sync_client=True) as client:
         before = len(client.read_flow_runs())
@@ -67,7 +69,7 @@ def deployed(client: SyncPrefectClient, parameters: dict[str, Any]) -> Any:
     return client.read_flow_run(made.id)
 
 
-@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.usefixtures("prefect_server", "shared_engine")
 @pytest.mark.parametrize(
     ("asked", "broken", "message"),
     [

@@ -61,6 +61,7 @@ def test_on_s3_it_is_the_same_run_as_in_a_folder(undisturbed: tuple[list[Any], l
     assert digests(ToyRun(tmp_path / "home", SHORT).train()) == undisturbed[0]
 
 
+@pytest.mark.thorough
 def test_killed_at_any_call_it_goes_on_to_the_same_bytes(
     undisturbed: tuple[list[Any], list[str]], tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def team(bucket: str, s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.M
     return s3_server.objects(bucket)
 
 
+@pytest.mark.thorough
 def test_runs_are_forked_done_again_verified_and_cleared_up_on_a_server(team: Objects, tmp_path: Path) -> None:
     run = BucketRun(tmp_path / "toy", ("iterations=2", "evaluation.every=2"), objects=team)
     records = run.train()

@@ -14,6 +14,7 @@ from flows.cli.friendly_errors import stopping_on_sigterm
 from tasks.prefect.server import EmbeddedFlow
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("prefect_server")
 def test_a_signal_while_prefect_makes_a_task_run_is_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = task(lambda: 1)

@@ -53,6 +53,7 @@ def run_on(bucket: str, home: Path) -> BucketRun:
     return BucketRun(home, SHORT, objects=objects)
 
 
+@pytest.mark.thorough
 def test_an_outage_at_any_moment_costs_its_seconds(
     proxy: FaultProxy, s3_server: S3Server, said: list[str], tmp_path: Path
 ) -> None:

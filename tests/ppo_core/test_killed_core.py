@@ -43,6 +43,7 @@ def core() -> list[psutil.Process]:
     ]
 
 
+@pytest.mark.thorough
 def test_a_core_killed_while_it_samples_ends_the_engine(client: Client, tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "dataset", PROMPTS)
     inputs = {"checkpoint": make_policy(tmp_path / "checkpoint" / "policy").parent, "dataset": dataset}

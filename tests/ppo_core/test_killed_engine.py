@@ -74,6 +74,7 @@ def engine_processes() -> list[int]:
     return [child.pid for child in children if command_line(child)[:3] == program]
 
 
+@pytest.mark.thorough
 def test_three_updates_with_thin_checkpoints_and_a_kill_in_each(client: Client, start: Path, tmp_path: Path) -> None:
     experiences = [tmp_path / f"experience{number}" for number in range(3)]
     for number, folder in enumerate(experiences):

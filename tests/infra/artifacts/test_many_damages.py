@@ -178,7 +178,7 @@ def test_an_undamaged_store_is_read_without_complaint():
     assert read_everything(disk, refs) == []
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", [0, *(pytest.param(n, marks=pytest.mark.thorough) for n in range(1, BATCHES))])
 def test_every_damage_is_found_and_named(batch: int):
     whole, refs = store_with_records()
     for seed in range(batch * CASES // BATCHES, (batch + 1) * CASES // BATCHES):

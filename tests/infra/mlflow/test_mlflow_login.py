@@ -57,6 +57,7 @@ def login(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_a_plain_mlflow_command_logs_in_by_the_file(url: str, login: Path) -> None:
     (found,) = [one for one in entry_points(group="mlflow.request_auth_provider") if one.name == "ppoflow"]
     assert found.load() is FileLogin

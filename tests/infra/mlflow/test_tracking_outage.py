@@ -31,6 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.signal(signal.SIGKILL)
 
 
+@pytest.mark.thorough
 def test_an_outage_delays_points_and_loses_none(server: Server, tmp_path: Path) -> None:
     tracker = RunTracker(server.uri, "outage", "run-1", tmp_path, patience_s=PATIENCE_S, back_off_s=1)
     records = [points_of(step) for step in range(6)]

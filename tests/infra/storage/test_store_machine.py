@@ -20,7 +20,15 @@ FIXED = settings(
 )
 
 
-@pytest.mark.parametrize(("machine", "examples"), [(DiskMachine, 100), (BucketMachine, 20)])
+@pytest.mark.parametrize(
+    ("machine", "examples"),
+    [
+        (DiskMachine, 20),
+        (BucketMachine, 5),
+        pytest.param(DiskMachine, 100, marks=pytest.mark.thorough),
+        pytest.param(BucketMachine, 20, marks=pytest.mark.thorough),
+    ],
+)
 def test_writers_a_collector_crashes_and_power_cuts(machine: type[StoreMachine], examples: int):
     run_state_machine_as_test(machine, settings=settings(FIXED, max_examples=examples))
 

@@ -123,7 +123,7 @@ def test_a_folder_that_is_no_models_is_refused(tmp_path: Path, config: str | Non
         require_model(tmp_path)
 
 
-@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.usefixtures("prefect_server", "shared_engine")
 def test_a_run_that_exists_with_another_spec_is_refused_with_the_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,7 +144,7 @@ def test_a_run_that_exists_with_another_spec_is_refused_with_the_keys(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.usefixtures("prefect_server", "shared_engine")
 def test_rows_that_were_changed_since_a_run_began_are_checked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +159,7 @@ def test_rows_that_were_changed_since_a_run_began_are_checked_again(
         check_run(base.with_overrides(["iterations=60"]), "toy")
 
 
+@pytest.mark.usefixtures("shared_engine")
 def test_a_run_that_another_process_has_is_refused_at_once_and_noted_by_a_check(home: Path) -> None:
     spec = smoke_spec()
     lease = acquire_lease(home / "store", "mine")
@@ -199,6 +200,7 @@ def own_spec(folder: Path) -> RunSpec:
     return RunSpec.model_validate({**spec.model_dump(mode="json"), "folder": str(folder)})
 
 
+@pytest.mark.usefixtures("shared_engine")
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -227,6 +229,7 @@ def test_what_cannot_run_is_refused_once_and_leaves_nothing(
     assert not home.exists()
 
 
+@pytest.mark.usefixtures("shared_engine")
 def test_scores_that_teach_nothing_are_a_note_and_no_refusal(home: Path, tmp_path: Path) -> None:
     (same,) = check_run(own_spec(tmp_path)).notes
     assert same.startswith("every row has the same score (1.0): PPO learns nothing from that; try  ppoflow reward")

@@ -141,6 +141,7 @@ def started(open_engine: Callable[[], EngineProcess], processes: int) -> list[tu
         engine.close()
 
 
+@pytest.mark.thorough
 def test_no_kind_of_engine_has_a_key(tmp_path: Path) -> None:
     counts: dict[str, int] = {}
     for name, open_engine in engine_makers(tmp_path):

@@ -157,6 +157,7 @@ def test_beyond_its_patience_a_call_fails_and_those_after_it_do_not_wait(
     again.write("k", b"x")
 
 
+@pytest.mark.thorough
 def test_a_server_that_has_never_answered_is_not_waited_for_for_long(
     bucket: str, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
