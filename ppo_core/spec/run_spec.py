@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import Field, PositiveInt, model_validator
 
 from ppo_core.spec.algorithms import AlgorithmSpec, PpoSpec
-from ppo_core.spec.loading import load_spec, overridden
+from ppo_core.spec.flow_spec import FlowSpec, check_master_weights, check_ranks_divide, divisors
 from ppo_core.spec.promotion import PromotionSpec
 from ppo_core.spec.rewards import RewardSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
-from ppo_core.spec.section import Section
 from ppo_core.spec.sections import (
     AdaptiveKl,
     AdvantageSpec,
@@ -28,13 +26,9 @@ from ppo_core.spec.sections import (
 )
 
 
-class RunSpec(Section):
+class RunSpec(FlowSpec):
     """One training run. `RunSpec.from_yaml(path)` reads it, with errors that name value, limit and remedy."""
 
-    name: str = Field(
-        "ppo", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="MLflow experiment, default run name"
-    )
-    seed: int = Field(0, ge=0, lt=2**63, strict=True, description="All randomness of the run derives from this number")
     iterations: PositiveInt = Field(30, description="Rollouts, scores and updates, so many times")
     dataset: DatasetSpec = Field(description="Prompts to train and to evaluate on")
     model: ModelSpec = Field(description="Where the policy starts")
@@ -65,21 +59,8 @@ class RunSpec(Section):
                 f"update.num_minibatches={minibatches} does not divide the {responses} responses of an iteration "
                 f"(rollout.prompts_per_iteration x samples_per_prompt): choose one of {divisors(responses)}"
             )
-        ranks = self.training.num_ranks
-        for what, batch in self._trained_batches().items():
-            if batch % ranks:
-                raise ValueError(
-                    f"training.num_ranks={ranks} does not divide the {batch} sequences of {what}: "
-                    f"choose one of {divisors(batch)}"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _masters_exist(self) -> Self:
-        if self.model.dtype == "bfloat16" and self.training.zero_stage == 0:
-            raise ValueError(
-                "model.dtype=bfloat16 with training.zero_stage=0 keeps no fp32 master weights: set zero_stage to 1"
-            )
+        check_ranks_divide(self.training, self._trained_batches())
+        check_master_weights(self.model, self.training)
         return self
 
     @model_validator(mode="after")
@@ -120,24 +101,3 @@ class RunSpec(Section):
     def model_name(self) -> str:
         """Name in the MLflow model registry."""
         return self.registry.model or self.name
-
-    @classmethod
-    def from_yaml(cls, path: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> RunSpec:
-        """Read a spec file; `overrides` are `section.key=value` texts, applied before anything is checked.
-
-        Raises: SpecError (a ValueError), one line per problem.
-        """
-        return load_spec(cls, Path(path), overrides)
-
-    def with_overrides(self, overrides: list[str]) -> RunSpec:
-        """This spec with `section.key=value` texts applied. Raises SpecError, one line per problem."""
-        return overridden(self, overrides)
-
-    def document(self) -> dict[str, Any]:
-        """The run's identity as JSON: everything but `folder`."""
-        return self.model_dump(mode="json", exclude={"folder"})
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors, ascending: divisors(12) == [1, 2, 3, 4, 6, 12]."""
-    return [d for d in range(1, number + 1) if number % d == 0]

@@ -1,0 +1,60 @@
+"""What the spec of every flow has, whatever it trains: a name, a seed, and how it is read, changed and written down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field
+
+from ppo_core.spec.loading import load_spec, overridden
+from ppo_core.spec.section import Section
+from ppo_core.spec.sections import ModelSpec, TrainingSpec
+
+
+class FlowSpec(Section):
+    """A flow's spec: a subclass adds its sections, and `folder`, where relative paths start."""
+
+    name: str = Field(
+        "ppo", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="MLflow experiment, default run name"
+    )
+    seed: int = Field(0, ge=0, lt=2**63, strict=True, description="All randomness of the run derives from this number")
+
+    @classmethod
+    def from_yaml(cls, path: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> Self:
+        """Read a spec file; `overrides` are `section.key=value` texts, applied before anything is checked.
+
+        Raises: SpecError (a ValueError), one line per problem.
+        """
+        return load_spec(cls, Path(path), overrides)
+
+    def with_overrides(self, overrides: list[str]) -> Self:
+        """This spec with `section.key=value` texts applied. Raises SpecError, one line per problem."""
+        return overridden(self, overrides)
+
+    def document(self) -> dict[str, Any]:
+        """The run's identity as JSON: everything but `folder`."""
+        return self.model_dump(mode="json", exclude={"folder"})
+
+
+def check_master_weights(model: ModelSpec, training: TrainingSpec) -> None:
+    """Raise ValueError where training in bfloat16 would keep no fp32 weights to add small steps to."""
+    if model.dtype == "bfloat16" and training.zero_stage == 0:
+        raise ValueError(
+            "model.dtype=bfloat16 with training.zero_stage=0 keeps no fp32 master weights: set zero_stage to 1"
+        )
+
+
+def check_ranks_divide(training: TrainingSpec, batches: dict[str, int]) -> None:
+    """Raise ValueError where one of the batches (sequences, by what people call it) cannot be shared by all ranks."""
+    for what, batch in batches.items():
+        if batch % training.num_ranks:
+            raise ValueError(
+                f"training.num_ranks={training.num_ranks} does not divide the {batch} sequences of {what}: "
+                f"choose one of {divisors(batch)}"
+            )
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending: divisors(12) == [1, 2, 3, 4, 6, 12]."""
+    return [d for d in range(1, number + 1) if number % d == 0]
