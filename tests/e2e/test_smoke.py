@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
 import re
 import shutil
 import sqlite3
@@ -40,6 +42,24 @@ def test_every_iteration_is_committed_with_its_metrics(smoke: FinishedRun) -> No
         assert record["position"] == 32 * record["iteration"]
     assert found[1]["metrics"]["kl/reference"] == pytest.approx(0.0, abs=1e-6)  # nothing was learned before it
     assert found[4]["metrics"]["kl/reference"] > 0
+
+
+def this_machine() -> str:
+    """What the last bits of a sum depend on: the processor, and how many threads share the work."""
+    facts = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines())
+    found = {name.strip(): value.strip() for name, value in facts.items()}
+    model = "-".join(found.get(name, "?") for name in ("cpu family", "model", "stepping"))
+    return f"{found.get('vendor_id', '?')} {model}, {os.cpu_count()} cores"
+
+
+def test_the_bytes_are_those_of_earlier_versions(smoke: FinishedRun) -> None:
+    """Who means to change them writes the new digests down. Those of the policies are known for some processors."""
+    pinned = json.loads((Path(__file__).parent / "smoke_digests.json").read_text())
+    found = records(smoke.home, "first")
+    assert {record["dataset"]["digest"] for record in found} == {pinned["dataset"]}
+    policies = [hashlib.sha256(policy_bytes(smoke.home, record)).hexdigest() for record in found]
+    assert len(set(policies)) == len(policies)
+    assert policies == pinned["policies"].get(this_machine(), policies), (this_machine(), policies)
 
 
 def test_the_flow_process_is_small_and_free_of_torch(smoke: FinishedRun) -> None:
