@@ -113,7 +113,7 @@ def response_logprobs(
     layout = response_layout(sequences, device_of(model))
     with _logits_only_at(model, layout.rows, layout.positions):
         logits = model(input_ids=layout.input_ids, use_cache=False).logits[0]
-    logits = logits.float() / temperature
+    logits = logits.float() if temperature == 1 else logits.float() / temperature
     chosen = logits.gather(1, layout.targets[:, None])[:, 0] - logits.logsumexp(1)
     logprobs = layout.to_batch(chosen)
     if not with_entropy:

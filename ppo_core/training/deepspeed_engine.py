@@ -66,7 +66,8 @@ class Trainable:
 
     def _step_unsharded(self) -> float:
         """Without ZeRO DeepSpeed would apply any gradient."""
-        self._engine.buffered_allreduce_fallback()
+        if self._engine.world_size > 1:  # with one rank it would copy every gradient twice for nothing
+            self._engine.buffered_allreduce_fallback()
         norm = float(torch.nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None]))
         if math.isfinite(norm):
             self._engine.step()
@@ -147,7 +148,8 @@ class Trainable:
             updated = [tensor for group in self._inner.param_groups for tensor in group["params"]]
         for tensor in updated:
             zeros = {key: torch.zeros_like(tensor, memory_format=torch.preserve_format) for key in MOMENTS}
-            self._inner.state[tensor] = {"step": torch.tensor(0.0), **zeros}
+            # The fused optimizer wants the count beside the weights.
+            self._inner.state[tensor] = {"step": torch.zeros((), device=tensor.device), **zeros}
         if self.zero_stage in (1, 2):
             self._engine.optimizer._lazy_init_hp_params_optimizer_state()
 
@@ -171,7 +173,7 @@ def _config(settings: OptimizerSettings, zero_stage: int, dtype: str) -> dict[st
         "managed_gradient_accumulation": False,
         "optimizer": {
             "type": "AdamW",
-            "params": {"lr": 0.0, "betas": betas, "eps": eps, "weight_decay": decay, "torch_adam": True},
+            "params": {"lr": 0.0, "betas": betas, "eps": eps, "weight_decay": decay, "torch_adam": True, "fused": True},
         },
         "gradient_clipping": settings.max_grad_norm,
         "zero_optimization": {"stage": zero_stage, "overlap_comm": False, "contiguous_gradients": True},

@@ -1,0 +1,56 @@
+"""The benchmark of the training engine measures what it says: its FLOP are those of the model, and it runs anywhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from benchmarks.shapes import PROMPT, SHAPES, write_rollouts_and_scores
+from benchmarks.training_jobs import flop_of
+from ppo_core.data.tables import read_rollouts, read_scores
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_its_flop_are_those_that_torch_counts() -> None:
+    shape, response = SHAPES["tiny"], 7
+    config = AutoConfig.for_model(vocab_size=shape.vocabulary, **shape.config)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    total = PROMPT + response
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=torch.zeros((1, total), dtype=torch.long))
+    hidden, layers = shape.config["hidden_size"], shape.config["num_hidden_layers"]
+    unseen = 2 * total * total * hidden * layers  # a causal model needs half of the attention that torch counts
+    heads = 2 * PROMPT * hidden * shape.vocabulary  # the benchmark counts the head at response positions alone
+    counted = counter.get_total_flops() - unseen - heads
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    norms = sum(p.numel() for name, p in model.named_parameters() if "norm" in name)
+    ours = flop_of(shape, parameters - norms, [response])
+    critic = counted - 2 * response * hidden * shape.vocabulary
+    assert ours == {"experience": 2 * counted + critic, "update": 3 * (counted + critic) * shape.epochs}
+
+
+def test_lengths_are_spread_evenly(tmp_path: Path) -> None:
+    shape = SHAPES["27M"]
+    lengths = write_rollouts_and_scores(shape, tmp_path)
+    assert sorted(lengths)[:: len(lengths) - 1] == [8, 64]
+    assert sum(lengths) == pytest.approx(len(lengths) * 36, rel=0.01)
+    rows, scores = read_rollouts(tmp_path / "rollouts.parquet"), read_scores(tmp_path / "scores.parquet")
+    assert [len(row.response_token_ids) for row in rows] == lengths
+    assert [row.prompt_id for row in rows] == [row.prompt_id for row in scores]
+
+
+def test_it_runs_on_any_machine() -> None:
+    command = [sys.executable, "-m", "benchmarks.training_jobs", "tiny", "--iterations", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout.splitlines()[-1])
+    assert measured["tokens"] == 40
+    assert all(seconds > 0 for seconds in measured["seconds"].values())
