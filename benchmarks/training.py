@@ -41,6 +41,7 @@ SETTINGS = [
     Setting("as the engine runs"),
     Setting("threads asleep while they wait", environment=PASSIVE),
     Setting("microbatches of 16", ("--microbatch", "16")),
+    Setting("microbatches of 32", ("--microbatch", "32")),
     Setting("microbatches of 8", ("--microbatch", "8")),
     Setting("bfloat16", ("--dtype", "bfloat16", "--zero-stage", "1")),
 ]
