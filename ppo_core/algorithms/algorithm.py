@@ -42,13 +42,17 @@ class Estimate(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """What a microbatch of responses is trained on, all `[B, R]`; `values` are those that the critic gave before."""
+    """What a microbatch of responses is trained on, all `[B, R]`; `values` are those that the critic gave before.
+
+    `old_logprobs` are the policy's before the update, `reference_logprobs` those of the policy that the run began with.
+    """
 
     response_mask: Tensor
     old_logprobs: Tensor
     advantages: Tensor
     values: Tensor | None = None
     returns: Tensor | None = None
+    reference_logprobs: Tensor | None = None
 
 
 class Loss(NamedTuple):

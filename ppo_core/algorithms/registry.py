@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from ppo_core.algorithms.algorithm import Algorithm
+from ppo_core.algorithms.grpo import grpo
 from ppo_core.algorithms.ppo import PPO
+from ppo_core.algorithms.reinforce import reinforce
 from ppo_core.algorithms.rloo import RLOO
-from ppo_core.spec import AlgorithmSpec
-
-ALGORITHMS = {"ppo": PPO, "rloo": RLOO}
+from ppo_core.spec import AlgorithmSpec, GrpoSpec, PpoSpec, ReinforceSpec, RlooSpec
 
 
 def algorithm_of(spec: AlgorithmSpec) -> Algorithm:
-    """The algorithm that a spec names."""
-    return ALGORITHMS[spec.kind]
+    """The algorithm that a spec names, with its settings."""
+    match spec:
+        case PpoSpec():
+            return PPO
+        case RlooSpec():
+            return RLOO
+        case GrpoSpec():
+            return grpo(spec)
+        case ReinforceSpec():
+            return reinforce(spec)

@@ -18,8 +18,8 @@ from __future__ import annotations
 import torch
 
 from ppo_core.algorithms.algorithm import Algorithm, Batch, Estimate
+from ppo_core.algorithms.groups import Groups
 from ppo_core.algorithms.surrogate import CLIPPED_SURROGATE
-from ppo_core.masking import zero_masked
 from ppo_core.models.forward import Need
 from ppo_core.spec import AdvantageSpec
 
@@ -30,19 +30,9 @@ def estimate(batch: Batch, _: AdvantageSpec) -> Estimate:
 
     A response whose prompt has no other one that counts (unscored, or cut and left out) has no baseline: it gets 0.
     """
-    mask = batch.response_mask
-    counts = mask.any(1)
-    # In float64 the sum of float32 rewards is so exact that responses of equal reward have an advantage of exactly 0.
-    rewards = torch.where(counts, zero_masked(batch.rewards, mask).double().sum(1), 0.0)
-    totals, numbers = (
-        torch.zeros(len(counts), dtype=torch.float64).index_add_(0, batch.prompts, parts)[batch.prompts]
-        for parts in (rewards, counts.double())
-    )
-    compared = counts & (numbers > 1)
-    baselines = (totals - rewards) / (numbers - 1).clamp(min=1)
-    advantages = torch.where(compared, rewards - baselines, 0.0).float()
-    alone = float((counts & ~compared).sum()) / max(int(counts.sum()), 1)
-    return Estimate(zero_masked(advantages[:, None].expand_as(mask), mask), None, {"advantage/alone": alone})
+    groups = Groups.of(batch)
+    baselines = (groups.sum(groups.rewards) - groups.rewards) / (groups.sizes - 1).clamp(min=1)
+    return groups.estimate(groups.rewards - baselines, batch.response_mask)
 
 
 RLOO = Algorithm(

@@ -2,6 +2,10 @@
 
     rho = policy / old policy, at each token
     loss = -mean min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) - entropy_coef * mean entropy
+           + kl_loss_coef * mean KL
+
+KL is k2 or k3 (`ppo_core.kl`) of the policy to its reference at the sampled tokens, differentiated as it stands: on the
+policy's own samples the gradient of k2 is that of the KL in expectation, that of k3 is not.
 
 Source: Schulman et al. 2017 (arXiv:1707.06347), equations 7 and 9. While the policy is still the old one, rho is 1 and
 the gradient is that of REINFORCE, -A * grad log policy.
@@ -12,8 +16,10 @@ from __future__ import annotations
 import torch
 
 from ppo_core.algorithms.algorithm import Loss, Minibatch, Objective
+from ppo_core.kl import kl_estimate
 from ppo_core.losses import policy_loss
-from ppo_core.metrics import Mean, approximate_kl, clip_fraction, ratio_maximum
+from ppo_core.masking import zero_masked
+from ppo_core.metrics import Maximum, Mean, approximate_kl, clip_fraction, ratio_maximum
 from ppo_core.models.forward import Need, Outputs
 from ppo_core.spec import UpdateSpec
 
@@ -41,9 +47,20 @@ def loss(outputs: Outputs, minibatch: Minibatch, spec: UpdateSpec, normalizer: i
     )
     clipped = clip_fraction(logprobs, old_logprobs, advantages, mask, clip_low=spec.clip_low, clip_high=spec.clip_high)
     entropy_sum = torch.where(mask, entropy, 0.0).sum()
+    total, measured = surrogate - spec.entropy_coef * entropy_sum / normalizer, dict[str, Mean | Maximum]()
+    if spec.kl_loss_coef:
+        assert minibatch.reference_logprobs is not None
+        kl = kl_estimate(
+            zero_masked(logprobs, mask),
+            zero_masked(minibatch.reference_logprobs, mask),
+            estimator=spec.kl_loss_estimator,
+        )
+        total = total + spec.kl_loss_coef * kl.sum() / normalizer
+        measured["kl_loss"] = Mean.over(kl.detach(), mask)
     return Loss(
-        surrogate - spec.entropy_coef * entropy_sum / normalizer,
+        total,
         {
+            **measured,
             "loss": Mean(float(surrogate.detach()) * normalizer, float(mask.sum())),
             "entropy": Mean.over(entropy, mask),
             "clip_fraction": clipped,

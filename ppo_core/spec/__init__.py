@@ -1,6 +1,6 @@
 """The spec of a run, torch-free: `RunSpec` and its sections. `RunSpec.from_yaml(path)` reads it."""
 
-from ppo_core.spec.algorithms import AlgorithmSpec, PpoSpec, RlooSpec
+from ppo_core.spec.algorithms import AlgorithmSpec, GrpoSpec, PpoSpec, ReinforceSpec, RlooSpec
 from ppo_core.spec.loading import SpecError, differing_keys
 from ppo_core.spec.promotion import PromotionSpec
 from ppo_core.spec.rewards import RewardSpec
@@ -31,11 +31,13 @@ __all__ = [
     "EnginesSpec",
     "EvaluationSpec",
     "FixedKl",
+    "GrpoSpec",
     "GuardsSpec",
     "ModelSpec",
     "PpoSpec",
     "PromotionSpec",
     "RegistrySpec",
+    "ReinforceSpec",
     "RewardSpec",
     "RlooSpec",
     "RolloutSpec",

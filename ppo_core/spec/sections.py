@@ -144,8 +144,11 @@ class UpdateSpec(Section):
     warmup_iterations: int = Field(
         5, ge=0, description="Iterations of linear warm-up of both rates, cut to those of the run"
     )
-    decay_iterations: PositiveInt | None = Field(None, description="Linear decay ends here; default: `iterations`")
-    final_lr_fraction: Fraction = Field(0.1, description="Linear decay ends at this fraction of both rates")
+    schedule: Literal["linear", "cosine", "constant"] = Field(
+        "linear", description="How both rates fall after the warm-up, or that they stay"
+    )
+    decay_iterations: PositiveInt | None = Field(None, description="The decay ends here; default: `iterations`")
+    final_lr_fraction: Fraction = Field(0.1, description="The decay ends at this fraction of both rates")
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's decay rates of the two moments")
     eps: PositiveFloat = Field(1e-5, description="AdamW's term against division by zero")
     weight_decay: NonNegative = Field(0.0, description="Decoupled weight decay of AdamW")
@@ -158,8 +161,24 @@ class UpdateSpec(Section):
         None, description="Largest change of a value that the critic is rewarded for; none: no clipping"
     )
     entropy_coef: NonNegative = Field(0.0, description="Weight of the entropy bonus per token")
+    kl_loss_coef: NonNegative = Field(
+        0.0, description="Weight of the KL to the reference in the loss, per token, beside that in the reward"
+    )
+    kl_loss_estimator: Literal["k2", "k3"] = Field(
+        "k2", description="k2 has the gradient of the KL; k3 is what GRPO's authors take"
+    )
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm")
     max_kl: PositiveFloat | None = Field(None, description="Stop the PPO epochs when the KL per token passes this")
+
+    @model_validator(mode="after")
+    def _constant_rates_stay(self) -> Self:
+        default = type(self).model_fields["final_lr_fraction"].default
+        if self.schedule == "constant" and self.final_lr_fraction != default:
+            raise ValueError(
+                f"final_lr_fraction={self.final_lr_fraction} has no meaning with schedule=constant: leave it out, or "
+                "set schedule to linear or cosine"
+            )
+        return self
 
 
 class TrainingSpec(Section):

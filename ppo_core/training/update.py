@@ -18,7 +18,7 @@ from ppo_core.data.batches import lengths_of, microbatches, minibatches
 from ppo_core.metrics import Maximum, Mean
 from ppo_core.models.forward import Outputs
 from ppo_core.records import TokenSequence, UpdatePolicyJob
-from ppo_core.schedules import learning_rate
+from ppo_core.schedules import cosine_learning_rate, learning_rate
 from ppo_core.training.deepspeed_engine import Trainable, models_of
 from ppo_core.training.experience import Experience
 from ppo_core.training.networks import NETWORKS
@@ -31,16 +31,24 @@ def rates_at(job: UpdatePolicyJob) -> dict[str, float]:
     decay_iterations = spec.decay_iterations
     assert decay_iterations is not None
 
+    warmup = min(spec.warmup_iterations, decay_iterations)
+    final = 1.0 if spec.schedule == "constant" else spec.final_lr_fraction
+
     def at(base: float) -> float:
-        return job.rate_factor * learning_rate(
+        if spec.schedule == "cosine":
+            return cosine_learning_rate(
+                base, step=job.iteration, warmup_steps=warmup, total_steps=decay_iterations, final_fraction=final
+            )
+        return learning_rate(
             base,
             iteration=job.iteration,
-            warmup_iterations=min(spec.warmup_iterations, decay_iterations),
+            warmup_iterations=warmup,
             decay_iterations=decay_iterations,
-            final_fraction=spec.final_lr_fraction,
+            final_fraction=final,
         )
 
-    return {name: at(vars(spec)[NETWORKS[name].rate]) for name in algorithm_of(job.algorithm).networks}
+    networks = algorithm_of(job.algorithm).networks
+    return {name: job.rate_factor * at(vars(spec)[NETWORKS[name].rate]) for name in networks}
 
 
 class Update:
@@ -131,7 +139,8 @@ class Update:
             return tensor[rows, :width].to(device)
 
         values, returns = (None if tensor is None else of(tensor) for tensor in (data.values, data.returns))
-        return Minibatch(of(data.response_mask), of(data.old_logprobs), of(data.advantages), values, returns)
+        mask, old_logprobs, advantages = of(data.response_mask), of(data.old_logprobs), of(data.advantages)
+        return Minibatch(mask, old_logprobs, advantages, values, returns, of(data.reference_logprobs))
 
     def _backward(self, name: str, loss: Tensor, outputs: Outputs) -> None:
         """Add the gradient of `loss`; one of NaN where it is not finite, so that every rank skips the step.

@@ -48,7 +48,7 @@ def plain_values(trunk: Any, head: Tensor, sequences: Pairs) -> tuple[Tensor, Te
 
 
 def plain_policy_loss(logprobs: Tensor, experience: Any, update: Any, entropy: Tensor) -> Tensor:
-    """Schulman et al. 2017, equations 7 and 9, with the dual clip of Ye et al. 2020, mean over the tokens."""
+    """Schulman et al. 2017, equations 7 and 9, with the dual clip of Ye et al. 2020, mean over the tokens; and a KL."""
     total, count = logprobs.new_zeros(()), 0
     for b, t in experience.response_mask.nonzero().tolist():
         advantage = experience.advantages[b, t].double()
@@ -59,7 +59,16 @@ def plain_policy_loss(logprobs: Tensor, experience: Any, update: Any, entropy: T
             objective = torch.max(objective, update.dual_clip * advantage)
         total = total - objective - update.entropy_coef * entropy[b, t]
         count += 1
-    return total / count
+    return total / count + update.kl_loss_coef * plain_kl(logprobs, experience, update.kl_loss_estimator)
+
+
+def plain_kl(logprobs: Tensor, experience: Any, estimator: str) -> Tensor:
+    """r^2 / 2 or exp(r) - 1 - r, with r = log reference - log policy; mean over the tokens."""
+    terms = []
+    for b, t in experience.response_mask.nonzero().tolist():
+        r = experience.reference_logprobs[b, t].double() - logprobs[b, t]
+        terms.append(r * r / 2 if estimator == "k2" else r.exp() - 1 - r)
+    return torch.stack(terms).mean()
 
 
 def plain_value_loss(values: Tensor, experience: Any, update: Any) -> Tensor:

@@ -90,8 +90,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "two rewards share a name .*: give one of them another `name`",
     ),
     ({"advantages": {"kl": ADAPTIVE}}, "horizon=51 is too short for the 256 responses .* Raise it to at least 52"),
-    ({"algorithm": {"kind": "rlo"}}, "algorithm.kind='rlo': choose one of 'ppo', 'rloo'"),
-    ({"algorithm": {}}, "algorithm.kind: is required, and missing: choose one of 'ppo', 'rloo'"),
+    ({"algorithm": {"kind": "rlo"}}, "algorithm.kind='rlo': choose one of 'ppo', 'rloo', 'grpo', 'reinforce'"),
+    ({"algorithm": {}}, "algorithm.kind: is required, and missing: choose one of 'ppo', 'rloo', 'grpo', 'reinforce'"),
     ({"algorithm": {"kind": "rloo", "kin": 1}}, r"algorithm.rloo.kin: unknown key; did you mean kind\?"),
     (
         RLOO,
@@ -108,6 +108,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**RLOO, "advantages": {"gae_lambda": 1}}, "advantages.gae_lambda=1.0 has no meaning with .* without GAE"),
     ({**RLOO, "update": {"value_clip": 0.2}}, "update.value_clip=0.2 has no meaning with .* trains no critic"),
     ({**RLOO, "update": {"critic_learning_rate": 0.1}}, "update.critic_learning_rate=0.1 has no meaning with"),
+    ({"algorithm": {"kind": "grpo"}}, "samples_per_prompt=1 gives algorithm.kind=grpo nothing to compare"),
+    ({"algorithm": {"kind": "grpo", "scale": "max"}}, "algorithm.grpo.scale='max': Input should be 'std' or 'none'"),
+    (
+        {"algorithm": {"kind": "reinforce"}, "advantages": {"gae_lambda": 1}},
+        "gae_lambda=1.0 has no meaning with .*reinf",
+    ),
+    (
+        {"update": {"schedule": "constant", "final_lr_fraction": 0.5}},
+        "update: final_lr_fraction=0.5 has no meaning with schedule=constant: leave it out, or set schedule to linear",
+    ),
     ({"name": "../escape"}, "name='../escape': String should match pattern"),
 ]
 

@@ -15,6 +15,7 @@ from ppo_core.training.update import rates_at
 from tests.ppo_core.deepspeed_program import RECIPES
 from tests.ppo_core.plain_torch import (
     plain_entropy,
+    plain_kl,
     plain_logprobs,
     plain_policy_loss,
     plain_value_loss,
@@ -47,7 +48,7 @@ def plain_update(update: Any) -> tuple[nn.Module, nn.Module, Tensor, dict[str, l
     settings = {"betas": update.betas, "eps": update.eps, "weight_decay": update.weight_decay}
     policy_optimizer = torch.optim.AdamW(policy.parameters(), lr=update.learning_rate, **settings)
     critic_optimizer = torch.optim.AdamW([*trunk.parameters(), head], lr=update.critic_learning_rate, **settings)
-    losses: dict[str, list[float]] = {"policy": [], "critic": [], "entropy": [], "norm": []}
+    losses: dict[str, list[float]] = {"policy": [], "critic": [], "entropy": [], "norm": [], "kl": []}
     for _ in range(update.num_ppo_epochs):
         logprobs = plain_logprobs(policy, sequences, TEMPERATURE)
         entropy = plain_entropy(policy, sequences, TEMPERATURE)
@@ -63,7 +64,10 @@ def plain_update(update: Any) -> tuple[nn.Module, nn.Module, Tensor, dict[str, l
             optimizer.step()
         mean_entropy = float(entropy.detach().sum() / experience.response_mask.sum())
         losses["entropy"].append(mean_entropy)
-        losses["policy"].append(float(policy_loss.detach()) + update.entropy_coef * mean_entropy)
+        kl = float(plain_kl(logprobs, experience, update.kl_loss_estimator).detach())
+        losses["kl"].append(kl)
+        surrogate = float(policy_loss.detach()) + update.entropy_coef * mean_entropy - update.kl_loss_coef * kl
+        losses["policy"].append(surrogate)
         losses["critic"].append(float(value_loss.detach()))
     return policy, trunk, head, losses
 
@@ -83,6 +87,9 @@ def test_the_update_is_that_of_the_papers(trained: Path, index: int) -> None:
     metrics = facts_of(trained)[f"recipe{index}"]
     for name, key in (("policy/loss", "policy"), ("critic/loss", "critic"), ("policy/entropy", "entropy")):
         assert metrics[name] == pytest.approx(sum(losses[key]) / len(losses[key]), rel=1e-5, abs=1e-5)
+    if "kl_loss_coef" in RECIPES[index]:
+        assert metrics["policy/kl_loss"] == pytest.approx(sum(losses["kl"]) / len(losses["kl"]), rel=1e-4)
+        assert metrics["policy/kl_loss"] > 1e-4
     assert metrics["policy/gradient_norm"] == pytest.approx(sum(losses["norm"]) / len(losses["norm"]), rel=1e-4)
 
 
@@ -119,6 +126,18 @@ def test_a_warm_up_that_is_longer_than_the_schedule_is_cut_to_it() -> None:
         return [rates_at(job.model_copy(update={"iteration": iteration}))["policy"] for iteration in range(5)]
 
     assert rates(warmup_iterations=10) == rates(warmup_iterations=3) == pytest.approx([0.2, 0.4, 0.6, 0.3, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [("linear", [0.6, 0.5, 0.4, 0.3, 0.3]), ("cosine", [0.6, 0.525, 0.375, 0.3, 0.3]), ("constant", [0.6] * 5)],
+)
+def test_rates_fall_as_the_schedule_says(schedule: str, expected: list[float]) -> None:
+    """From 0.6 to half of it in three iterations; a third of half a cosine is cos 60 degrees = 0.5."""
+    final = {} if schedule == "constant" else {"final_lr_fraction": 0.5}
+    job = update_job(schedule=schedule, decay_iterations=3, learning_rate=0.6, **{"final_lr_fraction": 0.1, **final})
+    rates = [rates_at(job.model_copy(update={"iteration": iteration}))["policy"] for iteration in range(5)]
+    assert rates == pytest.approx(expected)
 
 
 def test_value_clipping_is_reported(trained: Path) -> None:
