@@ -19,8 +19,8 @@ from ppo_core.spec.sections import (
     RolloutSpec,
     SupervisedSpec,
     TrainingSpec,
-    UpdateSpec,
 )
+from ppo_core.spec.update import UpdateSpec
 
 __all__ = [
     "AdaptiveKl",

@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from ppo_core.spec.section import Section
-from ppo_core.spec.sections import AdvantageSpec, RolloutSpec, UpdateSpec
+from ppo_core.spec.sections import AdvantageSpec, RolloutSpec
+from ppo_core.spec.update import UpdateSpec
 
 NO_CRITIC = {
     "update.critic_learning_rate": "it trains no critic",

@@ -22,8 +22,8 @@ from ppo_core.spec.sections import (
     RolloutSpec,
     SupervisedSpec,
     TrainingSpec,
-    UpdateSpec,
 )
+from ppo_core.spec.update import UpdateSpec
 
 
 class RunSpec(FlowSpec):

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 def in_order(schema: dict[str, Any]) -> None:

@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from ppo_core.spec.paths import UserPath
-from ppo_core.spec.section import Fraction, NonNegative, Section
+from ppo_core.spec.section import Beta, Fraction, NonNegative, Section
 
-Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 Estimator = Literal["k1", "k2", "k3", "abs"]
 LONGEST_ALIAS = 255
 
@@ -132,53 +131,6 @@ class AdvantageSpec(Section):
         """`kl: {coef: 0.1}` means a fixed coefficient."""
         kl = values.get("kl") if isinstance(values, dict) else None
         return {**values, "kl": {"kind": "fixed", **kl}} if isinstance(kl, dict) else values
-
-
-class UpdateSpec(Section):
-    """The update of policy and critic."""
-
-    num_ppo_epochs: PositiveInt = Field(2, description="Passes over an iteration's responses")
-    num_minibatches: PositiveInt = Field(4, description="Optimizer steps per PPO epoch")
-    learning_rate: PositiveFloat = Field(1e-4, description="Of the policy, after the warm-up")
-    critic_learning_rate: PositiveFloat = Field(3e-4, description="Of the critic, after the warm-up")
-    warmup_iterations: int = Field(
-        5, ge=0, description="Iterations of linear warm-up of both rates, cut to those of the run"
-    )
-    schedule: Literal["linear", "cosine", "constant"] = Field(
-        "linear", description="How both rates fall after the warm-up, or that they stay"
-    )
-    decay_iterations: PositiveInt | None = Field(None, description="The decay ends here; default: `iterations`")
-    final_lr_fraction: Fraction = Field(0.1, description="The decay ends at this fraction of both rates")
-    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's decay rates of the two moments")
-    eps: PositiveFloat = Field(1e-5, description="AdamW's term against division by zero")
-    weight_decay: NonNegative = Field(0.0, description="Decoupled weight decay of AdamW")
-    clip_low: Fraction = Field(0.2, description="The ratio of policy to old policy is clipped below at 1 - clip_low")
-    clip_high: PositiveFloat = Field(0.2, description="The ratio is clipped above at 1 + clip_high")
-    dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(
-        None, description="Bounds the loss where the advantage is negative, 3 in the source; none: no bound"
-    )
-    value_clip: PositiveFloat | None = Field(
-        None, description="Largest change of a value that the critic is rewarded for; none: no clipping"
-    )
-    entropy_coef: NonNegative = Field(0.0, description="Weight of the entropy bonus per token")
-    kl_loss_coef: NonNegative = Field(
-        0.0, description="Weight of the KL to the reference in the loss, per token, beside that in the reward"
-    )
-    kl_loss_estimator: Literal["k2", "k3"] = Field(
-        "k2", description="k2 has the gradient of the KL; k3 is what GRPO's authors take"
-    )
-    max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm")
-    max_kl: PositiveFloat | None = Field(None, description="Stop the PPO epochs when the KL per token passes this")
-
-    @model_validator(mode="after")
-    def _constant_rates_stay(self) -> Self:
-        default = type(self).model_fields["final_lr_fraction"].default
-        if self.schedule == "constant" and self.final_lr_fraction != default:
-            raise ValueError(
-                f"final_lr_fraction={self.final_lr_fraction} has no meaning with schedule=constant: leave it out, or "
-                "set schedule to linear or cosine"
-            )
-        return self
 
 
 class TrainingSpec(Section):

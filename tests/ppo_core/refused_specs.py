@@ -1,0 +1,97 @@
+"""Specs that cannot be run, each as what it changes in the smallest one, with the words in which it is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SMALLEST = {
+    "dataset": {"train": "prompts.jsonl"},
+    "model": {"path": "folder"},
+    "reward": {"function": "reward.py:correct"},
+}
+ADAPTIVE = {"kind": "adaptive", "horizon": 51}
+RLOO = {"algorithm": {"kind": "rloo"}}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"rolout": {}}, r"rolout: unknown key; did you mean rollout\? \(known: name, seed, iterations, "),
+    ({"rollout": {"temprature": 1}}, r"rollout.temprature: unknown key; did you mean temperature\?"),
+    ({"advantages": {"kl": {**ADAPTIVE, "targt": 3}}}, r"kl.adaptive.targt: unknown key; did you mean target\?"),
+    ({"advantages": {"kl": {"kind": "adaptve"}}}, "advantages.kl.kind='adaptve': choose one of 'fixed', 'adaptive'"),
+    ({"reward": {}}, "reward: no reward is named: give at least one function, .* or a list of `sources`"),
+    ({"reward": {"sources": [{"kind": "numbr"}]}}, "reward.sources.0.kind='numbr': choose one of 'function', 'exact_m"),
+    (
+        {"reward": {"sources": [{"weight": 1}]}},
+        "sources.0.kind: is required, and missing: choose one of 'function', 'e",
+    ),
+    ({"reward": {"sources": [{"kind": "regex"}]}}, "reward.sources.0.regex.pattern: is required, and missing"),
+    (
+        {"reward": {"sources": [{"kind": "regex", "pattern": "("}]}},
+        r"'\(' is no regular expression \(missing \), unterm",
+    ),
+    ({"reward": {"sources": [{"kind": "number", "tolerence": 1}]}}, "tolerence: unknown key; did you mean tolerance"),
+    (
+        {"reward": {"sources": [{"kind": "number"}] * 2}},
+        r"two rewards share a name \(number, number\).* another `name`",
+    ),
+    ({"reward": {"sources": {"kind": "number"}}}, "reward.sources={'kind': 'number'}: Input should be a valid tuple"),
+    ({"iterations": "many"}, "iterations='many': Input should be a valid integer"),
+    ({"seed": True}, "seed=True: Input should be a valid integer"),
+    ({"registry": {"alias": "Latest"}}, r"registry.alias: 'Latest': MLflow keeps latest, v1, .* choose another"),
+    ({"registry": {"alias": "v12"}}, r"registry.alias: 'v12': MLflow keeps"),
+    ({"registry": {"alias": "best one"}}, "registry.alias: 'best one': use letters, digits, dash and underscore"),
+    ({"registry": {"alias": ""}}, "registry.alias: '': use letters, digits, dash and underscore, at least one"),
+    ({"registry": {"alias": "a" * 256}}, r"registry.alias: a+\.\.\. has 256 characters, MLflow takes 255: shorten it"),
+    ({"engines": {"place": "local"}}, "engines.place: unknown key"),
+    ({"engines": {"backend": "slurm"}}, "engines.backend='slurm': Input should be 'local' or 'ray'"),
+    ({"engines": {"address": "ray://head:10001"}}, "engines.address='ray://head:10001': String should match pattern"),
+    ({"engines": {"rollout_engines": 0}}, "engines.rollout_engines=0: Input should be greater than or equal to 1"),
+    ({"seed": -1}, "seed=-1: Input should be greater than or equal to 0"),
+    ({"rollout": {"temperature": float("inf")}}, "rollout.temperature=inf: Input should be a finite number"),
+    ({"rollout": {"temperature": 0}}, "rollout.temperature=0: Input should be greater than or equal to 0.01"),
+    ({"rollout": {"top_p": 0.9}}, r"rollout: top_p=0.9, top_k=-1 cut .* Set top_p: 1 and top_k: -1"),
+    ({"rollout": {"top_k": 50}}, r"rollout: top_p=1.0, top_k=50 cut .* Set top_p: 1 and top_k: -1"),
+    ({"update": {"betas": [0.9, 1.0]}}, "update.betas.1=1.0: Input should be less than 1"),
+    ({"update": {"num_minibatches": 3}}, r"update.num_minibatches=3 does not divide the 256 .* \[1, 2, 4, 8, 16, "),
+    ({"training": {"num_ranks": 3}}, r"training.num_ranks=3 does not divide the 64 .* \[1, 2, 4, 8, 16, 32, 64\]"),
+    ({"sft": {"data": "a", "batch_size": 9}, "training": {"num_ranks": 2}}, r"2 does not divide the 9 .* an SFT batch"),
+    ({"model": {"path": "a", "dtype": "bfloat16"}}, "bfloat16 with training.zero_stage=0 .* set zero_stage to 1"),
+    ({"model": {}}, "model: give exactly one of path .* and config"),
+    ({"model": {"path": "a", "config": {"model_type": "llama"}}}, "model: give exactly one of path"),
+    ({"model": {"config": {}, "tokenizer": "t"}}, "model: config has no model_type"),
+    ({"model": {"config": {"model_type": "llama"}}}, "brings no tokenizer: name its folder in model.tokenizer"),
+    ({"reward": {"function": "rewards.correct"}}, "'rewards.correct' names no function: write package.module:function"),
+    ({"reward": {"function": {}}}, "reward: no reward is named: give at least one function"),
+    (
+        {"reward": {"function": {"a.py:f": 1, "b.py:f": 1}}},
+        "two rewards share a name .*: give one of them another `name`",
+    ),
+    ({"advantages": {"kl": ADAPTIVE}}, "horizon=51 is too short for the 256 responses .* Raise it to at least 52"),
+    ({"algorithm": {"kind": "rlo"}}, "algorithm.kind='rlo': choose one of 'ppo', 'rloo', 'grpo', 'reinforce'"),
+    ({"algorithm": {}}, "algorithm.kind: is required, and missing: choose one of 'ppo', 'rloo', 'grpo', 'reinforce'"),
+    ({"algorithm": {"kind": "rloo", "kin": 1}}, r"algorithm.rloo.kin: unknown key; did you mean kind\?"),
+    (
+        RLOO,
+        r"samples_per_prompt=1 gives algorithm.kind=rloo nothing .* set it to 2 or more .* or algorithm.kind to ppo",
+    ),
+    (
+        {**RLOO, "advantages": {"truncated": "bootstrap"}},
+        "bootstrap needs a critic, .* trains none: set terminal or mask",
+    ),
+    (
+        {**RLOO, "advantages": {"gamma": 0.9}},
+        "advantages.gamma=0.9 has no meaning with .*rloo .*: leave it out, or set ",
+    ),
+    ({**RLOO, "advantages": {"gae_lambda": 1}}, "advantages.gae_lambda=1.0 has no meaning with .* without GAE"),
+    ({**RLOO, "update": {"value_clip": 0.2}}, "update.value_clip=0.2 has no meaning with .* trains no critic"),
+    ({**RLOO, "update": {"critic_learning_rate": 0.1}}, "update.critic_learning_rate=0.1 has no meaning with"),
+    ({"algorithm": {"kind": "grpo"}}, "samples_per_prompt=1 gives algorithm.kind=grpo nothing to compare"),
+    ({"algorithm": {"kind": "grpo", "scale": "max"}}, "algorithm.grpo.scale='max': Input should be 'std' or 'none'"),
+    (
+        {"algorithm": {"kind": "reinforce"}, "advantages": {"gae_lambda": 1}},
+        "gae_lambda=1.0 has no meaning with .*reinf",
+    ),
+    (
+        {"update": {"schedule": "constant", "final_lr_fraction": 0.5}},
+        "update: final_lr_fraction=0.5 has no meaning with schedule=constant: leave it out, or set schedule to linear",
+    ),
+    ({"name": "../escape"}, "name='../escape': String should match pattern"),
+]
