@@ -39,7 +39,7 @@ def policy_loss(
 
     With ratio = exp(logprobs - old_logprobs), per token: -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A).
     `dual_clip` = c > 1 bounds, where A < 0, the min from below by c * A: a token that has become far more likely cannot
-    dominate. `importance_weights` (sampler mismatch, policy over sampler) multiply each token's term as constants.
+    dominate. `importance_weights` (sampler mismatch, aggregation) multiply each token's term as constants.
     Shapes: logprobs, old_logprobs (nats), advantages, response_mask (bool), importance_weights [B, R]; result a scalar.
     `normalizer`: see the module. The log-ratio is cut to ±20, beyond which no gradient flows.
     Raises ValueError for a mask that is not bool, shapes that differ, a clip below 0, a dual_clip of at most 1, or a
@@ -60,8 +60,7 @@ def policy_loss(
     objective = _clipped_objective(ratio, advantages, clip_low, clip_high, dual_clip)
     if importance_weights is not None:
         check_mask("response_mask", response_mask, importance_weights=importance_weights)
-        objective = objective * zero_masked(importance_weights.detach(), response_mask)
-    return _normalized(-objective, response_mask, normalizer)
+    return weighted_mean(-objective, response_mask, weights=importance_weights, normalizer=normalizer)
 
 
 def value_loss(
@@ -71,14 +70,15 @@ def value_loss(
     response_mask: Tensor,
     *,
     clip: float | None,
+    weights: Tensor | None = None,
     normalizer: float | Tensor | None = None,
 ) -> Tensor:
     """The critic's squared error as a scalar loss; its gradient flows into `values` alone.
 
     Per token 0.5 * max((V - R)**2, (clip(V, V_old - clip, V_old + clip) - R)**2); with `clip` None 0.5 * (V - R)**2.
     Shapes: values, old_values, returns, response_mask (bool) [B, R], all in the rewards' unit; result a scalar.
-    `normalizer`: see the module. Raises ValueError for a mask that is not bool, shapes that differ, a clip below 0, or
-    a normalizer that is not positive though tokens count.
+    `weights` [B, R] multiply each token's term as constants; `normalizer`: see the module. Raises ValueError for a mask
+    that is not bool, shapes that differ, a clip below 0, or a normalizer that is not positive though tokens count.
     Source: Schulman et al. 2017 (arXiv:1707.06347), equation 9; the clipping is that of the authors' released code
     (openai/baselines, ppo2).
 
@@ -92,7 +92,7 @@ def value_loss(
     if clip is not None:
         clipped = clipped_values(values, old_values, response_mask, clip=clip)
         errors = torch.maximum(errors, (clipped - returns).square())
-    return _normalized(0.5 * errors, response_mask, normalizer)
+    return weighted_mean(0.5 * errors, response_mask, weights=weights, normalizer=normalizer)
 
 
 def entropy_from_logits(logits: Tensor) -> Tensor:
@@ -138,7 +138,17 @@ def _clipped_objective(
     return torch.where(advantages < 0, torch.maximum(objective, dual_clip * advantages), objective)
 
 
-def _normalized(terms: Tensor, mask: Tensor, normalizer: float | Tensor | None) -> Tensor:
+def weighted_mean(
+    terms: Tensor, mask: Tensor, *, weights: Tensor | None = None, normalizer: float | Tensor | None = None
+) -> Tensor:
+    """Sum of `terms` over the True slots of `mask`, all `[B, R]`, over `normalizer` (see the module); a scalar.
+
+    `weights` `[B, R]` multiply the terms as constants. Raises ValueError as the losses do.
+    """
+    check_mask("mask", mask, terms=terms)
+    if weights is not None:
+        check_mask("mask", mask, weights=weights)
+        terms = terms * zero_masked(weights.detach(), mask)
     total = zero_masked(terms, mask).sum()
     if normalizer is None:
         return total / mask.sum().clamp(min=1)

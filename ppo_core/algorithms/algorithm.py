@@ -44,6 +44,7 @@ class Estimate(NamedTuple):
 class Minibatch(NamedTuple):
     """What a microbatch of responses is trained on, all `[B, R]`; `values` are those that the critic gave before.
 
+    `weights` are those of `ppo_core.aggregation`, None where all are 1; `counted` is this part's share of the divisor.
     `old_logprobs` are the policy's before the update, `reference_logprobs` those of the policy that the run began with.
     """
 
@@ -53,6 +54,8 @@ class Minibatch(NamedTuple):
     values: Tensor | None = None
     returns: Tensor | None = None
     reference_logprobs: Tensor | None = None
+    weights: Tensor | None = None
+    counted: int = 0
 
 
 class Loss(NamedTuple):
@@ -63,7 +66,7 @@ class Loss(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """How one network learns. `loss` gets what `need` asked for, and the minibatch's tokens to divide sums by."""
+    """How one network learns. `loss` gets what `need` asked for, and what weighted sums over tokens are divided by."""
 
     need: Callable[[UpdateSpec], Need]
     loss: Callable[[Outputs, Minibatch, UpdateSpec, int], Loss]

@@ -34,15 +34,15 @@ def estimate(batch: Batch, spec: AdvantageSpec) -> Estimate:
 
 
 def critic_loss(outputs: Outputs, minibatch: Minibatch, spec: UpdateSpec, normalizer: int) -> Loss:
-    """Squared error to the returns, over `normalizer` tokens."""
+    """Squared error to the returns, a weighted sum over `normalizer`."""
     values, old_values, returns, mask = outputs.values, minibatch.values, minibatch.returns, minibatch.response_mask
     assert values is not None
     assert old_values is not None
     assert returns is not None
-    total = value_loss(values, old_values, returns, mask, clip=spec.value_clip, normalizer=normalizer)
-    measured: dict[str, Mean | Maximum] = {
-        "loss": Mean(float(total.detach()) * normalizer, float(mask.sum())),
-    }
+    total = value_loss(
+        values, old_values, returns, mask, clip=spec.value_clip, weights=minibatch.weights, normalizer=normalizer
+    )
+    measured: dict[str, Mean | Maximum] = {"loss": Mean(float(total.detach()) * normalizer, minibatch.counted)}
     if spec.value_clip is not None:
         measured["clip_fraction"] = value_clip_fraction(values, old_values, returns, mask, clip=spec.value_clip)
     return Loss(total, measured)

@@ -13,11 +13,9 @@ the gradient is that of REINFORCE, -A * grad log policy.
 
 from __future__ import annotations
 
-import torch
-
 from ppo_core.algorithms.algorithm import Loss, Minibatch, Objective
 from ppo_core.kl import kl_estimate
-from ppo_core.losses import policy_loss
+from ppo_core.losses import policy_loss, weighted_mean
 from ppo_core.masking import zero_masked
 from ppo_core.metrics import Maximum, Mean, approximate_kl, clip_fraction, ratio_maximum
 from ppo_core.models.forward import Need, Outputs
@@ -30,7 +28,7 @@ def need(spec: UpdateSpec) -> Need:
 
 
 def loss(outputs: Outputs, minibatch: Minibatch, spec: UpdateSpec, normalizer: int) -> Loss:
-    """Means are sums over the tokens that count, divided by `normalizer`, the tokens of the whole minibatch."""
+    """Means are weighted sums over the tokens that count, divided by `normalizer`; see `ppo_core.aggregation`."""
     logprobs, entropy, mask = outputs.logprobs, outputs.entropy, minibatch.response_mask
     assert logprobs is not None
     assert entropy is not None
@@ -43,11 +41,12 @@ def loss(outputs: Outputs, minibatch: Minibatch, spec: UpdateSpec, normalizer: i
         clip_low=spec.clip_low,
         clip_high=spec.clip_high,
         dual_clip=spec.dual_clip,
+        importance_weights=minibatch.weights,
         normalizer=normalizer,
     )
     clipped = clip_fraction(logprobs, old_logprobs, advantages, mask, clip_low=spec.clip_low, clip_high=spec.clip_high)
-    entropy_sum = torch.where(mask, entropy, 0.0).sum()
-    total, measured = surrogate - spec.entropy_coef * entropy_sum / normalizer, dict[str, Mean | Maximum]()
+    bonus = weighted_mean(entropy, mask, weights=minibatch.weights, normalizer=normalizer)
+    total, measured = surrogate - spec.entropy_coef * bonus, dict[str, Mean | Maximum]()
     if spec.kl_loss_coef:
         assert minibatch.reference_logprobs is not None
         kl = kl_estimate(
@@ -55,13 +54,13 @@ def loss(outputs: Outputs, minibatch: Minibatch, spec: UpdateSpec, normalizer: i
             zero_masked(minibatch.reference_logprobs, mask),
             estimator=spec.kl_loss_estimator,
         )
-        total = total + spec.kl_loss_coef * kl.sum() / normalizer
+        total = total + spec.kl_loss_coef * weighted_mean(kl, mask, weights=minibatch.weights, normalizer=normalizer)
         measured["kl_loss"] = Mean.over(kl.detach(), mask)
     return Loss(
         total,
         {
             **measured,
-            "loss": Mean(float(surrogate.detach()) * normalizer, float(mask.sum())),
+            "loss": Mean(float(surrogate.detach()) * normalizer, minibatch.counted),
             "entropy": Mean.over(entropy, mask),
             "clip_fraction": clipped,
             "approximate_kl": approximate_kl(logprobs, old_logprobs, mask),

@@ -42,6 +42,9 @@ class UpdateSpec(Section):
     kl_loss_estimator: Literal["k2", "k3"] = Field(
         "k2", description="k2 has the gradient of the KL; k3 is what GRPO's authors take"
     )
+    aggregation: Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean"] = Field(
+        "token_mean", description="What the losses are means over: tokens, or responses (of their sums or their means)"
+    )
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm")
     max_kl: PositiveFloat | None = Field(None, description="Stop the PPO epochs when the KL per token passes this")
 

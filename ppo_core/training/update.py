@@ -1,7 +1,7 @@
 """The update: epochs over shuffled minibatches, each one optimizer step of every network that the algorithm trains.
 
-Losses are sums over tokens divided by the number of counting tokens of the whole minibatch, so neither the microbatch
-size nor the number of ranks changes them.
+Losses are weighted sums over tokens divided by a number of the whole minibatch (`ppo_core.aggregation`), so neither the
+microbatch size nor the number of ranks changes them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from ppo_core.aggregation import divisor, token_weights
 from ppo_core.algorithms.algorithm import Minibatch
 from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.batches import lengths_of, microbatches, minibatches
@@ -92,7 +93,7 @@ class Update:
 
     def _step(self, rows: list[int], rates: Mapping[str, float]) -> bool:
         """One optimizer step of each network; False where nothing in the minibatch was scored."""
-        normalizer = int(self.experience.response_mask[rows].sum())
+        normalizer = divisor(self.experience.response_mask[rows], self.job.update.aggregation)
         if normalizer == 0:
             return False
         before = dict(self.measured)
@@ -140,7 +141,17 @@ class Update:
 
         values, returns = (None if tensor is None else of(tensor) for tensor in (data.values, data.returns))
         mask, old_logprobs, advantages = of(data.response_mask), of(data.old_logprobs), of(data.advantages)
-        return Minibatch(mask, old_logprobs, advantages, values, returns, of(data.reference_logprobs))
+        aggregation = self.job.update.aggregation
+        return Minibatch(
+            mask,
+            old_logprobs,
+            advantages,
+            values,
+            returns,
+            reference_logprobs=of(data.reference_logprobs),
+            weights=None if aggregation == "token_mean" else token_weights(mask, aggregation),
+            counted=divisor(mask, aggregation),
+        )
 
     def _backward(self, name: str, loss: Tensor, outputs: Outputs) -> None:
         """Add the gradient of `loss`; one of NaN where it is not finite, so that every rank skips the step.

@@ -167,7 +167,8 @@ RECIPES: list[dict[str, Any]] = [
     {"num_ppo_epochs": 3, "max_grad_norm": 0.5, "weight_decay": 0.01},
     {"num_ppo_epochs": 2, "value_clip": 0.05, "entropy_coef": 0.05, "dual_clip": 1.5, "clip_low": 0.1},
     {"num_ppo_epochs": 3, "kl_loss_coef": 3.0, "kl_loss_estimator": "k2"},
-    {"num_ppo_epochs": 3, "kl_loss_coef": 3.0, "kl_loss_estimator": "k3"},
+    {"num_ppo_epochs": 3, "kl_loss_coef": 3.0, "kl_loss_estimator": "k3", "aggregation": "sequence_mean_token_mean"},
+    {"num_ppo_epochs": 2, "entropy_coef": 0.05, "value_clip": 0.05, "aggregation": "sequence_mean_token_sum"},
 ]
 
 

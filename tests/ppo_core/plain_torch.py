@@ -47,9 +47,21 @@ def plain_values(trunk: Any, head: Tensor, sequences: Pairs) -> tuple[Tensor, Te
     return padded(rows, max(len(response) for _, response in sequences)), torch.stack(final)
 
 
+Terms = list[tuple[int, Tensor]]
+
+
+def plain_mean(terms: Terms, aggregation: str) -> Tensor:
+    """Of (row, term) pairs, one per token that counts: over tokens, or over rows of their sums or their means."""
+    if aggregation == "token_mean":
+        return torch.stack([term for _, term in terms]).mean()
+    rows = [torch.stack([term for row, term in terms if row == b]) for b in sorted({row for row, _ in terms})]
+    parts = [row.sum() if aggregation == "sequence_mean_token_sum" else row.mean() for row in rows]
+    return torch.stack(parts).mean()
+
+
 def plain_policy_loss(logprobs: Tensor, experience: Any, update: Any, entropy: Tensor) -> Tensor:
-    """Schulman et al. 2017, equations 7 and 9, with the dual clip of Ye et al. 2020, mean over the tokens; and a KL."""
-    total, count = logprobs.new_zeros(()), 0
+    """Schulman et al. 2017, equations 7 and 9, with the dual clip of Ye et al. 2020; and a KL."""
+    surrogate: Terms = []
     for b, t in experience.response_mask.nonzero().tolist():
         advantage = experience.advantages[b, t].double()
         ratio = (logprobs[b, t] - experience.old_logprobs[b, t].double()).exp()
@@ -57,29 +69,28 @@ def plain_policy_loss(logprobs: Tensor, experience: Any, update: Any, entropy: T
         objective = torch.min(ratio * advantage, clipped * advantage)
         if update.dual_clip is not None and advantage < 0:
             objective = torch.max(objective, update.dual_clip * advantage)
-        total = total - objective - update.entropy_coef * entropy[b, t]
-        count += 1
-    return total / count + update.kl_loss_coef * plain_kl(logprobs, experience, update.kl_loss_estimator)
+        surrogate.append((b, -objective - update.entropy_coef * entropy[b, t]))
+    kl = plain_mean(plain_kl(logprobs, experience, update.kl_loss_estimator), update.aggregation)
+    return plain_mean(surrogate, update.aggregation) + update.kl_loss_coef * kl
 
 
-def plain_kl(logprobs: Tensor, experience: Any, estimator: str) -> Tensor:
-    """r^2 / 2 or exp(r) - 1 - r, with r = log reference - log policy; mean over the tokens."""
-    terms = []
+def plain_kl(logprobs: Tensor, experience: Any, estimator: str) -> Terms:
+    """r^2 / 2 or exp(r) - 1 - r, with r = log reference - log policy."""
+    terms: Terms = []
     for b, t in experience.response_mask.nonzero().tolist():
         r = experience.reference_logprobs[b, t].double() - logprobs[b, t]
-        terms.append(r * r / 2 if estimator == "k2" else r.exp() - 1 - r)
-    return torch.stack(terms).mean()
+        terms.append((b, r * r / 2 if estimator == "k2" else r.exp() - 1 - r))
+    return terms
 
 
 def plain_value_loss(values: Tensor, experience: Any, update: Any) -> Tensor:
-    """Half the squared error, the larger of clipped and not, mean over the tokens."""
-    total, count = values.new_zeros(()), 0
+    """Half the squared error, the larger of clipped and not."""
+    terms: Terms = []
     for b, t in experience.response_mask.nonzero().tolist():
         target, old = experience.returns[b, t].double(), experience.values[b, t].double()
         error = (values[b, t] - target) ** 2
         if update.value_clip is not None:
             near = torch.minimum(torch.maximum(values[b, t], old - update.value_clip), old + update.value_clip)
             error = torch.max(error, (near - target) ** 2)
-        total = total + error / 2
-        count += 1
-    return total / count
+        terms.append((b, error / 2))
+    return plain_mean(terms, update.aggregation)

@@ -98,13 +98,13 @@ def test_losses_equal_their_equations() -> None:
 @pytest.mark.parametrize(
     ("loss", "original", "replacement"),
     [
-        ("policy", "_normalized(-objective", "_normalized(objective"),
+        ("policy", "weighted_mean(-objective", "weighted_mean(objective"),
         ("policy", "torch.minimum(ratio", "torch.maximum(ratio"),
         ("policy", "ratio.clamp(1 - clip_low, 1 + clip_high)", "ratio.clamp(1 - clip_high, 1 + clip_low)"),
         ("policy", "ratio.clamp(1 - clip_low, 1 + clip_high)", "ratio"),
         ("policy", "advantages < 0, torch.maximum", "advantages > 0, torch.maximum"),
         ("policy", "torch.maximum(objective, dual", "torch.minimum(objective, dual"),
-        ("policy", "objective * zero_masked", "objective / zero_masked"),
+        ("policy", "terms * zero_masked", "terms / zero_masked"),
         ("policy", "zero_masked(logprobs, response_mask) - zero", "zero_masked(logprobs, response_mask) + zero"),
         ("policy", "total / mask.sum().clamp(min=1)", "total / mask.numel()"),
         ("value", "(values - returns).square()", "(values + returns).square()"),

@@ -17,6 +17,7 @@ from tests.ppo_core.plain_torch import (
     plain_entropy,
     plain_kl,
     plain_logprobs,
+    plain_mean,
     plain_policy_loss,
     plain_value_loss,
     plain_values,
@@ -64,10 +65,10 @@ def plain_update(update: Any) -> tuple[nn.Module, nn.Module, Tensor, dict[str, l
             optimizer.step()
         mean_entropy = float(entropy.detach().sum() / experience.response_mask.sum())
         losses["entropy"].append(mean_entropy)
-        kl = float(plain_kl(logprobs, experience, update.kl_loss_estimator).detach())
-        losses["kl"].append(kl)
-        surrogate = float(policy_loss.detach()) + update.entropy_coef * mean_entropy - update.kl_loss_coef * kl
-        losses["policy"].append(surrogate)
+        kl = plain_kl(logprobs, experience, update.kl_loss_estimator)
+        losses["kl"].append(float(plain_mean(kl, "token_mean").detach()))
+        alone = update.model_copy(update={"entropy_coef": 0.0, "kl_loss_coef": 0.0})
+        losses["policy"].append(float(plain_policy_loss(logprobs, experience, alone, entropy).detach()))
         losses["critic"].append(float(value_loss.detach()))
     return policy, trunk, head, losses
 

@@ -52,7 +52,7 @@ def test_advantages_are_those_of_a_group_of_four(rloo: Path, case: str) -> None:
     torch.testing.assert_close(experience["advantages"], expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("recipe", ["recipe0", "recipe1", "recipe2", "recipe3"])
+@pytest.mark.parametrize("recipe", ["recipe0", "recipe1", "recipe2", "recipe3", "recipe4"])
 def test_with_the_same_advantages_the_policy_learns_just_as_beside_a_critic(
     rloo: Path, trained: Path, recipe: str
 ) -> None:
