@@ -44,7 +44,7 @@ test: $(STAMP) ## run the tests, but for the longest
 	$(PYTEST) -m "not slow and not thorough" $(PYTEST_ARGS)
 	$(PYTEST) -m "slow and not thorough" $(PYTEST_ARGS)
 
-test-thorough: $(STAMP) ## run the others, which take longest: runs killed six times, lost nodes of Ray, the pages in a browser
+test-thorough: $(STAMP) ## run the others, which take longest: whole runs on S3 and Ray, the servers of the stack, the pages in a browser
 	@$(PYTEST) -m "thorough and not slow" $(PYTEST_ARGS)
 	$(PYTEST) -m "thorough and slow" $(PYTEST_ARGS)
 
