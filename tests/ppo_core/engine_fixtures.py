@@ -39,4 +39,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     chats = [{"prompt": [{"role": "user", "content": row["prompt"]}], "answer": row["answer"]} for row in ROWS]
     write_lines(folder / "chat.jsonl", chats)
     write_lines(folder / "sft.jsonl", [{"prompt": "w1 w2", "completion": "w5 w6"}])
+    write_lines(
+        folder / "sevens.jsonl",
+        [{"prompt": "w1 w2", "answer": 7}, {"prompt": "w3", "answer": "7"}, {"prompt": "w4", "answer": "x = 7"}],
+    )
     return folder

@@ -62,6 +62,25 @@ def test_scores_are_the_weighted_sum_of_the_components_in_the_rollouts_order(
     assert [(row["truncated"], row["error"]) for row in rows] == [(False, None), (True, None), (False, None)]
 
 
+def test_rewards_of_several_kinds_are_columns_of_one_table(scoring: Client, sources: Path, model: Path) -> None:
+    kinds = [
+        {"kind": "exact_match", "weight": 2.0},
+        {"kind": "number", "name": "right", "pattern": "= (.*)"},
+        {"kind": "regex", "pattern": "^I think"},
+        {"function": "my_rewards.py:length", "weight": 0.5},
+    ]
+    dataset = prepare(scoring, sources, model, dataset={"train": "sevens.jsonl"}, num_eval_prompts=0)
+    rows = score(scoring, sources, dataset, {"sources": kinds}, ["I think = 7", "7", "= 8"])
+    assert [row["reward/exact_match"] for row in rows] == [0.0, 1.0, 0.0]
+    assert [row["reward/right"] for row in rows] == [1.0, 0.0, 0.0]
+    assert [row["reward/regex"] for row in rows] == [1.0, 0.0, 0.0]
+    assert [row["score"] for row in rows] == [1 + 1 + 2.0, 2 + 0.5, 1.0]
+    with pytest.raises(
+        EngineJobError, match=r"the reward number compares numbers, and the answer of row 2 \('eight'\)"
+    ):
+        prepare(scoring, sources, model, reward={"sources": [{"kind": "number"}]})
+
+
 def test_a_sample_that_cannot_be_scored_is_not_zero(scoring: Client, sources: Path, model: Path) -> None:
     names = {"my_rewards.py:some": 1.0, "my_rewards.py:length": 1.0}
     rows = score(scoring, sources, prepare(scoring, sources, model), {"function": names}, ["a", "a", "a"])
