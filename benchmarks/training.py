@@ -23,6 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.shapes import SHAPES
+from infra.settings import Settings
+from tasks.stages.engine_programs import training_environment
 
 RESULTS = Path("benchmarks/results/training.json")
 
@@ -36,10 +38,9 @@ class Setting:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-PASSIVE = {"OMP_WAIT_POLICY": "passive"}
 SETTINGS = [
     Setting("as the engine runs"),
-    Setting("threads asleep while they wait", environment=PASSIVE),
+    Setting("threads that spin while they wait", environment={"OMP_WAIT_POLICY": "active"}),
     Setting("microbatches of 16", ("--microbatch", "16")),
     Setting("microbatches of 32", ("--microbatch", "32")),
     Setting("microbatches of 8", ("--microbatch", "8")),
@@ -72,10 +73,10 @@ def compare(shape: str, rounds: int, iterations: int) -> dict[str, list[dict[str
 def run(shape: str, iterations: int, setting: Setting) -> dict[str, Any]:
     """One setting in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.training_jobs", shape, "--iterations", str(iterations)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    engine = training_environment(Settings(), num_ranks=1, deterministic=False)
     done = subprocess.run(
         [*command, *setting.arguments],
-        env={**environment, **setting.environment},
+        env={**os.environ, **engine, **setting.environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -44,7 +44,7 @@ class Estimate(NamedTuple):
 class Minibatch(NamedTuple):
     """What a microbatch of responses is trained on, all `[B, R]`; `values` are those that the critic gave before.
 
-    `weights` are those of `ppo_core.aggregation`, None where all are 1; `counted` is this part's share of the divisor.
+    `weights` are those of `ppo_core.aggregation` (None: all 1); `counted` is this part's share of the divisor.
     `old_logprobs` are the policy's before the update, `reference_logprobs` those of the policy that the run began with.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 
 from ppo_core.records import InputError, PromptRow
@@ -13,12 +14,12 @@ from ppo_core.spec.rewards import ExactMatchSpec, NumberSpec, RegexSpec
 NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?|[-+]?\.\d+(?:[eE][-+]?\d{1,3})?")
 
 
+@dataclass(frozen=True)
 class ExactMatch:
     """1 where the response is the reference answer, apart from white space around it."""
 
-    def __init__(self, spec: ExactMatchSpec, answer_column: str) -> None:
-        self.spec = spec
-        self.answer_column = answer_column
+    spec: ExactMatchSpec
+    answer_column: str
 
     def check_rows(self, rows: Sequence[PromptRow]) -> None:
         """Each row needs a reference answer."""
@@ -32,12 +33,12 @@ class ExactMatch:
         return text.strip().casefold() if self.spec.ignore_case else text.strip()
 
 
+@dataclass(frozen=True)
 class Number:
     """1 where the last number of the response is that of the reference answer, within the tolerance."""
 
-    def __init__(self, spec: NumberSpec, answer_column: str) -> None:
-        self.spec = spec
-        self.answer_column = answer_column
+    spec: NumberSpec
+    answer_column: str
 
     def check_rows(self, rows: Sequence[PromptRow]) -> None:
         """Each row needs a reference answer with a number in it."""

@@ -30,8 +30,9 @@ class WeightedRewards:
     """The rewards of a spec's `reward` section with their weights. Raises InputError where one cannot be made."""
 
     def __init__(self, spec: RewardSpec, sources: Sources, answer_column: str) -> None:
-        self.weights = {reward.component: reward.weight for reward in spec.rewards}
-        self.rewards = {reward.component: make_reward(reward, sources, answer_column) for reward in spec.rewards}
+        rewards = spec.rewards
+        self.weights = {reward.component: reward.weight for reward in rewards}
+        self.rewards = {reward.component: make_reward(reward, sources, answer_column) for reward in rewards}
 
     def check_rows(self, rows: Sequence[PromptRow]) -> None:
         """Raise InputError where a row lacks what one of them needs."""

@@ -149,7 +149,7 @@ class Update:
             values,
             returns,
             reference_logprobs=of(data.reference_logprobs),
-            weights=None if aggregation == "token_mean" else token_weights(mask, aggregation),
+            weights=token_weights(mask, aggregation),
             counted=divisor(mask, aggregation),
         )
 

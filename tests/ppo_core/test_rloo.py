@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppo_core.algorithms import rloo, surrogate
+from ppo_core.algorithms import groups, rloo, surrogate
 from ppo_core.algorithms.algorithm import Batch, Minibatch
 from ppo_core.algorithms.rloo import RLOO
 from ppo_core.models.forward import Outputs
@@ -71,6 +71,12 @@ def test_advantages_are_those_of_the_paper(seed: int) -> None:
 def test_a_wrong_baseline_is_noticed(original: str, replacement: str) -> None:
     with pytest.raises(AssertionError):
         assert_of_the_paper(mutated(rloo, original, replacement).estimate, 0)
+
+
+def test_a_response_that_is_alone_in_its_group_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rloo, "Groups", mutated(groups, "self.sizes > 1", "self.sizes > 0").Groups)
+    with pytest.raises(AssertionError):
+        assert_of_the_paper(rloo.estimate, 0)
 
 
 def mutated(module: ModuleType, original: str, replacement: str) -> Any:

@@ -243,6 +243,7 @@ def test_a_reward_that_takes_too_long_is_refused_with_the_key(home: Path, tmp_pa
         InputError, match=r"rewards.py:slow .* engines.reward_timeout_s=8 seconds: make them faster, or"
     ):
         check_run(spec)
+    assert not home.exists()
 
 
 @pytest.mark.parametrize(("engine", "key"), [("scoring", "reward_timeout_s=300"), ("training", "timeout_s=1800")])
