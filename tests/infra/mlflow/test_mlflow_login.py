@@ -6,7 +6,6 @@ import http.server
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 
 from infra.mlflow.login import FileLogin, read_login
+from tests.http_server import serving
 from tests.infra.programs import ROOT
 from tests.waiting import LONG_S
 
@@ -43,10 +43,8 @@ class Guarded(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serving(Guarded) as address:
+        yield address
 
 
 @pytest.fixture

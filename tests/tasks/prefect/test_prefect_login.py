@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import threading
 from collections.abc import Callable, Iterator
 from contextvars import Context
 
@@ -12,6 +11,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 
 from infra.prefect_server import PrefectServerError
 from tasks.prefect.server import page_url, require_answer
+from tests.http_server import serving
 from tests.ports import free_port
 
 
@@ -31,10 +31,8 @@ class Guarded(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/api"
-        server.shutdown()
+    with serving(Guarded) as address:
+        yield f"{address}/api"
 
 
 def alone(url: str, login: str | None, call: Callable[[], None]) -> None:
