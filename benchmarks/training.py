@@ -41,10 +41,10 @@ class Setting:
 SETTINGS = [
     Setting("as the engine runs"),
     Setting("threads that spin while they wait", environment={"OMP_WAIT_POLICY": "active"}),
-    Setting("microbatches of 16", ("--microbatch", "16")),
-    Setting("microbatches of 32", ("--microbatch", "32")),
-    Setting("microbatches of 8", ("--microbatch", "8")),
-    Setting("bfloat16", ("--dtype", "bfloat16", "--zero-stage", "1")),
+    Setting("microbatches of 2048 tokens", ("--tokens", "2048")),
+    Setting("microbatches of 1024 tokens", ("--tokens", "1024")),
+    Setting("products in bfloat16", ("--compute-dtype", "bfloat16")),
+    Setting("weights in bfloat16", ("--dtype", "bfloat16", "--zero-stage", "1")),
 ]
 
 

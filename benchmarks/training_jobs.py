@@ -1,6 +1,6 @@
 """The training engine's own jobs on a made-up model and made-up rollouts, in this process; one line of JSON.
 
-    python -m benchmarks.training_jobs SHAPE [--iterations 3] [--microbatch 64] [--dtype float32]
+    python -m benchmarks.training_jobs SHAPE [--iterations 3] [--tokens 4096] [--compute-dtype auto]
 
 It needs torch, transformers, deepspeed, safetensors, pydantic and pyarrow, and no more, so that it runs on a bare
 machine with a GPU. `benchmarks.training` compares several of these side by side.
@@ -24,14 +24,14 @@ from typing import Any
 from benchmarks.shapes import PROMPT, SHAPES, Shape, write_rollouts_and_scores, write_tokenizer
 
 
-def measure(shape: Shape, *, iterations: int, microbatch: int, dtype: str, zero_stage: int) -> dict[str, Any]:
+def measure(shape: Shape, *, iterations: int, training: dict[str, Any], dtype: str) -> dict[str, Any]:
     """Seconds and useful FLOP of experience and update, medians without the first iteration, and memory."""
     from ppo_core.training.ranks import Ranks
     from ppo_core.training.service import TrainingEngine
 
     rate = matmul_rate(dtype)
     with tempfile.TemporaryDirectory() as folder:
-        work = Work(TrainingEngine(Ranks(0, 1)), Path(folder), shape, microbatch, dtype, zero_stage)
+        work = Work(TrainingEngine(Ranks(0, 1)), Path(folder), shape, training, dtype)
         work.start()
         idle = memory_mib()
         with watched() as peak:
@@ -55,13 +55,12 @@ def measure(shape: Shape, *, iterations: int, microbatch: int, dtype: str, zero_
 class Work:
     """Jobs in the order of a run's iterations."""
 
-    def __init__(self, engine: Any, folder: Path, shape: Shape, microbatch: int, dtype: str, zero_stage: int) -> None:
+    def __init__(self, engine: Any, folder: Path, shape: Shape, training: dict[str, Any], dtype: str) -> None:
         from ppo_core.spec import TrainingSpec, UpdateSpec
 
         self.engine, self.folder, self.shape = engine, folder, shape
         self.model = {"config": shape.config, "tokenizer": "tokenizer", "dtype": dtype}
-        training = TrainingSpec(microbatch_size=microbatch, zero_stage=zero_stage)
-        self.training = training.model_dump(mode="json")
+        self.training = TrainingSpec(**training).model_dump(mode="json")
         update = UpdateSpec(
             num_ppo_epochs=shape.epochs, num_minibatches=shape.minibatches, warmup_iterations=0, decay_iterations=1000
         )
@@ -206,7 +205,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--iterations", type=int, default=3)
-    parser.add_argument("--microbatch", type=int, default=64)
+    parser.add_argument("--tokens", type=int, help="in a microbatch, at most")
+    parser.add_argument("--compute-dtype", choices=["auto", "float32", "bfloat16"], default="float32")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--zero-stage", type=int, default=0)
     given = parser.parse_args()
@@ -216,9 +216,12 @@ def main() -> None:
             measure(
                 SHAPES[given.shape],
                 iterations=given.iterations,
-                microbatch=given.microbatch,
+                training={
+                    "microbatch_tokens": given.tokens,
+                    "compute_dtype": given.compute_dtype,
+                    "zero_stage": given.zero_stage,
+                },
                 dtype=given.dtype,
-                zero_stage=given.zero_stage,
             )
         )
     )

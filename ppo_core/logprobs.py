@@ -1,21 +1,20 @@
-"""From ragged token sequences to `[B, R]`: the only module that knows the prompt offset, the shift by one and padding.
+"""What models say of ragged token sequences, as `[B, R]`: logprobs, entropies, values.
 
-Sequences are padded on the right. A causal model never looks to the right, so no attention mask is needed, and no token
-id is special: pad may equal EOS. The logits at sequence position p + t - 1 predict response token t of a prompt of p
-tokens; the critic's output at the same position is the value of the state before that token.
+A model that `enable_packing` has prepared computes on real tokens alone, any other on padded rows (`models/layout.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
 
 from ppo_core.losses import entropy_from_logits
-from ppo_core.records import TokenSequence
+from ppo_core.models.head import logits_only_at, token_logprobs_at
+from ppo_core.models.layout import Layout, packed_layout, padded_layout
+from ppo_core.models.packing import packs
 
 
 class Values(NamedTuple):
@@ -23,56 +22,6 @@ class Values(NamedTuple):
 
     values: Tensor
     final: Tensor
-
-
-class ResponseLayout(NamedTuple):
-    """Where the response tokens of a batch are.
-
-    >>> layout = response_layout([([5, 6], [7, 8, 2]), ([5], [9])])
-    >>> layout.input_ids.tolist(), layout.response_mask.tolist()
-    ([[5, 6, 7, 8, 2], [5, 9, 0, 0, 0]], [[True, True, True], [True, False, False]])
-    >>> layout.positions.tolist(), layout.targets.tolist()
-    ([1, 2, 3, 0], [7, 8, 2, 9])
-
-    `input_ids` `[B, T]`; `response_mask` `[B, R]`; for each of the N response tokens, in row order: its `rows`, the
-    `positions` of the logits that predict it, and the token itself in `targets`.
-    """
-
-    input_ids: Tensor
-    response_mask: Tensor
-    rows: Tensor
-    positions: Tensor
-    targets: Tensor
-
-    def to_batch(self, flat: Tensor) -> Tensor:
-        """Spread N per-token numbers over `[B, R]`, zeros elsewhere."""
-        return torch.zeros(self.response_mask.shape, dtype=flat.dtype, device=flat.device).masked_scatter(
-            self.response_mask, flat
-        )
-
-
-def response_layout(
-    sequences: Sequence[TokenSequence | tuple[list[int], list[int]]], device: torch.device | str = "cpu"
-) -> ResponseLayout:
-    """Pad a ragged batch. Raises ValueError for an empty prompt: nothing would predict its first response token."""
-    for index, (prompt, _) in enumerate(sequences):
-        if not len(prompt):
-            raise ValueError(f"sequence {index} has an empty prompt: its first response token has nothing to follow")
-    total = max((len(p) + len(r) for p, r in sequences), default=0)
-    width = max((len(r) for _, r in sequences), default=0)
-    input_ids = torch.zeros((len(sequences), total), dtype=torch.long)
-    mask = torch.zeros((len(sequences), width), dtype=torch.bool)
-    rows: list[int] = []
-    positions: list[int] = []
-    targets: list[int] = []
-    for index, (prompt, response) in enumerate(sequences):
-        input_ids[index, : len(prompt) + len(response)] = torch.tensor([*prompt, *response], dtype=torch.long)
-        mask[index, : len(response)] = True
-        rows += [index] * len(response)
-        positions += range(len(prompt) - 1, len(prompt) + len(response) - 1)
-        targets += response
-    index_of = [torch.tensor(values, dtype=torch.long, device=device) for values in (rows, positions, targets)]
-    return ResponseLayout(input_ids.to(device), mask.to(device), *index_of)
 
 
 @overload
@@ -110,9 +59,16 @@ def response_logprobs(
     """
     if not temperature > 0:
         raise ValueError(f"temperature={temperature} must be above 0: greedy sampling has no logprobs to train on")
-    layout = response_layout(sequences, device_of(model))
-    with _logits_only_at(model, layout.rows, layout.positions):
-        logits = model(input_ids=layout.input_ids, use_cache=False).logits[0]
+    layout = _layout_for(model, sequences)
+    if packs(model):
+        wanted = None if not with_entropy else "detached" if detach_entropy else "differentiable"
+        with token_logprobs_at(model, layout.index, layout.targets, temperature, wanted):
+            both = model(**layout.inputs, use_cache=False).logits[0]
+        logprobs = layout.to_batch(both[:, 0])
+        entropy = layout.to_batch(both[:, 1].detach() if detach_entropy else both[:, 1])
+        return (logprobs, entropy) if with_entropy else logprobs
+    with logits_only_at(model, layout.index):
+        logits = model(**layout.inputs, use_cache=False).logits[0]
     logits = logits.float() if temperature == 1 else logits.float() / temperature
     chosen = logits.gather(1, layout.targets[:, None])[:, 0] - logits.logsumexp(1)
     logprobs = layout.to_batch(chosen)
@@ -124,27 +80,15 @@ def response_logprobs(
 
 def response_values(critic: Any, sequences: Sequence[Any]) -> Values:
     """The critic's values in fp32: `[B, R]` before each response token, and `[B]` after the last one."""
-    layout = response_layout(sequences, device_of(critic))
-    outputs = critic(layout.input_ids).float()
-    last = [len(prompt) + len(response) - 1 for prompt, response in sequences]
-    final = outputs[torch.arange(len(last), device=outputs.device), torch.tensor(last, device=outputs.device)]
-    return Values(layout.to_batch(outputs[layout.rows, layout.positions]), final)
+    layout = _layout_for(critic, sequences)
+    outputs = critic(**layout.inputs).float()
+    return Values(layout.to_batch(layout.at_responses(outputs)), outputs.flatten(0, 1)[layout.last])
+
+
+def _layout_for(model: Any, sequences: Sequence[Any]) -> Layout:
+    return (packed_layout if packs(model) else padded_layout)(sequences, device_of(model))
 
 
 def device_of(model: nn.Module) -> torch.device:
     """Where the model's parameters are."""
     return next(model.parameters()).device
-
-
-@contextmanager
-def _logits_only_at(model: Any, rows: Tensor, positions: Tensor) -> Iterator[None]:
-    """Let the output embedding see only the given hidden states: `[B, T, H]` becomes `[1, N, H]`.
-
-    A hook on the output embedding works for every architecture, with whatever it does to its logits afterwards.
-    """
-    head = model.get_output_embeddings()
-    handle = head.register_forward_pre_hook(lambda _, hidden: (hidden[0][rows, positions][None],))
-    try:
-        yield
-    finally:
-        handle.remove()

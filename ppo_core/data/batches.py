@@ -25,14 +25,66 @@ def minibatches(count: int, num_minibatches: int, *parts: int | str) -> list[lis
     return [order[start : start + size] for start in range(0, count, size)]
 
 
-def microbatches(rows: Sequence[int], lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Rows cut into parts of at most `size`, neighbours in length together: less padding, the same sums.
+def microbatches(
+    rows: Sequence[int],
+    lengths: Sequence[int],
+    *,
+    tokens: int,
+    size: int | None = None,
+    ranks: int = 1,
+    padded: bool = False,
+) -> list[list[list[int]]]:
+    """For each rank its microbatches: as few as hold at most `size` rows and `tokens` tokens each, of equal cost.
 
-    >>> microbatches([0, 1, 2, 3], [9, 2, 8, 3], 2)
-    [[1, 3], [2, 0]]
+    The limit of tokens is at least the longest row. Rows of neighbouring lengths are together. All ranks get as many
+    microbatches, as collective calls in them need, if there are rows enough. A row costs its tokens, `padded` those of
+    the longest beside it.
+
+    >>> microbatches([0, 1, 2, 3], [9, 2, 8, 3], tokens=12)
+    [[[1, 3], [2], [0]]]
+    >>> microbatches([0, 1, 2, 3], [9, 2, 8, 3], tokens=12, ranks=2)
+    [[[3], [2]], [[1], [0]]]
     """
+    if not rows:
+        return [[] for _ in range(ranks)]
     ordered = sorted(rows, key=lambda row: (lengths[row], row))
-    return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+    limit = max(tokens, lengths[ordered[-1]])
+    count = ranks * -(-len(_cut(ordered, lengths, limit, size, padded=padded)) // ranks)
+    low, high = lengths[ordered[-1]], limit
+    while low < high:  # the lowest limit that needs no more parts
+        middle = (low + high) // 2
+        enough = len(_cut(ordered, lengths, middle, size, padded=padded)) <= count
+        low, high = (low, middle) if enough else (middle + 1, high)
+    parts = _cut(ordered, lengths, high, size, padded=padded)
+    while len(parts) < count and max(map(len, parts)) > 1:
+        widest = max(range(len(parts)), key=lambda index: (len(parts[index]), -index))
+        part = parts[widest]
+        parts[widest : widest + 1] = [part[: len(part) // 2], part[len(part) // 2 :]]
+    parts.sort(key=lambda part: _cost(part, lengths, padded=padded))
+    # There and back, so that the last, the dearest, do not all fall to one rank.
+    turns = [(parts[start : start + ranks], start // ranks) for start in range(0, len(parts), ranks)]
+    dealt = [turn[::-1] if number % 2 == 0 and len(turn) == ranks else turn for turn, number in turns]
+    return [[turn[rank] for turn in dealt if rank < len(turn)] for rank in range(ranks)]
+
+
+def _cost(rows: Sequence[int], lengths: Sequence[int], *, padded: bool) -> int:
+    return lengths[rows[-1]] * len(rows) if padded else sum(lengths[row] for row in rows)
+
+
+def _cut(
+    ordered: Sequence[int], lengths: Sequence[int], limit: int, size: int | None, *, padded: bool
+) -> list[list[int]]:
+    """Rows of ascending length, cut wherever a part would pass the limit."""
+    parts, total = [[ordered[0]]], lengths[ordered[0]]
+    for row in ordered[1:]:
+        part, length = parts[-1], lengths[row]
+        total = length * (len(part) + 1) if padded else total + length
+        if total > limit or len(part) == size:
+            parts.append([row])
+            total = length
+        else:
+            part.append(row)
+    return parts
 
 
 def lengths_of(sequences: Sequence[TokenSequence]) -> list[int]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ppo_core.logprobs import device_of, response_logprobs, response_values
+from ppo_core.models.packing import packs
 
 
 class Need(NamedTuple):
@@ -73,6 +74,11 @@ class Models:
         if need.values:
             values, final_values = response_values(self.networks["critic"], batch)
         return Outputs(logprobs, entropy, values, final_values, reference_logprobs)
+
+    @property
+    def packed(self) -> bool:
+        """Whether every network computes on real tokens alone."""
+        return all(packs(network) for network in self.networks.values())
 
     @property
     def device(self) -> torch.device:

@@ -30,10 +30,15 @@ class Critic(nn.Module):
         self.value_head = nn.Linear(hidden, 1, bias=False, dtype=backbone.dtype)
         nn.init.zeros_(self.value_head.weight)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """Values `[B, T]` of the states after each token of `input_ids` `[B, T]`."""
-        hidden = self.backbone(input_ids=input_ids, use_cache=False).last_hidden_state
+    def forward(self, input_ids: Tensor, **options: Any) -> Tensor:
+        """Values `[B, T]` of the states after each token of `input_ids` `[B, T]`; `options` are for the trunk."""
+        hidden = self.backbone(input_ids=input_ids, use_cache=False, **options).last_hidden_state
         return self.value_head(hidden)[..., 0]
+
+    @property
+    def config(self) -> Any:
+        """The trunk's."""
+        return self.backbone.config
 
     def gradient_checkpointing_enable(self, options: dict[str, Any]) -> None:
         """Recompute activations in the backward pass, as the method of transformers' models does."""

@@ -74,6 +74,17 @@ class RunSpec(FlowSpec):
         return self
 
     @model_validator(mode="after")
+    def _sequences_fit_into_microbatches(self) -> Self:
+        tokens = self.training.microbatch_tokens
+        longest = self.dataset.max_prompt_tokens + self.rollout.max_response_tokens
+        if tokens is not None and tokens < longest:
+            raise ValueError(
+                f"training.microbatch_tokens={tokens} is less than the longest sequence: {longest} tokens "
+                f"(dataset.max_prompt_tokens + rollout.max_response_tokens). Raise it to at least {longest}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _algorithm_fits(self) -> Self:
         problems = self.algorithm.problems(self.rollout, self.advantages, self.update)
         if problems:

@@ -140,8 +140,18 @@ class TrainingSpec(Section):
     zero_stage: int = Field(
         0, ge=0, le=3, description="What ranks share: nothing, 1 optimizer state, 2 also gradients, 3 also weights"
     )
-    microbatch_size: PositiveInt = Field(
-        64, description="Sequences per backward pass and rank; changes memory only, and need not divide"
+    microbatch_tokens: PositiveInt | None = Field(
+        None,
+        description="Tokens per backward pass and rank, at most; none: 4096, or the longest sequence. Changes "
+        "memory and speed only",
+    )
+    microbatch_size: PositiveInt | None = Field(
+        None, description="Sequences per backward pass and rank, at most; none: as many as the tokens allow"
+    )
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "float32",
+        description="What matrix products are computed in while weights and optimizer stay fp32; auto: bfloat16 where "
+        "the processor or GPU has units for it",
     )
     activation_checkpointing: bool = Field(False, description="Recompute activations in the backward pass")
 

@@ -24,6 +24,7 @@ from deepspeed.utils import (
 )
 
 from ppo_core.models.forward import Models
+from ppo_core.models.packing import enable_packing
 from ppo_core.records import OptimizerSettings
 from ppo_core.spec import TrainingSpec
 
@@ -38,6 +39,7 @@ class Trainable:
         self.zero_stage = zero_stage
         self.dtype = next(module.parameters()).dtype
         self.module: nn.Module = module
+        enable_packing(module)
         if recompute:
             module.gradient_checkpointing_enable({"use_reentrant": False})
         self._engine: Any = deepspeed.initialize(model=module, config=_config(settings, zero_stage, dtype))[0]

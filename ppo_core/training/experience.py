@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ppo_core.algorithms.algorithm import Algorithm, Batch
-from ppo_core.data.batches import lengths_of, microbatches
+from ppo_core.data.batches import lengths_of
 from ppo_core.kl import kl_estimate, next_kl_coef
 from ppo_core.masking import masked_mean, whiten
 from ppo_core.models.forward import Models, Need
 from ppo_core.records import RolloutRow, ScoreRow, TokenSequence
 from ppo_core.rewards import clip_scores, missing_eos_penalty, token_rewards
 from ppo_core.spec import AdaptiveKl, AdvantageSpec, TrainingSpec
-from ppo_core.training.ranks import Ranks
+from ppo_core.training.ranks import Ranks, share_of
 
 FILE = "experience.safetensors"
 
@@ -82,7 +82,7 @@ def predict(
     """One pass of each model over all rows, in microbatches, shared among the ranks."""
     lengths, width = lengths_of(sequences), max(len(r) for _, r in sequences)
     out = torch.zeros((3, len(sequences), width + 1), dtype=torch.float32)
-    parts = microbatches(ranks.share(range(len(sequences))), lengths, training.microbatch_size)
+    parts = share_of(ranks, range(len(sequences)), lengths, training, padded=not models.packed)
     with torch.no_grad():
         for number, rows in enumerate(parts):
             said = models.forward([sequences[row] for row in rows], need)

@@ -10,6 +10,7 @@ from torch import nn
 from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.tokenization import load_tokenizer
 from ppo_core.models.loading import load_policy
+from ppo_core.models.packing import enable_packing
 from ppo_core.records import ComputeAdvantagesJob, InputError, OptimizerSettings, UpdatePolicyJob
 from ppo_core.spec import ModelSpec, TrainingSpec
 from ppo_core.training.checkpoint import load_optimizer
@@ -75,6 +76,7 @@ class Learner:
         if self._reference is None or self._reference_digest != digest:
             self._reference = None
             reference = load_policy(folder, dtype=model.dtype, trust_remote_code=self.trust_remote_code)
+            enable_packing(reference)
             device = self.trainables["policy"].device if self.trainables else "cpu"
             self._reference = reference.requires_grad_(False).to(device)
             self._reference_digest = digest

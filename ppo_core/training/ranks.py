@@ -17,9 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ppo_core.data.batches import microbatches
 from ppo_core.engines.protocol import EngineDefect
+from ppo_core.spec import TrainingSpec
 
 IDLE = datetime.timedelta(days=365)
+MICROBATCH_TOKENS = 4096  # where a spec does not say
 
 
 @dataclass
@@ -48,10 +51,6 @@ class Ranks:
     def is_first(self) -> bool:
         """Whether this rank reads jobs and writes files."""
         return self.rank == 0
-
-    def share(self, rows: Sequence[Any]) -> list[Any]:
-        """This rank's rows; together the ranks have all of them."""
-        return list(rows[self.rank :: self.world_size])
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum over ranks, on the CPU. Exact where all but one rank hold zeros."""
@@ -103,6 +102,14 @@ class Ranks:
         for child in self.children:
             child.kill()
             child.wait()
+
+
+def share_of(
+    ranks: Ranks, rows: Sequence[int], lengths: Sequence[int], training: TrainingSpec, *, padded: bool
+) -> list[list[int]]:
+    """This rank's microbatches of the rows; together the ranks have all of them."""
+    tokens, size = training.microbatch_tokens or MICROBATCH_TOKENS, training.microbatch_size
+    return microbatches(rows, lengths, tokens=tokens, size=size, ranks=ranks.world_size, padded=padded)[ranks.rank]
 
 
 @contextmanager

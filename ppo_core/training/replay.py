@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ppo_core.engines.protocol import JobInput
 from ppo_core.models.loading import load_policy
+from ppo_core.models.precision import compute_in
 from ppo_core.records import InputError, UpdatePolicyJob
 from ppo_core.training.checkpoint import full_weights, write_checkpoint
 from ppo_core.training.deepspeed_engine import Trainable
@@ -55,7 +56,8 @@ def run_update(learner: Learner, experience: JobInput, spec: UpdatePolicyJob, ti
     identity = identity_after(spec, str(learner.identity), experience.digest)
     rows = Experience.load(experience.path)
     learner.invalidate()
-    with deterministic(spec.deterministic):
+    device = learner.trainables["policy"].device
+    with deterministic(spec.deterministic), compute_in(spec.training.compute_dtype, device):
         metrics = Update(learner.trainables, rows, spec, learner.ranks).run(tick)
     learner.mark_loaded(identity)
     return metrics

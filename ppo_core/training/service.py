@@ -11,6 +11,7 @@ from ppo_core.data.tables import check_aligned, read_rollouts, read_scores
 from ppo_core.data.tokenization import load_tokenizer
 from ppo_core.engines.protocol import EngineDefect, Job, JobInput
 from ppo_core.models.loading import create_policy, load_policy, save_policy
+from ppo_core.models.precision import compute_in
 from ppo_core.records import (
     ComputeAdvantagesJob,
     FinetunePolicyJob,
@@ -55,7 +56,7 @@ class TrainingEngine:
         policy = self._start_model(job, spec, tokenizer)
         trainable = Trainable(policy, supervised_settings(spec.sft), spec.training, dtype=spec.model.dtype)
         examples, losses = read_examples(job.inputs["dataset"].path / "sft.parquet"), list[float]()
-        with deterministic(spec.deterministic):
+        with deterministic(spec.deterministic), compute_in(spec.training.compute_dtype, trainable.device):
             metrics = train_supervised(trainable, examples, spec, self.ranks, job.progress, losses)
         weights = full_weights(trainable, self.ranks)
         trainable.close()
@@ -100,7 +101,7 @@ class TrainingEngine:
         reference = self.learner.reference(start.path / "policy", start.digest, model=spec.model)
         models = models_of(trainables, temperature=spec.temperature, reference=reference)
         sequences = [TokenSequence(row.prompt_token_ids, row.response_token_ids) for row in rollouts]
-        with deterministic(spec.deterministic):
+        with deterministic(spec.deterministic), compute_in(spec.training.compute_dtype, models.device):
             predictions = predict(models, algorithm.predictions, sequences, spec.training, self.ranks, job.progress)
         experience, metrics = build_experience(
             rollouts, scores, predictions, algorithm, spec.advantages, kl_coef=spec.kl_coef

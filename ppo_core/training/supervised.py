@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from pyarrow import parquet
 
-from ppo_core.data.batches import lengths_of, microbatches, permutation
+from ppo_core.data.batches import lengths_of, permutation
 from ppo_core.models.forward import Need
 from ppo_core.records import LOSS_DIGITS, FinetunePolicyJob, OptimizerSettings, TokenSequence, loss_note
 from ppo_core.schedules import cosine_learning_rate
 from ppo_core.spec import SupervisedSpec
 from ppo_core.training.deepspeed_engine import Trainable, models_of
-from ppo_core.training.ranks import Ranks
+from ppo_core.training.ranks import Ranks, share_of
 
 LOSS_WINDOW = 50
 
@@ -75,7 +75,7 @@ def _step(
     spec = job.sft
     normalizer = sum(len(completion) for _, completion in batch)
     models, total = models_of({"policy": policy}, temperature=1.0), torch.zeros(())
-    for rows in microbatches(ranks.share(range(len(batch))), lengths_of(batch), job.training.microbatch_size):
+    for rows in share_of(ranks, range(len(batch)), lengths_of(batch), job.training, padded=not models.packed):
         logprobs = models.forward([batch[row] for row in rows], Need(logprobs=True)).logprobs
         assert logprobs is not None
         loss = -logprobs.sum() / normalizer

@@ -15,7 +15,7 @@ from torch import Tensor
 from ppo_core.aggregation import divisor, token_weights
 from ppo_core.algorithms.algorithm import Minibatch
 from ppo_core.algorithms.registry import algorithm_of
-from ppo_core.data.batches import lengths_of, microbatches, minibatches
+from ppo_core.data.batches import lengths_of, minibatches
 from ppo_core.metrics import Maximum, Mean
 from ppo_core.models.forward import Outputs
 from ppo_core.records import TokenSequence, UpdatePolicyJob
@@ -23,7 +23,7 @@ from ppo_core.schedules import cosine_learning_rate, learning_rate
 from ppo_core.training.deepspeed_engine import Trainable, models_of
 from ppo_core.training.experience import Experience
 from ppo_core.training.networks import NETWORKS
-from ppo_core.training.ranks import Ranks
+from ppo_core.training.ranks import Ranks, share_of
 
 
 def rates_at(job: UpdatePolicyJob) -> dict[str, float]:
@@ -98,7 +98,7 @@ class Update:
             return False
         before = dict(self.measured)
         self.losses = dict.fromkeys(self.networks, 0.0)
-        for part in microbatches(self.ranks.share(rows), self.lengths, self.job.training.microbatch_size):
+        for part in share_of(self.ranks, rows, self.lengths, self.job.training, padded=not self.models.packed):
             self._microbatch(part, normalizer)
         for name, rate in rates.items():
             norm = self.networks[name].step(rate)

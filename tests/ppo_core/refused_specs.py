@@ -12,6 +12,10 @@ SMALLEST = {
 ADAPTIVE = {"kind": "adaptive", "horizon": 51}
 RLOO = {"algorithm": {"kind": "rloo"}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"training": {"microbatch_tokens": 559}},
+        r"microbatch_tokens=559 is less than the longest sequence: 560 tokens .* Raise it to at least 560",
+    ),
     ({"rolout": {}}, r"rolout: unknown key; did you mean rollout\? \(known: name, seed, iterations, "),
     ({"rollout": {"temprature": 1}}, r"rollout.temprature: unknown key; did you mean temperature\?"),
     ({"advantages": {"kl": {**ADAPTIVE, "targt": 3}}}, r"kl.adaptive.targt: unknown key; did you mean target\?"),

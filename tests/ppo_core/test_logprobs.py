@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from ppo_core.logprobs import response_layout, response_logprobs, response_values
+from ppo_core.logprobs import response_logprobs, response_values
+from ppo_core.models.layout import packed_layout, padded_layout
 from ppo_core.models.loading import Critic
 from ppo_core.records import TokenSequence
 from tests.ppo_core.plain_torch import plain_entropy, plain_logprobs, plain_values
@@ -120,9 +123,10 @@ def test_half_precision_is_reduced_in_fp32() -> None:
     torch.testing.assert_close(logprobs.double(), expected, **TOLERANCE)
 
 
-def test_an_empty_prompt_is_refused() -> None:
+@pytest.mark.parametrize("layout", [padded_layout, packed_layout])
+def test_an_empty_prompt_is_refused(layout: Any) -> None:
     with pytest.raises(ValueError, match="sequence 1 has an empty prompt"):
-        response_layout([([1], [2]), ([], [3])])
+        layout([([1], [2]), ([], [3])])
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])

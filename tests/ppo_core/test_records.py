@@ -5,11 +5,13 @@ from __future__ import annotations
 import doctest
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from hypothesis import given, strategies
 from pyarrow import parquet
 
-from ppo_core import logprobs, sampling
+from ppo_core import sampling
 from ppo_core.data import batches
 from ppo_core.data.batches import microbatches, minibatches
 from ppo_core.data.tables import (
@@ -22,6 +24,7 @@ from ppo_core.data.tables import (
     write_rollouts,
     write_scores,
 )
+from ppo_core.models import layout
 from ppo_core.records import (
     InputError,
     PromptRow,
@@ -51,7 +54,7 @@ SCORES = [
 ]
 
 
-@pytest.mark.parametrize(("module", "count"), [(rows, 4), (batches, 2), (sampling, 1), (logprobs, 3)])
+@pytest.mark.parametrize(("module", "count"), [(rows, 4), (batches, 3), (sampling, 1), (layout, 6)])
 def test_the_examples_hold(module: ModuleType, count: int) -> None:
     assert doctest.testmod(module) == (0, count)
 
@@ -130,5 +133,31 @@ def test_minibatches_have_every_row_once_in_an_order_of_their_own() -> None:
 
 
 def test_microbatches_keep_every_row_and_the_size() -> None:
-    parts = microbatches([5, 0, 3, 1, 4], [7, 7, 0, 2, 2, 9], 2)
-    assert parts == [[3, 4], [0, 1], [5]]
+    parts = microbatches([5, 0, 3, 1, 4], [7, 7, 0, 2, 2, 9], tokens=100, size=2)
+    assert parts == [[[3, 4], [5], [0, 1]]]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@given(data=strategies.data())
+def test_microbatches_are_within_limits_and_as_many_on_every_rank(data: Any, ranks: int, *, padded: bool) -> None:
+    lengths = data.draw(strategies.lists(strategies.integers(1, 30), min_size=ranks, max_size=24))
+    rows = data.draw(strategies.permutations(range(len(lengths))))
+    tokens, size = data.draw(strategies.integers(10, 80)), data.draw(strategies.none() | strategies.integers(1, 5))
+    shares = microbatches(rows, lengths, tokens=tokens, size=size, ranks=ranks, padded=padded)
+
+    parts = [part for share in shares for part in share]
+    assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
+    for part in parts:
+        cost = max(lengths[row] for row in part) * len(part) if padded else sum(lengths[row] for row in part)
+        assert cost <= max(tokens, max(lengths))
+        assert size is None or len(part) <= size
+    if len(lengths) >= ranks * max(len(share) for share in shares):
+        assert len({len(share) for share in shares}) == 1
+
+
+def test_ranks_get_as_many_tokens() -> None:
+    lengths = [*range(10, 74)]
+    shares = microbatches(range(64), lengths, tokens=400, ranks=4)
+    loads = [sum(lengths[row] for part in share for row in part) for share in shares]
+    assert max(loads) < 1.1 * min(loads)

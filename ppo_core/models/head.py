@@ -1,0 +1,143 @@
+"""From hidden states to the logprob and the entropy of each token, without keeping what a vocabulary's logits cost.
+
+    logprob = z_y - logsumexp(z)        entropy = logsumexp(z) - sum p z        z = hidden weight' / temperature
+    d logprob / dz = onehot(y) - p      d entropy / dz = -p (log p + entropy)            p = softmax(z)
+
+Plain autograd keeps the logits three to four times. Here they are kept once and become their own gradient in place;
+above `KEPT` numbers not at all: the backward pass multiplies again, a chunk at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+KEPT = 2**26
+CHUNK = 2**23  # logits at a time where they are not kept
+BLOCK = 2**20  # logits at a time in what is done element by element: they stay in a core's cache
+
+
+class TokenLogprobs(torch.autograd.Function):
+    """`[N, 2]` fp32 of hidden states `[N, H]`, `weight` `[V, H]` and targets `[N]`: logprob, entropy.
+
+    The entropy is 0 unless `entropy` asks for it, and has a gradient only if that is "differentiable". `keep` the
+    logits for the backward pass, if they are few enough.
+    """
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda")
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, entropy: str | None, keep: bool
+    ) -> Tensor:
+        count, vocabulary = len(hidden), len(weight)
+        keep = keep and count * vocabulary <= KEPT
+        rows = count if keep else max(CHUNK // vocabulary, 1)
+        output = torch.zeros((count, 2), dtype=torch.float32, device=hidden.device)
+        total = torch.empty(count, dtype=torch.float32, device=hidden.device)
+        logits = None
+        for start in range(0, count, max(rows, 1)):
+            part = slice(start, start + rows)
+            logits = _logits(hidden[part], weight, temperature)
+            _reduce(logits, targets[part], total[part], output[part], entropy)
+        ctx.temperature, ctx.differentiable = temperature, entropy == "differentiable"
+        ctx.save_for_backward(hidden, weight, targets, total, output)
+        ctx.logits = logits if keep else None
+        return output
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cuda")
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets, total, output = ctx.saved_tensors
+        to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        to_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        rows = len(hidden) if ctx.logits is not None else max(CHUNK // len(weight), 1)
+        for start in range(0, len(hidden), max(rows, 1)):
+            part = slice(start, start + rows)
+            logits = _logits(hidden[part], weight, ctx.temperature) if ctx.logits is None else ctx.logits
+            ctx.logits = None  # they become the gradient: a second backward pass would need them made again
+            known = targets[part], total[part], output[part], gradient[part] / ctx.temperature
+            back = _logits_gradient(logits, *known, differentiable=ctx.differentiable).to(weight.dtype)
+            if to_hidden is not None:
+                to_hidden[part] = back @ weight
+            if to_weight is not None:
+                to_weight += back.t() @ hidden[part]
+        return to_hidden, None if to_weight is None else to_weight.to(weight.dtype), None, None, None, None
+
+
+def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    logits = (hidden @ weight.t()).float()
+    return logits if temperature == 1 else logits.div_(temperature)
+
+
+def _blocks(logits: Tensor) -> Iterator[slice]:
+    rows = max(BLOCK // max(logits.shape[1], 1), 1)
+    return (slice(start, start + rows) for start in range(0, len(logits), rows))
+
+
+def _reduce(logits: Tensor, targets: Tensor, total: Tensor, output: Tensor, entropy: str | None) -> None:
+    """Fill `total` with the logsumexp and `output` with logprob and entropy."""
+    for rows in _blocks(logits):
+        block = logits[rows]
+        total[rows] = block.logsumexp(1)
+        output[rows, 0] = block.gather(1, targets[rows, None])[:, 0] - total[rows]
+        if entropy is not None:
+            shifted = block - total[rows, None]  # log p
+            output[rows, 1] = -(shifted.exp() * shifted.masked_fill_(shifted == -torch.inf, 0.0)).sum(1)
+
+
+def _logits_gradient(
+    logits: Tensor, targets: Tensor, total: Tensor, output: Tensor, gradient: Tensor, *, differentiable: bool
+) -> Tensor:
+    """Turn the logits into the gradient of what was made of them, in place; `gradient` is `[N, 2]`."""
+    for rows in _blocks(logits):
+        block, (to_logprob, to_entropy) = logits[rows], gradient[rows].unbind(1)
+        block.sub_(total[rows, None])  # log p
+        if differentiable:
+            factor = block.masked_fill(block == -torch.inf, 0.0).add_(output[rows, 1, None]).mul_(to_entropy[:, None])
+            block.exp_().mul_(factor.add_(to_logprob[:, None]).neg_())
+        else:
+            block.exp_().mul_(-to_logprob[:, None])
+        block.scatter_add_(1, targets[rows, None], to_logprob[:, None])
+    return logits
+
+
+@contextmanager
+def token_logprobs_at(
+    model: Any, index: Tensor, targets: Tensor, temperature: float, entropy: str | None
+) -> Iterator[None]:
+    """Inside, `model` gives `[1, N, 2]` where its logits would be: of its hidden states at `index`, see TokenLogprobs.
+
+    The output embedding itself is called, and does something else: whatever DeepSpeed hung on it goes on working.
+    """
+    head = model.get_output_embeddings()
+
+    def instead(hidden: Tensor) -> Tensor:
+        keep = torch.is_grad_enabled()
+        made: Tensor = TokenLogprobs.apply(
+            hidden.flatten(0, 1)[index], head.weight, targets, temperature, entropy, keep
+        )
+        return made[None]
+
+    head.forward = instead
+    try:
+        yield
+    finally:
+        del head.forward
+
+
+@contextmanager
+def logits_only_at(model: Any, index: Tensor) -> Iterator[None]:
+    """Let the output embedding see only the hidden states at `index`: `[B, T, H]` becomes `[1, N, H]`.
+
+    A hook on the output embedding works for every architecture, with whatever it does to its logits afterwards.
+    """
+    head = model.get_output_embeddings()
+    handle = head.register_forward_pre_hook(lambda _, hidden: (hidden[0].flatten(0, 1)[index][None],))
+    try:
+        yield
+    finally:
+        handle.remove()

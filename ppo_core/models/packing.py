@@ -1,0 +1,190 @@
+"""Sequences of unequal length in one row: every token a real one, each attending to its own sequence alone.
+
+Linear layers then see no padding. Attention runs on groups of sequences of similar length, padded within the group; on
+GPUs in half precision on torch's kernel for variable lengths. Which models can do this is a list: their layers mix
+tokens by plain causal attention alone, through the interface that transformers has for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ppo_core.models.precision import in_full_precision
+
+IMPLEMENTATION = "ppoflow_packed"
+MODEL_TYPES = frozenset({"gpt2", "gpt_neox", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"})
+SHORTEST_OF_LONGEST = 0.75  # a group's shortest sequence has at least this part of its longest's tokens
+
+
+@dataclass(frozen=True)
+class Group:
+    """Neighbours in the row, padded for attention: `count` sequences of at most `width` tokens, `tokens` together.
+
+    `gather` `[count * width]` says which of the group's tokens goes to each place, `scatter` the place of each token,
+    `padding` the places without one.
+    """
+
+    tokens: int
+    count: int
+    width: int
+    gather: Tensor
+    scatter: Tensor
+    padding: Tensor
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the sequences of a packed row begin and end: `ends` `[B + 1]`, the first of them 0."""
+
+    ends: Tensor
+    longest: int
+    groups: tuple[Group, ...]
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device | str) -> Packing:
+        """For sequences of ascending `lengths`, one after the other."""
+        groups, first = list[Group](), 0
+        for index, length in enumerate(lengths):
+            following = lengths[index + 1] if index + 1 < len(lengths) else None
+            if following is None or lengths[first] < SHORTEST_OF_LONGEST * following:
+                groups.append(_group(lengths[first : index + 1], length, device))
+                first = index + 1
+        ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device)
+        return cls(ends, max(lengths, default=0), tuple(groups))
+
+
+def _group(lengths: Sequence[int], width: int, device: torch.device | str) -> Group:
+    real = torch.arange(width) < torch.tensor(lengths)[:, None]
+    gather = torch.zeros(real.shape, dtype=torch.long).masked_scatter(real, torch.arange(sum(lengths)))
+    scatter, padding = (places.flatten().nonzero()[:, 0] for places in (real, ~real))
+    indices = (index.to(device) for index in (gather.flatten(), scatter, padding))
+    return Group(sum(lengths), len(lengths), width, *indices)
+
+
+class _Pad(torch.autograd.Function):
+    """Tokens to the places of a group. Whatever lies in padding comes to nothing: no token attends to what follows it.
+
+    Plain indexing would add up gradients token by token; here forward and backward are one copy each.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return tokens.index_select(0, group.gather)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.index_select(0, ctx.group.scatter), None
+
+
+class _Unpad(torch.autograd.Function):
+    """And back."""
+
+    @staticmethod
+    def forward(ctx: Any, places: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return places.index_select(0, group.scatter)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.index_select(0, ctx.group.gather).index_fill_(0, ctx.group.padding, 0.0), None
+
+
+def enable_packing(model: Any) -> None:
+    """Let a causal LM or a critic take packed rows from now on, where its architecture can."""
+    if model.config.model_type in MODEL_TYPES and _attends_to_all(model.config.to_dict()):
+        ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, packed_attention)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, _no_mask_when_packed)
+        for module in model.modules():
+            if "config" in vars(module):  # layers may have copies of their own
+                module.config._attn_implementation = IMPLEMENTATION
+        model.takes_packed_rows = True
+
+
+def packs(model: Any) -> bool:
+    """Whether `enable_packing` prepared it; `model` may be what DeepSpeed runs it with."""
+    return any(vars(module).get("takes_packed_rows", False) for module in (model, *model.children()))
+
+
+def _attends_to_all(config: Mapping[str, Any]) -> bool:
+    """Whether no layer looks through a window."""
+    if kinds := config.get("layer_types"):
+        return set(kinds) == {"full_attention"}
+    return config.get("sliding_window") is None or not config.get("use_sliding_window", True)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packing: Packing | None = None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each sequence of a packed row, `[1, heads, tokens, size]` each, as transformers calls it.
+
+    Without `packing` it is transformers' own, by scaled_dot_product_attention.
+    """
+    if packing is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    heads = query.shape[1]
+    rows = [part[0].transpose(0, 1) for part in (query, key, value)]  # [tokens, heads, size]
+    if query.is_cuda and query.dtype != torch.float32 and not torch.are_deterministic_algorithms_enabled():
+        return _on_cuda(rows, packing, scaling)[None], None
+    rows = [part if part.shape[1] == heads else part.repeat_interleave(heads // part.shape[1], 1) for part in rows]
+    parts = zip(*(part.split([group.tokens for group in packing.groups]) for part in rows), strict=True)
+    attended = [_in_group(part, group, scaling) for part, group in zip(parts, packing.groups, strict=True)]
+    return torch.cat(attended)[None], None
+
+
+def _in_group(rows: tuple[Tensor, ...], group: Group, scaling: float | None) -> Tensor:
+    """`[tokens of the group, heads, size]`."""
+    places = (_Pad.apply(part, group) for part in rows)
+    query, key, value = (part.unflatten(0, (group.count, group.width)).transpose(1, 2) for part in places)
+    output = in_full_precision(
+        lambda: nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+    )
+    unpadded: Tensor = _Unpad.apply(output.transpose(1, 2).flatten(0, 1), group)
+    return unpadded
+
+
+def _on_cuda(rows: list[Tensor], packing: Packing, scaling: float | None) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    query, key, value = rows
+    output: Any = varlen_attn(
+        query,
+        key,
+        value,
+        packing.ends,
+        packing.ends,
+        packing.longest,
+        packing.longest,
+        scale=scaling,
+        window_size=(-1, 0),
+        enable_gqa=key.shape[1] != query.shape[1],
+    )
+    attended: Tensor = output
+    return attended
+
+
+def _no_mask_when_packed(
+    *, attention_mask: Tensor | None = None, allow_is_causal_skip: bool = True, **options: Any
+) -> Tensor | None:
+    """transformers sees a packed row by its positions, and would make a mask of all tokens by all tokens."""
+    if attention_mask is None and not allow_is_causal_skip:
+        return None
+    mask: Tensor | None = sdpa_mask(attention_mask=attention_mask, allow_is_causal_skip=allow_is_causal_skip, **options)
+    return mask
