@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
@@ -95,6 +95,11 @@ class Settings(BaseSettings):
         ge=1,
         le=1024,
         description="CPU threads of each engine (another number can round differently); without it, each chooses.",
+    )
+    training_wait_policy: Literal["passive", "active"] | None = Field(
+        default=None,
+        description="How the training engine's threads wait for each other: passive asleep, for a machine on which "
+        "other work runs; without it they spin for a moment first, which is faster on a quiet one.",
     )
 
     @field_validator("plugins", "reward_env", mode="before")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -47,7 +48,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
 
 
 def pytest_configure() -> None:
-    """What is started in the background may ignore Ctrl-C, and would hand that on to what tests interrupt."""
+    """What is started in the background may ignore Ctrl-C, and would hand that on to what tests interrupt.
+
+    Tests run side by side, where threads that spin cost each other their cores.
+    """
+    os.environ.setdefault("PPOFLOW_TRAINING_WAIT_POLICY", "passive")
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

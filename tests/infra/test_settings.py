@@ -10,7 +10,17 @@ from pydantic import ValidationError
 
 from infra.settings import Settings, child_environment, engine_environment, export, reward_environment
 
-NAMES = ("HOME", "STORE", "TRACKING_URI", "PREFECT_API_URL", "ENGINE_THREADS", "CACHE", "CACHE_GIB", "REWARD_ENV")
+NAMES = (
+    "HOME",
+    "STORE",
+    "TRACKING_URI",
+    "PREFECT_API_URL",
+    "ENGINE_THREADS",
+    "CACHE",
+    "CACHE_GIB",
+    "REWARD_ENV",
+    "TRAINING_WAIT_POLICY",
+)
 
 
 @pytest.fixture(autouse=True)

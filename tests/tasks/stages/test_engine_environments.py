@@ -15,7 +15,13 @@ from infra.engines.process import EngineProcess
 from infra.settings import Settings
 from ppo_core.records import InputError
 from tasks.prepare_dataset import prepare_dataset
-from tasks.stages.engine_programs import launch, launch_on_node, plan_engines
+from tasks.stages.engine_programs import (
+    launch,
+    launch_on_node,
+    plan_engines,
+    rollout_environment,
+    training_environment,
+)
 from tasks.stages.engines import Engines
 from tasks.stages.try_reward import try_reward
 from tests.e2e.launch import wait_for
@@ -155,3 +161,17 @@ def test_no_kind_of_engine_has_a_key(tmp_path: Path) -> None:
         **{"scoring": 2, "scoring on a node": 2, "training": 3, "training on a node": 3},
         **{"rollout": 2, "rollout on a node": 2, "rollout-2": 2, "rollout-2 on a node": 2},
     }
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_ranks", "expected"),
+    [(None, 1, None), (None, 2, "passive"), ("passive", 1, "passive"), ("active", 2, "active")],
+)
+def test_the_training_engine_spins_only_where_it_has_the_cores(
+    monkeypatch: pytest.MonkeyPatch, policy: str | None, num_ranks: int, expected: str | None
+) -> None:
+    monkeypatch.delenv("PPOFLOW_TRAINING_WAIT_POLICY", raising=False)
+    settings = Settings() if policy is None else Settings(training_wait_policy=policy)
+    training = training_environment(settings, num_ranks=num_ranks, deterministic=False)
+    assert training.get("OMP_WAIT_POLICY") == expected
+    assert rollout_environment(settings)["OMP_WAIT_POLICY"] == "passive"
