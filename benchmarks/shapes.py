@@ -44,6 +44,7 @@ def qwen(hidden: int, inner: int, layers: int, heads: int) -> dict[str, Any]:
 SHAPES = {
     "tiny": Shape(llama(32, 64, 2, 2), 100, 8, 2, 8, 1, 2),
     "demo": Shape(llama(128, 384, 3, 4), 103, 256, 4, 44, 2),
+    "demo-start": Shape(llama(128, 384, 3, 4), 103, 256, 6, 26, 2),
     "27M": Shape(llama(512, 1536, 8, 8), 32_000, 128, 8, 64, 1),
     "27M-fixed": Shape(llama(512, 1536, 8, 8), 32_000, 128, 64, 64, 1),
     "qwen-0.5B": Shape(qwen(896, 4864, 24, 14), 151_936, 64, 128, 512, 1),
