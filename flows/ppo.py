@@ -20,6 +20,7 @@ from flows.iteration import StageName, begin, iterate, made_before
 from flows.recovery import last_whole, mend
 from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing
 from ppo_core.spec import RunSpec
+from tasks.checks.machine import machine_notes
 from tasks.prefect.crashed_runs import holder_note, mark_crashed, page_is_open
 from tasks.prefect.deployment_params import check_asked, check_deployed, requested, shown_name
 from tasks.prefect.flow_tags import tag_run
@@ -225,7 +226,7 @@ def tell(console: RunConsole, complaint: str | None) -> None:
 
 def greet(console: RunConsole, context: RunContext, record: IterationRecord | None) -> None:
     """Say where the run starts, or goes on, and what it does otherwise than its spec says."""
-    for note in context.spec.notes():
+    for note in (*context.spec.notes(), *machine_notes(context.spec)):
         console.say(note)
     if record is None:
         console.step(f"a new run of {context.spec.iterations} iterations; engines are starting")

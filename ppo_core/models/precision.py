@@ -1,7 +1,8 @@
 """What matrix products are computed in, while weights, activations and sums stay fp32.
 
-On CPUs with bf16 units oneDNN rounds the factors of a product to bf16 as it goes and adds up in fp32; on GPUs it is
-torch's autocast. Attention on a CPU is left out of it: on small blocks the conversion costs many times what it saves.
+On CPUs with AMX oneDNN rounds the factors of a product to bf16 as it goes and adds up in fp32 (on others it stays in
+fp32); on GPUs it is torch's autocast. Attention on a CPU is left out of it: on small blocks the conversion costs many
+times what it saves.
 """
 
 from __future__ import annotations
@@ -16,25 +17,13 @@ from torch import Tensor
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
 
 
-def has_bf16_units() -> bool:
-    """Whether bf16 products are faster here than fp32 ones."""
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    flags = {line.split(":")[0].strip(): line for line in _cpuinfo()}.get("flags", "").split()
-    return bool({"amx_bf16", "avx512_bf16"} & set(flags))
-
-
-def _cpuinfo() -> list[str]:
-    try:
-        with open("/proc/cpuinfo") as file:
-            return file.read().splitlines()
-    except OSError:
-        return []
-
-
 def products_in_bf16(wanted: ComputeDtype) -> bool:
     """What `training.compute_dtype` means on this machine."""
-    return wanted == "bfloat16" or (wanted == "auto" and has_bf16_units())
+    if torch.cuda.is_available():
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        fast = torch.cpu.get_capabilities().get("amx_bf16", False)
+    return wanted == "bfloat16" or (wanted == "auto" and fast)
 
 
 def compute_in(dtype: ComputeDtype, device: torch.device) -> AbstractContextManager[None]:

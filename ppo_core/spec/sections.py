@@ -150,8 +150,8 @@ class TrainingSpec(Section):
     )
     compute_dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "float32",
-        description="What matrix products are computed in while weights and optimizer stay fp32; auto: bfloat16 where "
-        "the processor or GPU has units for it",
+        description="What matrix products are computed in while weights and optimizer stay fp32; auto: bfloat16 on "
+        "GPUs, and on processors with AMX",
     )
     activation_checkpointing: bool = Field(False, description="Recompute activations in the backward pass")
 

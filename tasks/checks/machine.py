@@ -1,0 +1,17 @@
+"""What a spec asks of this machine and does not get."""
+
+from __future__ import annotations
+
+from infra.engines.hardware import has_amx, has_nvidia_gpu
+from ppo_core.spec import RunSpec
+
+
+def machine_notes(spec: RunSpec) -> list[str]:
+    """What a person should know before the run starts; nothing where the training engine is on another machine."""
+    here = spec.engines.backend == "local" and not has_nvidia_gpu()
+    if here and spec.training.compute_dtype == "bfloat16" and not has_amx():
+        return [
+            "training.compute_dtype=bfloat16 gains nothing here: this processor has no units for it (AMX), and matrix "
+            "products stay in fp32"
+        ]
+    return []
