@@ -100,6 +100,7 @@ class RolloutEngine:
 
     def _generate(self, prompts: list[PromptRow], wanted: list[Draw], spec: GenerateJob, job: Job) -> list[RolloutRow]:
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
         salt = str(self._digest)
         requests = [{"prompt_token_ids": prompts[draw.row].prompt_token_ids, "cache_salt": salt} for draw in wanted]
@@ -112,6 +113,7 @@ class RolloutEngine:
                 flat_logprobs=True,
                 stop_token_ids=self._stop_ids,
                 detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,  # else each step copies what every request has so far
             )
             for draw in wanted
         ]
