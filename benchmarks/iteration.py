@@ -1,10 +1,11 @@
-"""Whole iterations of the example, beside TRL's PPOTrainer: same policy, prompts, lengths, epochs and minibatches.
+"""Whole iterations beside TRL's PPOTrainer: same policy, prompts, longest response, epochs and minibatches.
 
-    python -m benchmarks.iteration [--rounds 3] [--iterations 6] [--home .ppoflow/benchmarks]
+    python -m benchmarks.iteration [--cases demo 27M] [--rounds 3] [--iterations 6] [--home .ppoflow/benchmarks]
 
-TRL comes into an environment of its own (`--trl`), made at the first time. Its trainer starts from the policy that the
-example's supervised start makes, as the runs here do. Each round runs every side once, so that a busy machine is busy
-for all. Prints medians over iterations from the third on, and writes `benchmarks/results/iteration.json`.
+`demo` is the example after its supervised start, `27M` a new model with a vocabulary of 32,000 that never ends before
+64 tokens. TRL comes into an environment of its own (`--trl`), made at the first time. Each round runs every side once,
+so that a busy machine is busy for all. Prints medians over iterations from the third on, and writes
+`benchmarks/results/iteration.json`.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import yaml
 from pyarrow import parquet
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.shapes import PROMPT, SHAPES, write_tokenizer
 from benchmarks.training_jobs import machine
 
-SPEC = Path("examples/arithmetic/demo.yaml")
 RESULTS = Path("benchmarks/results/iteration.json")
 TRL = "trl==1.12.0"  # the last version with a PPOTrainer
 PARTS = ("rollout", "experience", "update", "iteration")
@@ -43,29 +47,81 @@ PEERS: Mapping[str, tuple[str, ...]] = {f"{TRL}": (), f"{TRL}, bf16": ("--bf16",
 WARM_UP = 2
 
 
+@dataclass(frozen=True)
+class Case:
+    """A spec, what is set in it for every run, and how many responses of what length it trains on, how often."""
+
+    spec: Path
+    settings: tuple[str, ...] = ()
+    responses: int = 256
+    epochs: int = 2
+    length: int = 48
+
+    @property
+    def peer_options(self) -> tuple[str, ...]:
+        """The same for TRL."""
+        return tuple(
+            f"--{name}={value}"
+            for name, value in (("responses", self.responses), ("epochs", self.epochs), ("length", self.length))
+        )
+
+
 def main() -> None:
-    """All sides, in turns."""
+    """All cases, all sides, in turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=["demo", "27M"], default=["demo", "27M"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=6)
     parser.add_argument("--home", type=Path, default=Path(".ppoflow/benchmarks"))
     parser.add_argument("--trl", type=Path, default=Path(".ppoflow/trl"), help="the folder of TRL's environment")
     given = parser.parse_args()
     home, python = given.home.absolute(), environment(given.trl.absolute())
-    policy, prompts = start(home)
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in (*PEERS, *OURS)}
-    for _ in range(given.rounds):
-        for name, options in PEERS.items():
-            found[name] += peer(python, policy, prompts, given.iterations, options)
-        for name, settings in OURS.items():
-            found[name] += ours(home, policy, given.iterations, settings)
-    medians = {
-        name: {part: statistics.median(one[part] for one in iterations) for part in PARTS}
-        for name, iterations in found.items()
-    }
-    document = {"spec": str(SPEC), "machine": machine(), "medians": medians, "iterations": found}
+    document: dict[str, Any] = {"machine": machine()}
+    for name in given.cases:
+        case = Case(Path("examples/arithmetic/demo.yaml")) if name == "demo" else large_case(home / "27M")
+        found = compare(case, home, python, given.rounds, given.iterations)
+        medians = {
+            side: {part: statistics.median(one[part] for one in iterations) for part in PARTS}
+            for side, iterations in found.items()
+        }
+        document[name] = {"medians": medians, "iterations": found}
+        show(name, medians)
     RESULTS.write_text(json.dumps(document, indent=1) + "\n")
-    show(medians)
+
+
+def compare(case: Case, home: Path, python: Path, rounds: int, iterations: int) -> dict[str, list[dict[str, float]]]:
+    """Every side once a round."""
+    policy, prompts = start(case, home)
+    found: dict[str, list[dict[str, float]]] = {side: [] for side in (*PEERS, *OURS)}
+    for _ in range(rounds):
+        for side, options in PEERS.items():
+            found[side] += peer(python, policy, prompts, iterations, (*case.peer_options, *options))
+        for side, settings in OURS.items():
+            found[side] += ours(case, home, policy, iterations, settings)
+    return found
+
+
+def large_case(folder: Path) -> Case:
+    """A spec with a tokenizer of words, prompts of 16 of them, and a model that is made at the start."""
+    shape, dice = SHAPES["27M-fixed"], Random(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(shape.vocabulary, folder / "tokenizer")
+    rows = [
+        {"prompt": " ".join(f"w{dice.randrange(2, shape.vocabulary)}" for _ in range(PROMPT)), "answer": "w2"}
+        for _ in range(2 * shape.responses)
+    ]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = {
+        "name": "iteration-27M",
+        "dataset": {"train": "prompts.jsonl", "max_prompt_tokens": PROMPT},
+        "model": {"tokenizer": "tokenizer", "config": shape.config},
+        "rollout": {"prompts_per_iteration": shape.responses, "max_response_tokens": shape.longest},
+        "reward": {"sources": [{"kind": "regex", "pattern": "w1"}]},
+        "update": {"num_ppo_epochs": shape.epochs},
+        "evaluation": {"num_prompts": 8},
+    }
+    (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
+    return Case(folder / "spec.yaml", (), shape.responses, shape.epochs, shape.longest)
 
 
 def environment(folder: Path) -> Path:
@@ -83,17 +139,17 @@ def environment(folder: Path) -> Path:
     return python
 
 
-def train(home: Path, run: str, *settings: str) -> list[dict[str, Any]]:
-    """A run of the example, and its records."""
-    command = [sys.executable, "-m", "flows.cli", "train", str(SPEC), "--run", run]
-    changes = [part for setting in settings for part in ("--set", setting)]
+def train(case: Case, home: Path, run: str, *settings: str) -> list[dict[str, Any]]:
+    """A run, and its records."""
+    command = [sys.executable, "-m", "flows.cli", "train", str(case.spec), "--run", run]
+    changes = [part for setting in (*case.settings, *settings) for part in ("--set", setting)]
     subprocess.run(["env", f"PPOFLOW_HOME={home}", *command, *changes], check=True, stdout=subprocess.DEVNULL)
     return [json.loads(path.read_text()) for path in sorted((home / f"store/runs/{run}/iterations").glob("*.json"))]
 
 
-def start(home: Path) -> tuple[Path, Path]:
-    """The folder of the policy after the supervised start, and a file of the prompts' token ids."""
-    first = train(home, f"start-{int(time.time())}", "iterations=1", "evaluation.every=1000")[0]
+def start(case: Case, home: Path) -> tuple[Path, Path]:
+    """The folder of the policy that the spec starts from, and a file of the prompts' token ids."""
+    first = train(case, home, f"start-{int(time.time())}", "iterations=1", "evaluation.every=1000")[0]
     places = [Path(reference["uri"].removeprefix("file://")) for reference in (first["reference"], first["dataset"])]
     prompts = home / "prompts.json"
     table = parquet.read_table(places[1] / "train.parquet", columns=["prompt_token_ids"])
@@ -101,12 +157,14 @@ def start(home: Path) -> tuple[Path, Path]:
     return places[0] / "policy", prompts
 
 
-def ours(home: Path, policy: Path, iterations: int, settings: tuple[str, ...]) -> list[dict[str, float]]:
+def ours(case: Case, home: Path, policy: Path, iterations: int, settings: tuple[str, ...]) -> list[dict[str, float]]:
     """Seconds of each iteration after the warm-up, by stage; those outside the engines are in `iteration`."""
-    start_there = ("sft=null", f"model={{path: {policy}}}", "evaluation.every=1000", "update.learning_rate=1e-5")
-    name = f"run-{time.time_ns()}"
-    records = train(home, name, *start_there, f"iterations={iterations}", f"seed={time.time_ns() % 10**6}", *settings)
-    metrics = [record["metrics"] for record in records[1 + WARM_UP :]]
+    number = time.time_ns()
+    # Another seed each time: nothing is found in the store. The last iteration is evaluated, and left out.
+    changes = (f"seed={number % 10**6}", f"iterations={iterations + 1}", "evaluation.every=1000")
+    start_there = ("sft=null", f"model={{path: {policy}}}", "update.learning_rate=1e-5")
+    records = train(case, home, f"run-{number}", *changes, *start_there, *settings)
+    metrics = [record["metrics"] for record in records[1 + WARM_UP : -1]]
     return [{part: sum(one[name] for name in names) for part, names in STAGES.items()} for one in metrics]
 
 
@@ -127,10 +185,10 @@ def peer(
     return lines[WARM_UP:]
 
 
-def show(medians: Mapping[str, Mapping[str, float]]) -> None:
+def show(case: str, medians: Mapping[str, Mapping[str, float]]) -> None:
     """Ratios above 1 are faster than the faster of TRL's two."""
     best = min(medians[name]["iteration"] for name in PEERS)
-    table = Table(title="seconds of an iteration of the example, medians")
+    table = Table(title=f"{case}: seconds of an iteration, medians")
     for column in ("", *PARTS, "faster than TRL"):
         table.add_column(column, justify="right" if column else "left")
     for name, parts in medians.items():
