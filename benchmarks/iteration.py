@@ -96,9 +96,16 @@ def compare(case: Case, home: Path, python: Path, rounds: int, iterations: int) 
     for _ in range(rounds):
         for side, options in PEERS.items():
             found[side] += peer(python, policy, prompts, iterations, (*case.peer_options, *options))
+            say(side, found[side])
         for side, settings in OURS.items():
             found[side] += ours(case, home, policy, iterations, settings)
+            say(side, found[side])
     return found
+
+
+def say(side: str, iterations: list[dict[str, float]]) -> None:
+    """What is known so far."""
+    print(f"{side}: {statistics.median(one['iteration'] for one in iterations):.2f} s", file=sys.stderr, flush=True)
 
 
 def large_case(folder: Path) -> Case:
