@@ -59,7 +59,7 @@ bench-learning: $(STAMP) ## learning curves of the demo on three seeds, into ben
 bench-training: $(STAMP) ## how fast the training engine is, setting by setting, into benchmarks/results
 	@$(BIN)/python -m benchmarks.training
 
-bench-iteration: $(STAMP) ## whole iterations of the demo beside TRL's PPOTrainer, into benchmarks/results
+bench-iteration: $(STAMP) ## whole iterations of the demo, and at 27M parameters, beside TRL's PPOTrainer, into benchmarks/results
 	@$(BIN)/python -m benchmarks.iteration
 
 bench-chaos: $(STAMP) ## kill runs thirty times and compare every byte, into benchmarks/results

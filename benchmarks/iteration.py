@@ -3,7 +3,7 @@
     python -m benchmarks.iteration [--cases demo 27M] [--rounds 3] [--iterations 6] [--home .ppoflow/benchmarks]
 
 `demo` is the example after its supervised start, `27M` a new model with a vocabulary of 32,000 that never ends before
-64 tokens. TRL comes into an environment of its own (`--trl`), made at the first time. Each round runs every side once,
+64 tokens. TRL is installed into an environment of its own (`--trl`), the first time. Each round runs every side once,
 so that a busy machine is busy for all. Prints medians over iterations from the third on, and writes
 `benchmarks/results/iteration.json`.
 """
@@ -43,16 +43,15 @@ OURS = {
     "ppoflow": (),
     "ppoflow, products in bfloat16": ("training.compute_dtype=bfloat16",),
 }
-PEERS: Mapping[str, tuple[str, ...]] = {f"{TRL}": (), f"{TRL}, bf16": ("--bf16",)}
+PEERS: Mapping[str, tuple[str, ...]] = {TRL: (), f"{TRL}, bf16": ("--bf16",)}
 WARM_UP = 2
 
 
 @dataclass(frozen=True)
 class Case:
-    """A spec, what is set in it for every run, and how many responses of what length it trains on, how often."""
+    """A spec, and how many responses of what length it trains on, how often."""
 
     spec: Path
-    settings: tuple[str, ...] = ()
     responses: int = 256
     epochs: int = 2
     length: int = 48
@@ -128,7 +127,7 @@ def large_case(folder: Path) -> Case:
         "evaluation": {"num_prompts": 8},
     }
     (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
-    return Case(folder / "spec.yaml", (), shape.responses, shape.epochs, shape.longest)
+    return Case(folder / "spec.yaml", shape.responses, shape.epochs, shape.longest)
 
 
 def environment(folder: Path) -> Path:
@@ -149,7 +148,7 @@ def environment(folder: Path) -> Path:
 def train(case: Case, home: Path, run: str, *settings: str) -> list[dict[str, Any]]:
     """A run, and its records."""
     command = [sys.executable, "-m", "flows.cli", "train", str(case.spec), "--run", run]
-    changes = [part for setting in (*case.settings, *settings) for part in ("--set", setting)]
+    changes = [part for setting in settings for part in ("--set", setting)]
     subprocess.run(["env", f"PPOFLOW_HOME={home}", *command, *changes], check=True, stdout=subprocess.DEVNULL)
     return [json.loads(path.read_text()) for path in sorted((home / f"store/runs/{run}/iterations").glob("*.json"))]
 

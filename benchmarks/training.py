@@ -41,6 +41,7 @@ class Setting:
 SETTINGS = [
     Setting("as the engine runs"),
     Setting("threads that spin while they wait", environment={"OMP_WAIT_POLICY": "active"}),
+    Setting("threads that sleep while they wait", environment={"OMP_WAIT_POLICY": "passive"}),
     Setting("microbatches of 2048 tokens", ("--tokens", "2048")),
     Setting("microbatches of 1024 tokens", ("--tokens", "1024")),
     Setting("products in bfloat16", ("--compute-dtype", "bfloat16")),

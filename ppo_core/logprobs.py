@@ -65,8 +65,9 @@ def response_logprobs(
         with token_logprobs_at(model, layout.index, layout.targets, temperature, wanted):
             both = model(**layout.inputs, use_cache=False).logits[0]
         logprobs = layout.to_batch(both[:, 0])
-        entropy = layout.to_batch(both[:, 1].detach() if detach_entropy else both[:, 1])
-        return (logprobs, entropy) if with_entropy else logprobs
+        if not with_entropy:
+            return logprobs
+        return logprobs, layout.to_batch(both[:, 1].detach() if detach_entropy else both[:, 1])
     with logits_only_at(model, layout.index):
         logits = model(**layout.inputs, use_cache=False).logits[0]
     logits = logits.float() if temperature == 1 else logits.float() / temperature

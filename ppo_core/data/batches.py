@@ -61,10 +61,11 @@ def microbatches(
         part = parts[widest]
         parts[widest : widest + 1] = [part[: len(part) // 2], part[len(part) // 2 :]]
     parts.sort(key=lambda part: _cost(part, lengths, padded=padded))
-    # There and back, so that the last, the dearest, do not all fall to one rank.
-    turns = [(parts[start : start + ranks], start // ranks) for start in range(0, len(parts), ranks)]
-    dealt = [turn[::-1] if number % 2 == 0 and len(turn) == ranks else turn for turn, number in turns]
-    return [[turn[rank] for turn in dealt if rank < len(turn)] for rank in range(ranks)]
+    rounds = [parts[start : start + ranks] for start in range(0, len(parts), ranks)]
+    for dealt in rounds[::2]:  # every second one backwards, else the last rank would get the largest of each
+        if len(dealt) == ranks:
+            dealt.reverse()
+    return [[dealt[rank] for dealt in rounds if rank < len(dealt)] for rank in range(ranks)]
 
 
 def _cost(rows: Sequence[int], lengths: Sequence[int], *, padded: bool) -> int:

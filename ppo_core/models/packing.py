@@ -70,33 +70,20 @@ def _group(lengths: Sequence[int], width: int, device: torch.device | str) -> Gr
     return Group(sum(lengths), len(lengths), width, *indices)
 
 
-class _Pad(torch.autograd.Function):
-    """Tokens to the places of a group. Whatever lies in padding comes to nothing: no token attends to what follows it.
+class _Rearrange(torch.autograd.Function):
+    """`rows[index]`, where `inverse` says from which place each row's gradient comes; rows at `unused` get none.
 
-    Plain indexing would add up gradients token by token; here forward and backward are one copy each.
+    Plain indexing would add gradients up row by row; here the backward pass is one copy, as the forward pass is.
     """
 
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return tokens.index_select(0, group.gather)
+    def forward(ctx: Any, rows: Tensor, index: Tensor, inverse: Tensor, unused: Tensor) -> Tensor:
+        ctx.inverse, ctx.unused = inverse, unused
+        return rows.index_select(0, index)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.index_select(0, ctx.group.scatter), None
-
-
-class _Unpad(torch.autograd.Function):
-    """And back."""
-
-    @staticmethod
-    def forward(ctx: Any, places: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return places.index_select(0, group.scatter)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.index_select(0, ctx.group.gather).index_fill_(0, ctx.group.padding, 0.0), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return gradient.index_select(0, ctx.inverse).index_fill_(0, ctx.unused, 0.0), None, None, None
 
 
 def enable_packing(model: Any) -> None:
@@ -151,12 +138,15 @@ def packed_attention(
 
 def _in_group(rows: tuple[Tensor, ...], group: Group, scaling: float | None) -> Tensor:
     """`[tokens of the group, heads, size]`."""
-    places = (_Pad.apply(part, group) for part in rows)
+    # Padding holds copies of a real token that no other attends to, for it comes after them: its gradient is zero.
+    places = (_Rearrange.apply(part, group.gather, group.scatter, group.padding[:0]) for part in rows)
     query, key, value = (part.unflatten(0, (group.count, group.width)).transpose(1, 2) for part in places)
     output = in_full_precision(
         lambda: nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
     )
-    unpadded: Tensor = _Unpad.apply(output.transpose(1, 2).flatten(0, 1), group)
+    unpadded: Tensor = _Rearrange.apply(
+        output.transpose(1, 2).flatten(0, 1), group.scatter, group.gather, group.padding
+    )
     return unpadded
 
 

@@ -8,13 +8,13 @@ times what it saves.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
-ComputeDtype = Literal["auto", "float32", "bfloat16"]
+from ppo_core.spec.sections import ComputeDtype
 
 
 def products_in_bf16(wanted: ComputeDtype) -> bool:
@@ -28,12 +28,7 @@ def products_in_bf16(wanted: ComputeDtype) -> bool:
 
 def compute_in(dtype: ComputeDtype, device: torch.device) -> AbstractContextManager[None]:
     """Inside, forward and backward passes multiply in `dtype`."""
-    return _bf16_products(device) if products_in_bf16(dtype) else _nothing()
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
+    return _bf16_products(device) if products_in_bf16(dtype) else nullcontext()
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from ppo_core.spec.paths import UserPath
 from ppo_core.spec.section import Beta, Fraction, NonNegative, Section
 
 Estimator = Literal["k1", "k2", "k3", "abs"]
+ComputeDtype = Literal["auto", "float32", "bfloat16"]
 LONGEST_ALIAS = 255
 
 
@@ -148,7 +149,7 @@ class TrainingSpec(Section):
     microbatch_size: PositiveInt | None = Field(
         None, description="Sequences per backward pass and rank, at most; none: as many as the tokens allow"
     )
-    compute_dtype: Literal["auto", "float32", "bfloat16"] = Field(
+    compute_dtype: ComputeDtype = Field(
         "float32",
         description="What matrix products are computed in while weights and optimizer stay fp32; auto: bfloat16 on "
         "GPUs, and on processors with AMX",

@@ -1,4 +1,4 @@
-"""What a spec asks of this machine and does not get."""
+"""Settings of a spec that have no effect on this machine."""
 
 from __future__ import annotations
 

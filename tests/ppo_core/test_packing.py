@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from infra.engines.hardware import has_amx
 from ppo_core.logprobs import response_logprobs, response_values
 from ppo_core.models import head
 from ppo_core.models.head import TokenLogprobs
@@ -158,13 +159,15 @@ def test_bf16_products_are_near_fp32_ones_and_leave_the_settings() -> None:
     exact = response_logprobs(model, SEQUENCES, temperature=1.0)
     before = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
     with compute_in("bfloat16", CPU):
+        assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"  # type: ignore[attr-defined]
         near = response_logprobs(model, SEQUENCES, temperature=1.0)
         near.sum().backward()
     assert torch.backends.mkldnn.matmul.fp32_precision == before  # type: ignore[attr-defined]
     assert near.dtype == torch.float32
     torch.testing.assert_close(near, exact, rtol=0, atol=0.05)
-    for compute in ("float32", "auto"):
+    wanted = {"float32": before, "auto": "bf16" if has_amx() else before}
+    for compute, precision in wanted.items():
         with compute_in(compute, CPU):
-            pass
+            assert torch.backends.mkldnn.matmul.fp32_precision == precision  # type: ignore[attr-defined]
     layout = packed_layout(SEQUENCES)
     assert layout.index.max() < layout.inputs["input_ids"].numel()

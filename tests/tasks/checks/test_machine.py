@@ -1,4 +1,4 @@
-"""A setting that this machine has no use for is said."""
+"""A run says which settings have no effect on this machine."""
 
 from __future__ import annotations
 
