@@ -190,6 +190,9 @@ def start_vllm(policy: Path, spec: GenerateJob, context: int, *, trust_remote_co
     import torch
     from vllm import LLM
 
+    from ppo_core.engines.vector_math import prepare_vector_math
+
+    prepare_vector_math()
     on_gpu = torch.cuda.is_available()
     check_limits(policy, spec, context, gpu=on_gpu, trust_remote_code=trust_remote_code)
     options: dict[str, Any] = {}

@@ -10,6 +10,7 @@ from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.tables import check_aligned, read_rollouts, read_scores
 from ppo_core.data.tokenization import load_tokenizer
 from ppo_core.engines.protocol import EngineDefect, Job, JobInput
+from ppo_core.engines.vector_math import prepare_vector_math
 from ppo_core.models.loading import create_policy, load_policy, save_policy
 from ppo_core.models.precision import compute_in
 from ppo_core.records import (
@@ -38,6 +39,7 @@ class TrainingEngine:
     """Does jobs on one rank: reads inputs, computes its share, and on rank 0 writes the output."""
 
     def __init__(self, ranks: Ranks, *, trust_remote_code: bool = False) -> None:
+        prepare_vector_math()
         self.ranks = ranks
         self.trust_remote_code = trust_remote_code
         self.learner = Learner(ranks, trust_remote_code=trust_remote_code)
