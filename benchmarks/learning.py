@@ -1,8 +1,10 @@
 """Does PPO learn the demo's task? Three seeds, each a whole run from nothing, through the command line.
 
-    python -m benchmarks.learning [--seeds 0 1 2] [--home .ppoflow/benchmarks]
+    python -m benchmarks.learning [--seeds 0 1 2] [--against SETTINGS ...] [--home .ppoflow/benchmarks]
 
-Prints held-out accuracy by iteration and where the seconds went, and writes `benchmarks/results/learning.json`.
+`--against training.compute_dtype=bfloat16 gamma=0.99,lam=0.9` also runs every seed with these settings, each time
+beside the demo's own. Prints held-out accuracy by iteration and where the seconds went, and writes
+`benchmarks/results/learning.json`.
 """
 
 from __future__ import annotations
@@ -28,24 +30,27 @@ def main() -> None:
     """Run all seeds, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--against", nargs="*", default=[], metavar="SETTINGS", help="spec.path=value,...")
     parser.add_argument("--home", type=Path, default=Path(".ppoflow/benchmarks"))
     arguments = parser.parse_args()
-    results = [run_seed(seed, arguments.home) for seed in arguments.seeds]
+    sides = ["", *arguments.against]
+    results = [run_seed(seed, arguments.home, side) for seed in arguments.seeds for side in sides]
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps({"spec": str(SPEC), "seeds": results}, indent=1) + "\n")
     show(results)
 
 
-def run_seed(seed: int, home: Path) -> dict[str, Any]:
+def run_seed(seed: int, home: Path, settings: str) -> dict[str, Any]:
     """One run; its curves come from its records."""
     name = f"seed-{seed}-{int(time.time())}"
-    command = [sys.executable, "-m", "flows.cli", "train", str(SPEC), "--run", name, "--set", f"seed={seed}"]
+    changes = [part for change in (f"seed={seed}", *filter(None, settings.split(","))) for part in ("--set", change)]
+    command = [sys.executable, "-m", "flows.cli", "train", str(SPEC), "--run", name, *changes]
     started = time.perf_counter()
     subprocess.run(["env", f"PPOFLOW_HOME={home.absolute()}", *command], check=True)
     seconds = time.perf_counter() - started
     files = sorted((home / "store" / "runs" / name / "iterations").glob("*.json"))
     records = [json.loads(path.read_text())["metrics"] for path in files]
-    return {"seed": seed, "seconds": seconds, **summary(records)}
+    return {"seed": seed, "settings": settings, "seconds": seconds, **summary(records)}
 
 
 def summary(records: list[dict[str, float]]) -> dict[str, Any]:
@@ -81,20 +86,21 @@ def show(results: list[dict[str, Any]]) -> None:
     """The table a person reads."""
     accuracy = Table(title="held-out accuracy, sampled at temperature 1 (greedy)")
     iterations = sorted(results[0]["accuracy"])
-    for name in ("seed", *(str(i) for i in iterations), "minutes", "PPO minutes", "s / iteration", "s outside"):
+    for name in ("seed", "settings", *(str(i) for i in iterations), "minutes", "PPO", "s / iteration", "s outside"):
         accuracy.add_column(name, justify="right")
     for result in results:
         cells = [f"{result['accuracy'][i]:.3f} ({result['greedy_accuracy'][i]:.2f})" for i in iterations]
         minutes, ppo = result["seconds"] / 60, result["seconds_ppo"] / 60
         outside = result["seconds_outside_engines"]["median"]
         times = [f"{minutes:.1f}", f"{ppo:.1f}", f"{result['seconds_per_iteration']:.1f}", f"{outside:.2f}"]
-        accuracy.add_row(str(result["seed"]), *cells, *times)
-    console = Console(width=160)
+        accuracy.add_row(str(result["seed"]), result["settings"], *cells, *times)
+    console = Console(width=200)
     console.print(accuracy)
     for result in results:
         parts = result["seconds_outside_engines"]
         made_of = ", ".join(f"{part} {parts[part]:.3f}" for part in PARTS)
-        console.print(f"seed {result['seed']}: seconds outside the engines per iteration (medians): {made_of}")
+        side = f"seed {result['seed']} {result['settings']}".strip()
+        console.print(f"{side}: seconds outside the engines per iteration (medians): {made_of}")
 
 
 if __name__ == "__main__":
