@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCK := requirements.lock
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo begin-demo check test test-thorough lint bench-learning bench-training bench-iteration bench-chaos stack stack-stop stack-status stack-packages clean
+.PHONY: help install demo begin-demo check test test-thorough lint bench-learning bench-training bench-iteration bench-rewards bench-chaos stack stack-stop stack-status stack-packages clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ bench-learning: $(STAMP) ## learning curves of the demo on three seeds, into ben
 
 bench-training: $(STAMP) ## how fast the training engine is, setting by setting, into benchmarks/results
 	@$(BIN)/python -m benchmarks.training
+
+bench-rewards: $(STAMP) ## how many samples a second are scored, into benchmarks/results
+	@$(BIN)/python -m benchmarks.rewards
 
 bench-iteration: $(STAMP) ## whole iterations of the demo, and at 27M parameters, beside TRL's PPOTrainer, into benchmarks/results
 	@$(BIN)/python -m benchmarks.iteration

@@ -1,8 +1,9 @@
-"""What the owner of a machine permits engines to do there: given on their command line, never by a spec."""
+"""What the owner of a machine permits engines to do there, and passes on to them: never given by a spec."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,3 +28,8 @@ def permissions_of(arguments: Sequence[str]) -> Permissions:
     parser.add_argument("--trust-remote-code", action="store_true")
     given = parser.parse_args(list(arguments))
     return Permissions(tuple(given.plugins or (OWN_FOLDER,)), given.trust_remote_code)
+
+
+def passed_on(name: str) -> str | None:
+    """A variable of this engine's environment, which is built by name: PPOFLOW_REWARD_ENV names what rewards get."""
+    return os.environ.get(name)

@@ -81,11 +81,7 @@ def score_rollouts(job: Job) -> dict[str, Any]:
     spec = ScoreJob.model_validate(job.spec)
     rollouts = read_rollouts(job.inputs["rollouts"].path / "rollouts.parquet")
     scores = _scored(job, spec.reward, spec.answer_column, spec.split, rollouts)
-    if all(row.score is None for row in scores):
-        raise RewardFailed(
-            f"none of the {len(scores)} responses has a score ({scores[0].error}): there is nothing to learn from; see "
-            "why the reward functions return None, for example a judge that does not answer"
-        )
+    _check_enough(scores, spec.reward)
     write_scores(job.output / "scores.parquet", scores)
     return {"metrics": score_metrics(scores, "score")}
 
@@ -115,7 +111,7 @@ def score_evaluation(job: Job) -> dict[str, Any]:
 def try_reward(job: Job) -> dict[str, Any]:
     """Scores of a few rows with trial completions, without a model: what `ppoflow reward` shows."""
     sources, column = sources_of(job), job.spec["answer_column"]
-    rewards = WeightedRewards(RewardSpec.model_validate(job.spec["reward"]), sources, column)
+    rewards = WeightedRewards(RewardSpec.model_validate(job.spec["reward"]), sources, column, job.progress)
     rows = read_rows(job.spec["train"], sources)[:TRIAL_ROWS]
     prompts = [untokenized(row, column) for row in rows]
     rewards.check_rows(prompts)
@@ -125,7 +121,7 @@ def try_reward(job: Job) -> dict[str, Any]:
     completions = [texts[index % len(texts)] for index in range(len(prompts))]
     parts = rewards.score([Sample(row, text) for row, text in zip(prompts, completions, strict=True)])
     table = [
-        {"prompt": row.prompt, "completion": text, "components": part, "score": rewards.total(part)}
+        {"prompt": row.prompt, "completion": text, "components": part.scores, "score": rewards.total(part.scores)}
         for row, text, part in zip(prompts, completions, parts, strict=True)
     ]
     return {"rows": table}
@@ -147,8 +143,23 @@ def score_metrics(scores: list[ScoreRow], prefix: str) -> dict[str, float]:
 
 def _scored(job: Job, reward: RewardSpec, column: str, split: str, rollouts: list[RolloutRow]) -> list[ScoreRow]:
     prompts = {row.prompt_id: row for row in read_prompts(job.inputs["dataset"].path / f"{split}.parquet")}
-    rewards = WeightedRewards(reward, sources_of(job), column)
+    rewards = WeightedRewards(reward, sources_of(job), column, job.progress)
     return rewards.score_rollouts([prompts[row.prompt_id] for row in rollouts], rollouts)
+
+
+def _check_enough(scores: list[ScoreRow], reward: RewardSpec) -> None:
+    """Raise RewardFailed where too few responses have a score."""
+    failed = [row for row in scores if row.score is None]
+    if len(failed) == len(scores):
+        raise RewardFailed(
+            f"none of the {len(scores)} responses has a score ({failed[0].error}): there is nothing to learn from; see "
+            "why the rewards give none, for example a judge that does not answer"
+        )
+    if len(failed) > reward.max_failed_fraction * len(scores):
+        raise RewardFailed(
+            f"{len(failed)} of {len(scores)} responses have no score (the first: {failed[0].error}), more than "
+            f"reward.max_failed_fraction={reward.max_failed_fraction:g} allows: see why, or raise it"
+        )
 
 
 def _samples(job: Job, rollouts: list[RolloutRow], scores: list[ScoreRow], count: int = 8) -> list[dict[str, Any]]:

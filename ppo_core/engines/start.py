@@ -54,7 +54,7 @@ def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
     What needs no tokenizer comes first: transformers takes seconds to import.
     """
     sources, column = sources_of(job), spec.dataset.answer_column
-    rewards = WeightedRewards(spec.reward, sources, column)
+    rewards = WeightedRewards(spec.reward, sources, column, job.progress)
     splits = {"train": spec.dataset.train, "eval": spec.dataset.evaluation, "sft": spec.sft_data}
     named = {split: source for split, source in splits.items() if source is not None}
     rows = {split: read_rows(source, sources) for split, source in named.items()}
@@ -79,7 +79,7 @@ def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
     if "sft" in named:
         given = with_progress(rows["sft"], named["sft"], job)
         examples = supervised_rows(given, tokenizer, source=named["sft"], context_length=context)
-    return Start(prompts, examples, config, context, [rewards.total(part) for part in parts])
+    return Start(prompts, examples, config, context, [rewards.total(part.scores) for part in parts])
 
 
 def sources_of(job: Job) -> Sources:

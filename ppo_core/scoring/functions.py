@@ -1,9 +1,4 @@
-"""The reward `function`: calling a user's function in the form of TRL's GRPO rewards, refusing what is no score.
-
-    reward(prompts, completions, **columns) -> list[float | None]
-
-Prompts that are messages come with completions that are messages.
-"""
+"""The reward `function`: calling a user's function in the form it has, refusing what is no score."""
 
 from __future__ import annotations
 
@@ -16,7 +11,10 @@ from typing import Any, SupportsFloat
 from ppo_core.records import InputError, PromptRow
 from ppo_core.scoring.plugins import RAISED, Sources, load_function, place_of
 from ppo_core.scoring.reward import RewardFailed, Sample, shorten
+from ppo_core.scoring.signatures import Arguments, batch_arguments, form_of, one_by_one_arguments, scores_in
 from ppo_core.spec.rewards import FunctionRewardSpec
+
+IN_FLIGHT = 64  # calls of a coroutine function that is called for each sample
 
 
 class FunctionReward:
@@ -28,6 +26,7 @@ class FunctionReward:
         self.sources = sources
         self.answer_column = answer_column
         self.function = load_function(spec.function, sources)
+        self.form = form_of(list(inspect.signature(self.function).parameters))
 
     def check_rows(self, rows: Sequence[PromptRow]) -> None:
         """Each argument without a default must be a column, with a value in every row."""
@@ -40,48 +39,52 @@ class FunctionReward:
                     )
 
     def score(self, samples: Sequence[Sample]) -> list[float | None]:
-        """One call for all samples."""
+        """One call for all samples, or for each, as the function has it."""
         columns = [columns_of(one.row, self.answer_column) for one in samples]
-        names = sorted({name for row in columns for name in row})
-        given = {
-            **{name: [row.get(name) for row in columns] for name in names},
-            **self.options,
-            "prompts": [one.row.prompt for one in samples],
-            "completions": [as_completion(one.row.prompt, one.response) for one in samples],
-        }
-        return checked_scores(self.name, self._call(given), len(samples))
+        if self.form.one_by_one:
+            given = [one_by_one_arguments(self.form, one, row) for one, row in zip(samples, columns, strict=True)]
+            returned = self._run([{**row, **self.options} for row in given])
+            scores: Any = [scores_in(self.form, one) for one in returned]
+        else:
+            given_once = batch_arguments(self.form, samples, columns)
+            fixed = {name: given_once[name] for name in self.form.given}
+            scores = scores_in(self.form, self._run([{**given_once, **self.options, **fixed}])[0])
+        return checked_scores(self.name, scores, len(samples))
 
     def _required(self) -> list[str]:
         parameters = inspect.signature(self.function).parameters.values()
         wanted = [
             p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
         ]
-        return [name for name in wanted if name not in ("prompts", "completions") and name not in self.options]
+        return [name for name in wanted if name not in self.form.given and name not in self.options]
 
-    def _call(self, given: dict[str, Any]) -> Any:
+    def _run(self, calls: Sequence[Arguments]) -> list[Any]:
+        """What each call returns; calls of a coroutine function are made side by side."""
         parameters = inspect.signature(self.function).parameters
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        given = [{key: value for key, value in call.items() if open_ended or key in parameters} for call in calls]
         try:
-            scores = self.function(**{key: value for key, value in given.items() if open_ended or key in parameters})
-            return asyncio.run(_awaited(scores)) if inspect.isawaitable(scores) else scores
+            returned = [self.function(**arguments) for arguments in given]
+            return asyncio.run(_awaited(returned)) if any(map(inspect.isawaitable, returned)) else returned
         except RAISED as error:
             raise RewardFailed(
                 f"the reward function {self.name} raised {type(error).__name__}: {error}{place_of(error, self.sources)}"
             ) from error
 
 
-async def _awaited(value: Any) -> Any:
-    return await value
+async def _awaited(values: Sequence[Any]) -> list[Any]:
+    room = asyncio.Semaphore(IN_FLIGHT)
+
+    async def wait_for(value: Any) -> Any:
+        async with room:
+            return await value
+
+    return list(await asyncio.gather(*map(wait_for, values)))
 
 
 def columns_of(row: PromptRow, answer_column: str) -> dict[str, Any]:
     """What a reward function sees of a row besides the prompt: metadata, and the answer under its own column name."""
     return {**row.metadata, answer_column: row.reference_answer}
-
-
-def as_completion(prompt: Any, text: str) -> Any:
-    """Text for text prompts; for chats one assistant message."""
-    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
 
 
 def checked_scores(name: str, scores: Any, expected: int) -> list[float | None]:

@@ -1,15 +1,18 @@
-"""What every kind of reward is: it says which rows it can judge, and gives each sample a score, or None.
+"""What every kind of reward is: it says which rows it can judge, and gives each sample a score, or none.
 
-None means "cannot be scored", and is never taken for 0.
+What cannot be scored is never taken for 0: it is left out of the training, and counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ppo_core.records import InputError, PromptRow
+
+Progress = Callable[[int, int, str], None]
+"""Takes what is done, of how many, and a note; whoever waits hears that way that a slow reward still works."""
 
 
 class RewardFailed(RuntimeError):
@@ -28,14 +31,29 @@ class Sample:
     response: str
 
 
+@dataclass(frozen=True)
+class NotScored:
+    """No score, and why."""
+
+    reason: str
+
+
+Score = float | None | NotScored
+"""None: no score, as the user's own code said."""
+
+
 class Reward(Protocol):
     """One kind of reward, made once for a job."""
 
     def check_rows(self, rows: Sequence[PromptRow]) -> None:
         """Raise InputError where a row lacks what this reward needs, naming the row, before anything is sampled."""
 
-    def score(self, samples: Sequence[Sample]) -> list[float | None]:
+    def score(self, samples: Sequence[Sample]) -> Sequence[Score]:
         """One score per sample. Raises RewardFailed where another try may help, InputError where none does."""
+
+
+def ignore_progress(done: int, total: int, note: str) -> None:
+    """Nobody waits."""
 
 
 def require_answers(name: str, rows: Sequence[PromptRow], answer_column: str) -> None:

@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ppo_core.records import PromptRow, RolloutRow, ScoreRow
 from ppo_core.scoring.functions import FunctionReward
+from ppo_core.scoring.http import HttpReward
+from ppo_core.scoring.judge import JudgeReward
 from ppo_core.scoring.plugins import Sources
-from ppo_core.scoring.reward import Reward, Sample
+from ppo_core.scoring.reward import NotScored, Progress, Reward, Sample, ignore_progress
 from ppo_core.scoring.rules import ExactMatch, Number, Regex
 from ppo_core.spec import RewardSpec
-from ppo_core.spec.rewards import ExactMatchSpec, FunctionRewardSpec, NumberSpec, RegexSpec, RewardKind
+from ppo_core.spec.rewards import (
+    ExactMatchSpec,
+    FunctionRewardSpec,
+    HttpRewardSpec,
+    JudgeSpec,
+    NumberSpec,
+    RegexSpec,
+    RewardKind,
+)
 
 
-def make_reward(spec: RewardKind, sources: Sources, answer_column: str) -> Reward:
+@dataclass(frozen=True)
+class Components:
+    """A sample's score by each reward, None where there is none, with the reasons that are known."""
+
+    scores: dict[str, float | None]
+    reasons: dict[str, str]
+
+    def error(self) -> str | None:
+        """Which rewards gave no score, and why; None where all did."""
+        missing = [name for name, value in self.scores.items() if value is None]
+        told = [f"{name}: {self.reasons[name]}" if name in self.reasons else name for name in missing]
+        return f"not scored by {', '.join(told)}" if told else None
+
+
+def make_reward(spec: RewardKind, sources: Sources, answer_column: str, progress: Progress) -> Reward:
     """A reward of the kind that the spec names."""
     match spec:
         case FunctionRewardSpec():
@@ -24,25 +49,38 @@ def make_reward(spec: RewardKind, sources: Sources, answer_column: str) -> Rewar
             return Number(spec, answer_column)
         case RegexSpec():
             return Regex(spec)
+        case HttpRewardSpec():
+            return HttpReward(spec, progress)
+        case JudgeSpec():
+            return JudgeReward(spec, answer_column, progress)
 
 
 class WeightedRewards:
     """The rewards of a spec's `reward` section with their weights. Raises InputError where one cannot be made."""
 
-    def __init__(self, spec: RewardSpec, sources: Sources, answer_column: str) -> None:
+    def __init__(
+        self, spec: RewardSpec, sources: Sources, answer_column: str, progress: Progress = ignore_progress
+    ) -> None:
         rewards = spec.rewards
         self.weights = {reward.component: reward.weight for reward in rewards}
-        self.rewards = {reward.component: make_reward(reward, sources, answer_column) for reward in rewards}
+        self.rewards = {reward.component: make_reward(reward, sources, answer_column, progress) for reward in rewards}
 
     def check_rows(self, rows: Sequence[PromptRow]) -> None:
         """Raise InputError where a row lacks what one of them needs."""
         for reward in self.rewards.values():
             reward.check_rows(rows)
 
-    def score(self, samples: Sequence[Sample]) -> list[dict[str, float | None]]:
-        """One mapping component -> score (or None) per sample."""
+    def score(self, samples: Sequence[Sample]) -> list[Components]:
+        """What each reward says of each sample."""
         scored = {name: reward.score(samples) for name, reward in self.rewards.items()}
-        return [{name: values[index] for name, values in scored.items()} for index in range(len(samples))]
+        rows = [{name: values[index] for name, values in scored.items()} for index in range(len(samples))]
+        return [
+            Components(
+                {name: None if isinstance(value, NotScored) else value for name, value in row.items()},
+                {name: value.reason for name, value in row.items() if isinstance(value, NotScored)},
+            )
+            for row in rows
+        ]
 
     def total(self, components: Mapping[str, float | None]) -> float | None:
         """Weighted sum; None when any component could not be scored."""
@@ -54,17 +92,14 @@ class WeightedRewards:
     def score_rollouts(self, rows: Sequence[PromptRow], rollouts: Sequence[RolloutRow]) -> list[ScoreRow]:
         """Scores of rollouts, row for row; `rows` are those of their prompts. None is kept and named in `error`."""
         samples = [Sample(row, rollout.response) for row, rollout in zip(rows, rollouts, strict=True)]
-        scored = []
-        for rollout, parts in zip(rollouts, self.score(samples), strict=True):
-            missing = [name for name, value in parts.items() if value is None]
-            scored.append(
-                ScoreRow(
-                    prompt_id=rollout.prompt_id,
-                    sample_index=rollout.sample_index,
-                    score=self.total(parts),
-                    components=parts,
-                    truncated=not rollout.finished,
-                    error=f"not scored by {', '.join(missing)}" if missing else None,
-                )
+        return [
+            ScoreRow(
+                prompt_id=rollout.prompt_id,
+                sample_index=rollout.sample_index,
+                score=self.total(parts.scores),
+                components=parts.scores,
+                truncated=not rollout.finished,
+                error=parts.error(),
             )
-        return scored
+            for rollout, parts in zip(rollouts, self.score(samples), strict=True)
+        ]

@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt, model_validator
 from ppo_core.spec.algorithms import AlgorithmSpec, PpoSpec
 from ppo_core.spec.flow_spec import FlowSpec, check_master_weights, check_ranks_divide, divisors
 from ppo_core.spec.promotion import PromotionSpec
-from ppo_core.spec.rewards import RewardSpec
+from ppo_core.spec.rewards import HttpRewardSpec, JudgeSpec, RewardSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
 from ppo_core.spec.sections import (
     AdaptiveKl,
@@ -82,6 +82,18 @@ class RunSpec(FlowSpec):
                 f"training.microbatch_tokens={tokens} is less than the longest sequence: {longest} tokens "
                 f"(dataset.max_prompt_tokens + rollout.max_response_tokens). Raise it to at least {longest}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _servers_are_waited_for(self) -> Self:
+        limit = self.engines.reward_timeout_s
+        for reward in self.reward.rewards:
+            if isinstance(reward, HttpRewardSpec | JudgeSpec) and reward.timeout_s >= limit:
+                raise ValueError(
+                    f"timeout_s={reward.timeout_s:g} of the reward {reward.component} is not below "
+                    f"engines.reward_timeout_s={limit:g}, after which the scoring engine counts as hung: lower the "
+                    "first, or raise the second"
+                )
         return self
 
     @model_validator(mode="after")

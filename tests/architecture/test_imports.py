@@ -45,6 +45,7 @@ TORCH_FREE = ("ppo_core.spec", "ppo_core.records")
 NOT_LAYERS = ("tests", "benchmarks", "examples")
 Rule = Callable[[Module], Iterator[str]]
 SETTINGS = "infra.settings"
+ENVIRONMENT_HOMES = (SETTINGS, "ppo_core.permissions")  # of the flow, and of engines
 ENVIRONMENT = (
     "os.environ",
     "os.environb",
@@ -74,7 +75,7 @@ def library_offences(module: Module) -> Iterator[str]:
 
 
 def environment_offences(module: Module) -> Iterator[str]:
-    if module.name == SETTINGS:
+    if module.name in ENVIRONMENT_HOMES:
         return
     named = [Import(dotted(node), node.lineno) for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)]
     for used in [*imports_of(module), *named]:

@@ -73,15 +73,19 @@ def samples(*responses: str, rows: list[PromptRow] = ROWS) -> list[Sample]:
 def test_columns_options_and_weights(folder: Path) -> None:
     rewards = functions(folder, {"correct": 2.0, "slow": 0.5, "length": 1.0}, factor=3.0)
     parts = rewards.score(samples("2", "22"))
-    assert parts == [{"correct": 1.0, "slow": 3.0, "length": 1.0}, {"correct": 0.0, "slow": None, "length": 2.0}]
-    assert [rewards.total(part) for part in parts] == [4.5, None]
+    assert [part.scores for part in parts] == [
+        {"correct": 1.0, "slow": 3.0, "length": 1.0},
+        {"correct": 0.0, "slow": None, "length": 2.0},
+    ]
+    assert [rewards.total(part.scores) for part in parts] == [4.5, None]
     (columns,) = load_function("scores.py:correct", Sources(folder)).__globals__["seen"]
     assert columns == {"prompts": ["7+5=", "1+1="], "level": [1, None], "factor": 3.0}
 
 
 def test_chats_come_with_completions_that_are_messages(folder: Path) -> None:
     row = PromptRow("a", CHAT, [1], None, {})
-    assert functions(folder, {"chat": 1.0}).score(samples("0", rows=[row])) == [{"chat": 1.0}]
+    (parts,) = functions(folder, {"chat": 1.0}).score(samples("0", rows=[row]))
+    assert parts.scores == {"chat": 1.0}
 
 
 def test_rows_of_scores_keep_none_and_say_who_gave_it(folder: Path) -> None:

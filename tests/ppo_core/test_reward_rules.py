@@ -54,7 +54,8 @@ def test_what_is_right(source: dict[str, Any], answer: Any, response: str, score
     (kind,) = {source["kind"]}
     found = rewards(source)
     found.check_rows([row(answer)])
-    assert found.score([Sample(row(answer), response)]) == [{kind: score}]
+    (parts,) = found.score([Sample(row(answer), response)])
+    assert parts.scores == {kind: score}
 
 
 @given(number=st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**9), max_value=10**9))
@@ -90,8 +91,8 @@ def test_kinds_are_added_up_with_their_weights(tmp_path: Path) -> None:
         folder=tmp_path,
     )
     (parts,) = found.score([Sample(row("7"), "=  7")])
-    assert parts == {"number": 1.0, "shows_work": 1.0, "short": -1.0}
-    assert found.total(parts) == 1.5
+    assert parts.scores == {"number": 1.0, "shows_work": 1.0, "short": -1.0}
+    assert found.total(parts.scores) == 1.5
 
 
 def test_the_short_form_and_the_list_are_one() -> None:

@@ -32,6 +32,21 @@ def test_an_iteration_without_a_single_score_is_refused_and_may_be_tried_again(
     assert not list((scoring.folder / f"job-{next(scoring.numbers) - 1}").iterdir())
 
 
+def test_more_responses_without_a_score_than_the_spec_allows_end_the_stage(
+    scoring: Client, sources: Path, model: Path
+) -> None:
+    dataset, reward = prepare(scoring, sources, model), {"function": "my_rewards.py:some"}
+    allowed = {**reward, "max_failed_fraction": 0.34}
+    assert [row["score"] for row in score(scoring, sources, dataset, allowed, ["a", "b", "c"])] == [None, 1.0, 1.0]
+    with pytest.raises(
+        EngineJobError,
+        match=r"1 of 3 responses have no score \(the first: not scored by some\), more than "
+        r"reward.max_failed_fraction=0.3 allows",
+    ) as refused:
+        score(scoring, sources, dataset, {**reward, "max_failed_fraction": 0.3}, ["a", "b", "c"])
+    assert refused.value.retryable
+
+
 def test_the_mean_of_nothing_is_no_metric() -> None:
     unscored = ScoreRow("a", 0, None, {"judge": None, "length": 2.0}, False, "not scored by judge")
     scored = ScoreRow("b", 0, 3.0, {"judge": 1.0, "length": 2.0}, False, None)

@@ -1,0 +1,43 @@
+"""The reward `correct` behind HTTP: a server as the reward kind `http` asks it.
+
+uvicorn --app-dir examples/arithmetic --port 8100 reward_server:app
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from reward import correct
+
+app = FastAPI(title="rewards of the arithmetic task")
+
+
+class Sample(BaseModel):
+    """A response to a prompt: text, or messages with roles."""
+
+    prompt: str | list[dict[str, str]]
+    response: str
+    reference_answer: Any = None
+    metadata: dict[str, Any] = {}
+
+
+class Batch(BaseModel):
+    """Some samples."""
+
+    samples: list[Sample]
+
+
+class Scores(BaseModel):
+    """One number for each sample, in their order; null where a sample has no score."""
+
+    scores: list[float | None]
+
+
+@app.post("/score")
+def score(batch: Batch) -> Scores:
+    """1.0 for the right answer, plus 0.1 for the form."""
+    prompts = [str(sample.prompt) for sample in batch.samples]
+    answers = [str(sample.reference_answer) for sample in batch.samples]
+    return Scores(scores=[*correct(prompts, [sample.response for sample in batch.samples], answers)])

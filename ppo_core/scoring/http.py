@@ -1,0 +1,58 @@
+"""The reward `http`: a server of the user's scores batches of samples.
+
+    POST url    {"samples": [{"prompt", "response", "reference_answer", "metadata"}, ...]}
+    200         {"scores": [0.5, null, ...]}
+
+One number for each sample, in their order; null where a sample has no score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ppo_core.records import InputError, PromptRow
+from ppo_core.scoring.endpoint import Endpoint
+from ppo_core.scoring.functions import checked_scores
+from ppo_core.scoring.reward import NotScored, Progress, Sample, Score, shorten
+from ppo_core.spec.rewards import HttpRewardSpec
+
+
+class HttpReward:
+    """Batches in flight side by side."""
+
+    def __init__(self, spec: HttpRewardSpec, progress: Progress) -> None:
+        self.spec = spec
+        self.endpoint = Endpoint(spec, spec.url, progress)
+
+    def check_rows(self, rows: Sequence[PromptRow]) -> None:
+        """The server gets all columns, and knows itself what it needs."""
+
+    def score(self, samples: Sequence[Sample]) -> list[Score]:
+        """A batch whose request fails for good has no scores."""
+        size = self.spec.batch_size
+        batches = [samples[start : start + size] for start in range(0, len(samples), size)]
+        bodies = [{"samples": [as_document(sample) for sample in batch]} for batch in batches]
+        answers = self.endpoint.ask(bodies, lambda index, answer: self._scores(answer, len(batches[index])))
+        scores: list[Score] = []
+        for batch, answer in zip(batches, answers, strict=True):
+            scores += [answer] * len(batch) if isinstance(answer, NotScored) else answer
+        return scores
+
+    def _scores(self, answer: Any, expected: int) -> list[float | None]:
+        if not isinstance(answer, dict) or not isinstance(answer.get("scores"), list):
+            raise InputError(
+                f"{self.spec.url} (the reward {self.spec.component}) answered {shorten(answer)}: answer an object with "
+                'the list "scores"'
+            )
+        return checked_scores(f"{self.spec.url} (the reward {self.spec.component})", answer["scores"], expected)
+
+
+def as_document(sample: Sample) -> dict[str, Any]:
+    """What the server sees of a sample."""
+    return {
+        "prompt": sample.row.prompt,
+        "response": sample.response,
+        "reference_answer": sample.row.reference_answer,
+        "metadata": sample.row.metadata,
+    }

@@ -1,0 +1,108 @@
+"""The forms of reward functions that users have from other trainers, told apart by the names of their parameters.
+
+trl         reward(prompts, completions, **columns) -> list             (and any that is none of these)
+verl        compute_score(data_source, solution_str, ground_truth, extra_info) -> float | {"score": float}
+verl batch  compute_score(data_sources, solution_strs, ground_truths, extra_infos) -> list of those
+openrlhf    reward_func(queries, prompts, labels) -> tensor | {"rewards": tensor}
+verifiers   reward(prompt, completion, answer, info, state, **columns) -> float
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ppo_core.scoring.reward import Sample
+
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a function is called: the parameter that tells it, whether once for each sample, and what it always gets."""
+
+    name: str
+    mark: str
+    one_by_one: bool
+    given: frozenset[str]
+
+
+TRL = Form("trl", "completions", False, frozenset({"prompts", "completions"}))
+VERL = Form("verl", "solution_str", True, frozenset({"data_source", "solution_str", "ground_truth", "extra_info"}))
+VERL_BATCH = Form("verl batch", "solution_strs", False, frozenset(f"{name}s" for name in VERL.given))
+OPENRLHF = Form("openrlhf", "queries", False, frozenset({"queries", "prompts", "labels"}))
+VERIFIERS = Form("verifiers", "completion", True, frozenset({"prompt", "completion", "answer", "info", "state"}))
+FORMS = (TRL, VERL, VERL_BATCH, OPENRLHF, VERIFIERS)
+
+
+def form_of(parameters: Sequence[str]) -> Form:
+    """The form that a function with these parameters has."""
+    return next((form for form in FORMS if form.mark in parameters), TRL)
+
+
+def batch_arguments(form: Form, samples: Sequence[Sample], columns: Sequence[Arguments]) -> Arguments:
+    """What a function that is called once gets: a list for each argument, and for each column."""
+    if form is VERL_BATCH:
+        rows = [one_by_one_arguments(VERL, sample, row) for sample, row in zip(samples, columns, strict=True)]
+        return {**_lists(columns), **{f"{name}s": [row[name] for row in rows] for name in VERL.given}}
+    lists = _lists(columns)
+    if form is OPENRLHF:
+        return {
+            **lists,
+            "queries": [_text(one.row.prompt) + one.response for one in samples],
+            "prompts": [_text(one.row.prompt) for one in samples],
+            "labels": [one.row.reference_answer for one in samples],
+        }
+    return {
+        **lists,
+        "prompts": [one.row.prompt for one in samples],
+        "completions": [as_completion(one.row.prompt, one.response) for one in samples],
+    }
+
+
+def one_by_one_arguments(form: Form, sample: Sample, columns: Arguments) -> Arguments:
+    """What a function that is called for each sample gets."""
+    metadata, answer = sample.row.metadata, sample.row.reference_answer
+    if form is VERL:
+        return {
+            **columns,
+            "data_source": metadata.get("data_source"),
+            "solution_str": sample.response,
+            "ground_truth": answer,
+            "extra_info": metadata.get("extra_info", metadata),
+        }
+    return {
+        **columns,
+        "prompt": sample.row.prompt,
+        "completion": as_completion(sample.row.prompt, sample.response),
+        "answer": answer,
+        "info": metadata.get("info", metadata),
+        "state": {},
+    }
+
+
+def scores_in(form: Form, returned: Any) -> Any:
+    """What a function returned without what its form wraps it in."""
+    if form is OPENRLHF and isinstance(returned, Mapping):
+        return returned.get("rewards", returned)
+    if form is VERL and isinstance(returned, Mapping):
+        return returned.get("score", returned)
+    if form is VERL_BATCH and isinstance(returned, Sequence):
+        return [scores_in(VERL, one) for one in returned]
+    return returned
+
+
+def as_completion(prompt: Any, text: str) -> Any:
+    """Text for text prompts; for chats one assistant message."""
+    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+
+
+def _lists(columns: Sequence[Arguments]) -> Arguments:
+    """A list for each column that any row has."""
+    names = sorted({name for row in columns for name in row})
+    return {name: [row.get(name) for row in columns] for name in names}
+
+
+def _text(prompt: Any) -> str:
+    return prompt if isinstance(prompt, str) else "\n".join(str(message["content"]) for message in prompt)

@@ -1,0 +1,190 @@
+"""The rewards `http` and `judge` against a real server: what it is asked, and what its troubles come to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppo_core.records import InputError, PromptRow, RolloutRow
+from ppo_core.scoring import endpoint
+from ppo_core.scoring.plugins import Sources
+from ppo_core.scoring.reward import RewardFailed, Sample
+from ppo_core.scoring.weighted import WeightedRewards
+from ppo_core.spec import RewardSpec
+from tests.ppo_core.reward_server import Answer, lengths, reward_server
+
+ROWS = [PromptRow(str(number), f"prompt {number}", [1], number, {"level": number}) for number in range(10)]
+SAMPLES = [Sample(row, "x" * number) for number, row in enumerate(ROWS)]
+RUBRIC = "Rate {response} to {prompt}; right is {answer}. {{}} End with a line `Score: NUMBER`."
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between tries, milliseconds."""
+    monkeypatch.setattr(endpoint, "FIRST_PAUSE_S", 0.001)
+
+
+def rewards(kind: str, url: str, said: list[str] | None = None, **options: Any) -> WeightedRewards:
+    more = {"model": "m", "rubric": RUBRIC} if kind == "judge" else {}
+    spec = RewardSpec.model_validate({"sources": [{"kind": kind, "url": url, **more, **options}]})
+    notes = said if said is not None else []
+    return WeightedRewards(spec, Sources(Path()), "answer", lambda done, total, note: notes.append(note))
+
+
+def scores(found: WeightedRewards, samples: list[Sample] = SAMPLES) -> list[float | None]:
+    (name,) = found.weights
+    return [parts.scores[name] for parts in found.score(samples)]
+
+
+def test_batches_in_flight_side_by_side_come_back_in_order() -> None:
+    with reward_server(lengths, delay_s=0.1) as server:
+        assert scores(rewards("http", server.url, batch_size=3, concurrency=3)) == [float(n) for n in range(10)]
+    assert sorted(len(document["samples"]) for document in server.asked) == [1, 3, 3, 3]
+    assert server.most_in_flight == 3
+    first = next(d for d in server.asked if d["samples"][0]["response"] == "")
+    assert first["samples"][1] == {
+        "prompt": "prompt 1", "response": "x", "reference_answer": 1, "metadata": {"level": 1},
+    }  # fmt: skip
+
+
+def test_a_key_comes_from_the_environment_and_is_missed_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "a secret")
+    with reward_server(lengths) as server:
+        scores(rewards("http", server.url, key_variable="JUDGE_KEY"))
+    assert server.headers[0]["Authorization"] == "Bearer a secret"
+    monkeypatch.delenv("JUDGE_KEY")
+    with pytest.raises(
+        InputError, match=r"takes its key from JUDGE_KEY, which is not set .* let PPOFLOW_REWARD_ENV name"
+    ):
+        rewards("http", server.url, key_variable="JUDGE_KEY")
+
+
+@pytest.mark.parametrize("status", [500, 503, 429])
+def test_a_passing_trouble_is_tried_again(status: int) -> None:
+    def answer(number: int, document: Any) -> Answer:
+        return (status, {"Retry-After": "0"}, "<html>busy") if number % 2 == 0 else lengths(number, document)
+
+    said: list[str] = []
+    with reward_server(answer) as server:
+        assert scores(rewards("http", server.url, said, batch_size=5, concurrency=1)) == [float(n) for n in range(10)]
+    assert len(server.asked) == 4
+    assert f"http: {status} " in said[0]
+
+
+def test_one_batch_that_always_fails_has_no_scores_and_the_others_have() -> None:
+    def answer(number: int, document: Any) -> Answer:
+        broken = any(sample["response"] == "xxx" for sample in document["samples"])
+        return (500, {}, "out of memory") if broken else lengths(number, document)
+
+    with reward_server(answer) as server:
+        found = rewards("http", server.url, batch_size=2, retries=1)
+        rollouts = [RolloutRow(row.prompt_id, 0, [1], [2], "x" * n, [0.0], "stop") for n, row in enumerate(ROWS)]
+        rows = found.score_rollouts(ROWS, rollouts)
+    assert [row.score for row in rows] == [0.0, 1.0, None, None, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
+    assert rows[2].error == "not scored by http: 500 Internal Server Error: out of memory (after 2 tries)"
+
+
+def test_a_server_that_is_down_ends_the_scoring_and_is_not_asked_for_the_rest() -> None:
+    with reward_server(lambda *_: (502, {}, "no upstream")) as server:
+        found = rewards("http", server.url, batch_size=1, concurrency=1, retries=1)
+        with pytest.raises(
+            RewardFailed, match=r"http gets no answer from http://.*: 502 .* no upstream \(after 2 tries"
+        ):
+            found.score(SAMPLES)
+    assert len(server.asked) == 6  # three requests, two tries each
+    with pytest.raises(RewardFailed, match=r"Cannot connect to host 127.0.0.1"):  # it has ended
+        found.score(SAMPLES)
+
+
+def test_a_server_that_never_answers_is_given_up_at_the_deadline() -> None:
+    with reward_server(lengths, delay_s=1.0) as server:
+        found = rewards("http", server.url, timeout_s=0.1, retries=0)
+        with pytest.raises(RewardFailed, match=r"no answer within timeout_s=0.1 \(after 1 try\)"):
+            found.score(SAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((404, {}, "no such page"), "answered 404 Not Found: no such page: correct the reward's `url`"),
+        ((401, {}, ""), "answered 401 Unauthorized"),
+        ((301, {"Location": "/"}, ""), "answered 301"),
+        ((200, {"Content-Type": "text/html"}, "<html>Welcome"), "answered text/html, not JSON: '<html>Welcome'"),
+        ((200, {}, [1.0]), r'answered \[1.0\]: answer an object with the list "scores"'),
+        ((200, {}, {"scores": [1.0]}), "returned 1 scores for 10 completions"),
+        ((200, {}, '{"scores": [NaN, 1, 1, 1, 1, 1, 1, 1, 1, 1]}'), "score 0 is nan"),
+        ((200, {}, {"scores": ["1"] * 10}), r"score 0 is '1' \(str\)"),
+    ],
+)
+def test_what_a_server_would_answer_again_is_told_at_once(answer: Answer, message: str) -> None:
+    with reward_server(lambda *_: answer) as server:
+        with pytest.raises(InputError, match=message):
+            rewards("http", server.url).score(SAMPLES)
+        assert len(server.asked) == 1
+
+
+def says(*texts: str) -> Any:
+    """A chat model that says these in turn."""
+    return lambda number, _: (200, {}, {"choices": [{"message": {"content": texts[number % len(texts)]}}]})
+
+
+def test_a_judge_reads_the_rubric_and_its_last_line_counts() -> None:
+    with reward_server(says("Well done.\n\nScore: 7.5")) as server:
+        found = rewards("judge", f"{server.url}/v1/", temperature=0.5, max_tokens=9)
+        found.check_rows(ROWS)
+        assert scores(found, SAMPLES[:1]) == [7.5]
+    content = "Rate  to prompt 0; right is 0. {} End with a line `Score: NUMBER`."
+    assert server.asked == [
+        {"model": "m", "messages": [{"role": "user", "content": content}], "temperature": 0.5, "max_tokens": 9}
+    ]
+    chat = PromptRow("c", [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "5+5="}], [1], 1, {})
+    with reward_server(says("**Score:** 3/10")) as server:
+        assert scores(rewards("judge", server.url), [Sample(chat, "10")]) == [3.0]
+    assert "to system: Be brief.\n\nuser: 5+5=; right" in server.asked[0]["messages"][0]["content"]
+
+
+@pytest.mark.parametrize("text", ["I like it.", "Score: 11", "Score: 7\nOr perhaps 8.", "Score: seven", ""])
+def test_prose_is_asked_for_again_and_is_never_a_zero(text: str) -> None:
+    with reward_server(says(text, "Score: 4")) as server:
+        assert scores(rewards("judge", server.url), SAMPLES[:1]) == [4.0]
+    with reward_server(says(text)) as server:
+        (parts,) = rewards("judge", server.url, retries=2).score(SAMPLES[:1])
+    assert len(server.asked) == 3
+    assert parts.scores == {"judge": None}
+    assert "not scored by judge: the judge" in str(parts.error())
+
+
+def test_a_judge_that_is_no_chat_model_is_told_at_once() -> None:
+    with reward_server(lambda *_: (200, {}, {"error": "no such model"})) as server:  # noqa: SIM117
+        with pytest.raises(
+            InputError, match="that is no chat completion; give the base address of an OpenAI-compatible"
+        ):
+            rewards("judge", server.url).score(SAMPLES)
+    with pytest.raises(InputError, match="the reward judge compares with the column 'answer', which row 1 "):
+        rewards("judge", server.url).check_rows([PromptRow("a", "p", [1], None, {})])
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"kind": "http", "url": "rewards:8000"}, "is no address: write http://host:port/path"),
+        ({"kind": "http", "url": "ftp://host/x"}, "is no address"),
+        ({"kind": "http", "url": "http://host:99999/"}, "is no address"),
+        ({"kind": "http", "url": "http://me:secret@host/"}, "a url with a login would be kept in records"),
+        ({"kind": "judge", "url": "http://h", "model": "m", "rubric": "Rate it."}, "has no {response}"),
+        (
+            {"kind": "judge", "url": "http://h", "model": "m", "rubric": "{response} {x}"},
+            "has {x}, which nothing fills",
+        ),
+        ({"kind": "judge", "url": "http://h", "model": "m", "rubric": "{response} {"}, "a brace too many or too few"),
+        (
+            {"kind": "judge", "url": "http://h", "model": "m", "rubric": "{response}", "lowest": 10},
+            "lowest=10 must be below highest=10",
+        ),
+    ],
+)
+def test_a_server_that_cannot_be_asked_is_refused_in_the_spec(source: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RewardSpec.model_validate({"sources": [source]})
