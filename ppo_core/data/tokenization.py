@@ -18,6 +18,17 @@ REMOTE_CODE = "trust_remote_code"
 
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Any:
     """The fast or slow tokenizer at `path`. Raises InputError when there is none, or none with an EOS token."""
+    remedy = "put tokenizer.json and tokenizer_config.json there, or name their folder in model.tokenizer"
+    tokenizer = any_tokenizer(path, remedy, trust_remote_code=trust_remote_code)
+    if tokenizer.eos_token_id is None:
+        raise InputError(
+            f"the tokenizer of {path} has no EOS token: a response could never end; set eos_token in its config"
+        )
+    return tokenizer
+
+
+def any_tokenizer(path: str | Path, remedy: str, *, trust_remote_code: bool) -> Any:
+    """The fast or slow tokenizer at `path`. Raises InputError, which ends with the remedy, when there is none."""
     # transformers would import scikit-learn with it, for assisted generation, which nothing here uses: a whole second.
     transformers.utils.is_sklearn_available = _not_wanted
     try:
@@ -29,13 +40,8 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Any:
         if REMOTE_CODE in str(error):
             raise needs_own_code(path) from None
         raise InputError(
-            f"{path} holds no tokenizer that can be loaded ({type(error).__name__}: {shortened(error)}): "
-            "put tokenizer.json and tokenizer_config.json there, or name their folder in model.tokenizer"
+            f"{path} holds no tokenizer that can be loaded ({type(error).__name__}: {shortened(error)}): {remedy}"
         ) from error
-    if tokenizer.eos_token_id is None:
-        raise InputError(
-            f"the tokenizer of {path} has no EOS token: a response could never end; set eos_token in its config"
-        )
     return tokenizer
 
 

@@ -84,7 +84,8 @@ def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
 
 def sources_of(job: Job) -> Sources:
     """The folder of the user's code and data, and from where code may come."""
-    return Sources(job.inputs["sources"].path, job.permissions.plugins)
+    given, permitted = job.inputs["sources"], job.permissions
+    return Sources(given.path, permitted.plugins, permitted.trust_remote_code, given.digest)
 
 
 def example_completions(examples: Sequence[dict[str, Any]] | None, prompts: Sequence[PromptRow]) -> list[str]:

@@ -82,9 +82,18 @@ def _require_causal_lm(config: Any, name: str, *, trust_remote_code: bool) -> No
 
 def load_policy(path: str | Path, *, dtype: str, trust_remote_code: bool = False) -> Any:
     """A causal LM from a Hugging Face folder. Raises InputError saying why it cannot be one."""
+    made_by = transformers.AutoModelForCausalLM
+    return _prepared(load_whole(made_by, "causal LM", path, dtype=dtype, trust_remote_code=trust_remote_code))
+
+
+def load_whole(auto: Any, what: str, path: str | Path, *, dtype: str, trust_remote_code: bool) -> Any:
+    """A model from a Hugging Face folder by `auto`, one of transformers' Auto classes, with no weight missing.
+
+    Raises InputError saying why it cannot be `what`.
+    """
     loaded: Any
     try:
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        loaded = auto.from_pretrained(
             str(path),
             dtype=torch_dtype(dtype),
             trust_remote_code=trust_remote_code,
@@ -96,11 +105,11 @@ def load_policy(path: str | Path, *, dtype: str, trust_remote_code: bool = False
         if REMOTE_CODE in str(error):
             raise needs_own_code(path) from None
         raise InputError(
-            f"{path} is no causal LM that transformers loads ({type(error).__name__}: {shortened(error)})"
+            f"{path} is no {what} that transformers loads ({type(error).__name__}: {shortened(error)})"
         ) from error
     model, found = loaded
     _refuse_other_weights(path, found["mismatched_keys"], found["missing_keys"])
-    return _prepared(model)
+    return model
 
 
 def _refuse_other_weights(path: str | Path, mismatched: Any, missing: Any) -> None:

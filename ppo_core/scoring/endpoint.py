@@ -18,7 +18,7 @@ import aiohttp
 from ppo_core.permissions import passed_on
 from ppo_core.records import InputError
 from ppo_core.scoring.reward import NotScored, Progress, RewardFailed
-from ppo_core.spec.rewards import HttpRewardSpec, JudgeSpec
+from ppo_core.spec.reward_kinds import HttpRewardSpec, JudgeSpec
 
 PASSING = frozenset({408, 425, 429})
 FIRST_PAUSE_S = 0.5

@@ -25,10 +25,15 @@ RAISED = (Exception, SystemExit)
 
 @dataclass(frozen=True)
 class Sources:
-    """The folder where a spec's relative paths start, and the places from which code may come (`Permissions`)."""
+    """The folder where a spec's relative paths start, and what its code and models may do (`Permissions`).
+
+    `digest` is of what the spec names there: while it is the same, a model that was read is not read again.
+    """
 
     folder: Path
     allowed: tuple[str, ...] = (OWN_FOLDER,)
+    trust_remote_code: bool = False
+    digest: str = ""
 
     def require_allowed(self, name: str, origin: Path | None) -> None:
         """Raise InputError, before anything is imported, unless `name`, found at `origin`, comes from such a place."""

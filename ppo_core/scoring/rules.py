@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from ppo_core.records import InputError, PromptRow
 from ppo_core.scoring.reward import Sample, require_answers, shorten
-from ppo_core.spec.rewards import ExactMatchSpec, NumberSpec, RegexSpec
+from ppo_core.spec.reward_kinds import ExactMatchSpec, NumberSpec, RegexSpec
 
 NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?|[-+]?\.\d+(?:[eE][-+]?\d{1,3})?")
 

@@ -9,15 +9,17 @@ from ppo_core.records import PromptRow, RolloutRow, ScoreRow
 from ppo_core.scoring.functions import FunctionReward
 from ppo_core.scoring.http import HttpReward
 from ppo_core.scoring.judge import JudgeReward
+from ppo_core.scoring.model import ModelReward
 from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.reward import NotScored, Progress, Reward, Sample, ignore_progress
 from ppo_core.scoring.rules import ExactMatch, Number, Regex
 from ppo_core.spec import RewardSpec
-from ppo_core.spec.rewards import (
+from ppo_core.spec.reward_kinds import (
     ExactMatchSpec,
     FunctionRewardSpec,
     HttpRewardSpec,
     JudgeSpec,
+    ModelRewardSpec,
     NumberSpec,
     RegexSpec,
     RewardKind,
@@ -53,6 +55,8 @@ def make_reward(spec: RewardKind, sources: Sources, answer_column: str, progress
             return HttpReward(spec, progress)
         case JudgeSpec():
             return JudgeReward(spec, answer_column, progress)
+        case ModelRewardSpec():
+            return ModelReward(spec, sources, progress)
 
 
 class WeightedRewards:

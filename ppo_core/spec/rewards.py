@@ -2,200 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from string import Formatter
-from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
+from typing import Any, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from ppo_core.spec.section import Fraction, NonNegative, Section
-
-RUBRIC_FIELDS = ("prompt", "response", "answer")
-
-
-class _Reward(Section):
-    """What every kind has."""
-
-    weight: float = Field(1.0, allow_inf_nan=False, description="The score is the weighted sum of all rewards")
-    name: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$",
-        description="What metrics and columns call it; default: the function's name, or the kind",
-    )
-
-    @property
-    def component(self) -> str:
-        """Its column among the scores."""
-        return self.name or self.label
-
-    @property
-    def label(self) -> str:
-        """What people know it by."""
-        return str(vars(self)["kind"])
-
-    @property
-    def code(self) -> tuple[str, ...]:
-        """Import paths of the user's functions that it calls."""
-        return ()
-
-
-class FunctionRewardSpec(_Reward):
-    """A Python function in the form of TRL's GRPO rewards, or in that of verl, OpenRLHF or verifiers."""
-
-    kind: Literal["function"] = Field("function", description="This kind")
-    function: str = Field(description="package.module:function or path/to/file.py:function")
-    options: dict[str, Any] = Field(default_factory=dict, description="Extra keyword arguments")
-
-    @field_validator("function")
-    @classmethod
-    def _names_a_function(cls, name: str) -> str:
-        if name.count(":") != 1 or not all(name.split(":")):
-            raise ValueError(f"{name!r} names no function: write package.module:function or path/to/file.py:function")
-        return name
-
-    @property
-    def component(self) -> str:
-        """`rewards.py:correct` -> `correct`."""
-        return self.name or self.function.rpartition(":")[2]
-
-    @property
-    def label(self) -> str:
-        """Its import path."""
-        return self.function
-
-    @property
-    def code(self) -> tuple[str, ...]:
-        """Itself."""
-        return (self.function,)
-
-
-class ExactMatchSpec(_Reward):
-    """1 where the response is the reference answer, apart from white space around it; else 0."""
-
-    kind: Literal["exact_match"] = Field("exact_match", description="This kind")
-    ignore_case: bool = Field(False, description="Whether Paris and paris are the same")
-
-
-class _Pattern(_Reward):
-    pattern: str | None
-
-    @field_validator("pattern")
-    @classmethod
-    def _compiles(cls, pattern: str | None) -> str | None:
-        try:
-            re.compile(pattern or "")
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression ({error}): see Python's module re") from None
-        return pattern
-
-
-class NumberSpec(_Pattern):
-    """1 where the last number of the response is that of the reference answer, else 0."""
-
-    kind: Literal["number"] = Field("number", description="This kind")
-    pattern: str | None = Field(
-        None,
-        description=r"Regular expression; what its last match (its first group, if it has one) covers is looked at "
-        r"alone, as in '#### (.*)'. No match: 0. none: the whole response",
-    )
-    tolerance: NonNegative = Field(0.0, description="Largest difference of two numbers that count as equal")
-
-
-class RegexSpec(_Pattern):
-    """1 where the pattern is found in the response, else 0."""
-
-    kind: Literal["regex"] = Field("regex", description="This kind")
-    pattern: str = Field(min_length=1, description="Regular expression of Python's `re`, searched for anywhere")
-
-
-class _Endpoint(_Reward):
-    """A server that is asked over HTTP."""
-
-    url: str = Field(description="Address, http:// or https://")
-    key_variable: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-        description="Environment variable with the key for `Authorization: Bearer`; PPOFLOW_REWARD_ENV must name it",
-    )
-    concurrency: PositiveInt = Field(32, le=1024, description="Requests in flight at a time")
-    timeout_s: PositiveFloat = Field(60.0, description="Seconds after which a request without an answer has failed")
-    retries: NonNegativeInt = Field(4, le=20, description="How often a request that failed is sent again, ever later")
-
-    @field_validator("url")
-    @classmethod
-    def _is_an_address(cls, url: str) -> str:
-        try:
-            parts = urlsplit(url)
-            known = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-        except ValueError:
-            known = False
-        if not known:
-            raise ValueError(f"{url!r} is no address: write http://host:port/path or https://host/path")
-        if "@" in parts.netloc:
-            raise ValueError("a url with a login would be kept in records: name a variable in key_variable instead")
-        return url
-
-    @property
-    def label(self) -> str:
-        """Its kind and address."""
-        return f"{vars(self)['kind']} {self.url}"
-
-    @property
-    def component(self) -> str:
-        """Its kind, unless it has a name."""
-        return self.name or str(vars(self)["kind"])
-
-
-class HttpRewardSpec(_Endpoint):
-    """A server of the user's that scores batches of samples; docs/rewards.md has the form of request and response."""
-
-    kind: Literal["http"] = Field("http", description="This kind")
-    batch_size: PositiveInt = Field(16, description="Samples per request")
-
-
-class JudgeSpec(_Endpoint):
-    """A language model behind an OpenAI-compatible server that reads a rubric and ends its answer with a score."""
-
-    kind: Literal["judge"] = Field("judge", description="This kind")
-    url: str = Field(description="Base address of the API, for example http://127.0.0.1:8000/v1")
-    model: str = Field(min_length=1, description="The name that the server knows the judge by")
-    rubric: str = Field(
-        description="What the judge is asked: text with {prompt}, {response} and perhaps {answer}; it must ask for a "
-        "last line `Score: NUMBER`"
-    )
-    lowest: float = Field(0.0, description="Scores below count as no score")
-    highest: float = Field(10.0, description="Scores above count as no score")
-    temperature: NonNegative = Field(0.0, description="Temperature of the judge's sampling")
-    max_tokens: PositiveInt = Field(512, description="Longest answer of the judge")
-
-    @field_validator("rubric")
-    @classmethod
-    def _has_its_fields(cls, rubric: str) -> str:
-        try:
-            names = {name for _, name, _, _ in Formatter().parse(rubric) if name is not None}
-        except ValueError as error:
-            raise ValueError(f"the rubric has a brace too many or too few ({error}): write {{{{ for a brace") from None
-        if unknown := names - set(RUBRIC_FIELDS):
-            raise ValueError(
-                f"the rubric has {{{min(unknown)}}}, which nothing fills in: it knows "
-                f"{', '.join(f'{{{name}}}' for name in RUBRIC_FIELDS)}; write {{{{ and }}}} for braces"
-            )
-        if "response" not in names:
-            raise ValueError("the rubric has no {response}: the judge would not see what it is to score")
-        return rubric
-
-    @model_validator(mode="after")
-    def _has_a_range(self) -> Self:
-        if self.lowest >= self.highest:
-            raise ValueError(f"lowest={self.lowest:g} must be below highest={self.highest:g}")
-        return self
-
-
-RewardKind = Annotated[
-    FunctionRewardSpec | ExactMatchSpec | NumberSpec | RegexSpec | HttpRewardSpec | JudgeSpec,
-    Field(discriminator="kind", description="A reward"),
-]
+from ppo_core.spec.reward_kinds import FunctionRewardSpec, RewardKind
+from ppo_core.spec.section import Fraction, Section
 
 
 class RewardSpec(Section):
@@ -207,7 +19,7 @@ class RewardSpec(Section):
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Extra keyword arguments of every function")
     sources: tuple[RewardKind, ...] = Field(
-        (), description="Rewards of kind function, exact_match, number, regex, http or judge, besides `function`"
+        (), description="Rewards of kind function, exact_match, number, regex, http, judge or model, besides `function`"
     )
     max_failed_fraction: Fraction = Field(
         0.5,
@@ -231,6 +43,11 @@ class RewardSpec(Section):
     def code(self) -> tuple[str, ...]:
         """Import paths of all functions of the user's."""
         return tuple(dict.fromkeys(name for reward in self.rewards for name in reward.code))
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Folders of all reward models."""
+        return tuple(dict.fromkeys(name for reward in self.rewards for name in reward.folders))
 
     @property
     def labels(self) -> str:

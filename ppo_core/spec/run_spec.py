@@ -9,7 +9,8 @@ from pydantic import Field, PositiveInt, model_validator
 from ppo_core.spec.algorithms import AlgorithmSpec, PpoSpec
 from ppo_core.spec.flow_spec import FlowSpec, check_master_weights, check_ranks_divide, divisors
 from ppo_core.spec.promotion import PromotionSpec
-from ppo_core.spec.rewards import HttpRewardSpec, JudgeSpec, RewardSpec
+from ppo_core.spec.reward_kinds import HttpRewardSpec, JudgeSpec
+from ppo_core.spec.rewards import RewardSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
 from ppo_core.spec.sections import (
     AdaptiveKl,

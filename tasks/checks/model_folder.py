@@ -15,12 +15,12 @@ ADAPTER = "adapter_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-def require_model(folder: Path) -> None:
-    """Raise InputError where this is no folder of a model."""
+def require_model(folder: Path, key: str = "model.path", what: str = "causal LM") -> None:
+    """Raise InputError where this is no folder of a model, `what` the spec's `key` asks for."""
     _refuse_file_or_unreadable(folder)
     if not folder.is_dir():
         raise InputError(
-            f"there is no folder {folder}: give a path relative to the spec, or an absolute one, in model.path; for a "
+            f"there is no folder {folder}: give a path relative to the spec, or an absolute one, in {key}; for a "
             f"model of the hub, first: hf download {'/'.join(folder.parts[-2:])} --local-dir {folder}"
         )
     path = folder / "config.json"
@@ -28,9 +28,9 @@ def require_model(folder: Path) -> None:
         if (folder / ADAPTER).is_file():
             raise InputError(
                 f"{folder} is an adapter ({ADAPTER}), not a whole model: merge it into its base model first, with "
-                "peft's merge_and_unload and save_pretrained, and give that folder in model.path"
+                f"peft's merge_and_unload and save_pretrained, and give that folder in {key}"
             )
-        raise InputError(f"{folder} has no config.json: give the folder of a Hugging Face causal LM in model.path")
+        raise InputError(f"{folder} has no config.json: give the folder of a Hugging Face {what} in {key}")
     if path.read_bytes().startswith(BOM_UTF8):
         raise InputError(f"{path} begins with a mark of Windows (BOM): save it as UTF-8 without one")
     if not _config(folder):

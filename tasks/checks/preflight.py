@@ -29,5 +29,8 @@ def preflight(spec: RunSpec) -> list[str]:
     if spec.model.path is not None:
         notes = check_model_folder(folder / spec.model.path, trust_remote_code=settings.trust_remote_code)
         require_model(folder / spec.model.path)
+    for name in spec.reward.folders:
+        notes += check_model_folder(folder / name, trust_remote_code=settings.trust_remote_code)
+        require_model(folder / name, "a reward's `path`", "sequence classifier")
     require_folder(folder / str(spec.model.tokenizer or spec.model.path))
     return notes

@@ -110,8 +110,12 @@ class RunContext:
             return EngineInput(Path(self.spec.folder).absolute(), content_digest(used))
 
     def rewards(self) -> EngineInput:
-        """The sources of the reward functions."""
-        return self.sources(*self.spec.reward.code)
+        """The sources of the rewards: functions, and the folders of reward models."""
+        functions, models = self.sources(*self.spec.reward.code), self.spec.reward.folders
+        if not models:
+            return functions
+        digests = {name: self.folder_input(name).digest for name in models}
+        return replace(functions, digest=content_digest([functions.digest, digests]))
 
     def folder_input(self, name: str) -> EngineInput:
         """A folder on disk as an engine's input."""

@@ -1,0 +1,92 @@
+"""Reward models: sequence classifiers with one label, in batches without one more padding token than needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from ppo_core.data.tokenization import any_tokenizer, context_length
+from ppo_core.engines.vector_math import prepare_vector_math
+from ppo_core.models.loading import load_whole
+from ppo_core.records import InputError
+
+
+class Classifier:
+    """A model of a Hugging Face folder with its tokenizer. Raises InputError saying why it cannot score a text."""
+
+    def __init__(self, folder: Path, *, dtype: str, trust_remote_code: bool) -> None:
+        prepare_vector_math()
+        self.folder = folder
+        auto = transformers.AutoModelForSequenceClassification
+        model = load_whole(auto, "sequence classifier", folder, dtype=dtype, trust_remote_code=trust_remote_code)
+        if model.config.num_labels != 1:
+            raise InputError(
+                f"{folder} gives {model.config.num_labels} numbers for a text (num_labels in its config.json), and a "
+                "reward model gives one: take one that was trained with num_labels=1"
+            )
+        remedy = "put the reward model's own tokenizer there"
+        self.tokenizer = any_tokenizer(folder, remedy, trust_remote_code=trust_remote_code)
+        self.context = context_length(model.config)
+        self.model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+    def tokens(self, prompt: Any, response: str) -> list[int]:
+        """Of a text prompt and what follows it; of messages and the assistant's, as the chat template writes them."""
+        if isinstance(prompt, str):
+            ids: list[int] = self.tokenizer(prompt + response)["input_ids"]
+            return ids
+        if not self.tokenizer.chat_template:
+            raise InputError(
+                f"the prompts are messages, and the tokenizer of {self.folder} has no chat_template: put there the one "
+                "that the reward model was trained with"
+            )
+        messages = [*prompt, {"role": "assistant", "content": response}]
+        return list(self.tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False))
+
+    @torch.inference_mode()
+    def scores(
+        self, sequences: Sequence[Sequence[int]], budget: int, progress: Callable[[int], None] = lambda _: None
+    ) -> list[float]:
+        """One number for each sequence; a pass has at most `budget` tokens, or one sequence."""
+        scores, done = [0.0] * len(sequences), 0
+        for rows in batches([len(sequence) for sequence in sequences], budget):
+            for row, score in zip(rows, self._forward([sequences[row] for row in rows]), strict=True):
+                scores[row] = score
+            done += len(rows)
+            progress(done)
+        return scores
+
+    def _forward(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        config, pad = self.model.config.get_text_config(), -1
+        if len(set(map(len, sequences))) > 1:
+            # transformers takes the last token that is not the padding's, so that must be one that is in none of these.
+            used = {token for sequence in sequences for token in sequence}
+            pad = next(token for token in range(len(used) + 1) if token not in used)
+            if pad >= config.vocab_size:
+                return [score for sequence in sequences for score in self._forward([sequence])]
+        config.pad_token_id = pad
+        shape = len(sequences), max(map(len, sequences))
+        ids, mask = torch.full(shape, pad), torch.zeros(shape, dtype=torch.long)
+        for row, sequence in enumerate(sequences):
+            ids[row, : len(sequence)] = torch.tensor(sequence)
+            mask[row, : len(sequence)] = 1
+        device = self.model.device
+        logits = self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
+        found: list[float] = logits[:, 0].float().tolist()
+        return found
+
+
+def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Rows of similar length together, the longest first, so that memory runs out at once if it does.
+
+    >>> list(batches([3, 9, 4, 3], 12))
+    [[1], [2, 0, 3]]
+    """
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    while order:
+        count = max(budget // max(lengths[order[0]], 1), 1)
+        yield order[:count]
+        order = order[count:]

@@ -1,0 +1,122 @@
+"""The reward `model`: what a classifier says of each text alone, whatever stands beside it in a batch."""
+
+from __future__ import annotations
+
+import doctest
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from ppo_core.models import classifier
+from ppo_core.models.classifier import Classifier
+from ppo_core.records import InputError, PromptRow
+from ppo_core.scoring.plugins import Sources
+from ppo_core.scoring.reward import Sample
+from ppo_core.scoring.weighted import WeightedRewards
+from ppo_core.spec import RewardSpec
+from tests.ppo_core.tiny_models import CONTEXT, VOCABULARY, tiny_policy, tiny_tokenizer
+
+TEXTS = ["w3", "w4 w5 <eos>", "w6 w7 w8 w9 w3 w3", "<eos> <eos>", "w30 w31", " ".join(["w5"] * 20)]
+SAMPLES = [Sample(PromptRow(str(n), "w9 w8 ", [1], None, {}), text) for n, text in enumerate(TEXTS)]
+
+
+def reward_model(folder: Path, name: str = "llama", *, labels: int = 1, chat: bool = False, seed: int = 0) -> Path:
+    torch.manual_seed(seed)
+    config = tiny_policy(name).config
+    config.num_labels = labels
+    model = AutoModelForSequenceClassification.from_config(config)
+    with torch.no_grad():
+        model.score.weight.normal_()
+    model.save_pretrained(folder)
+    tiny_tokenizer(chat=chat).save_pretrained(folder)
+    return folder
+
+
+def rewards(folder: Path, digest: str = "", **options: Any) -> WeightedRewards:
+    spec = RewardSpec.model_validate({"sources": [{"kind": "model", "path": "rm", **options}]})
+    return WeightedRewards(spec, Sources(folder, digest=digest), "answer")
+
+
+def scores(found: WeightedRewards, samples: list[Sample] = SAMPLES) -> list[float | None]:
+    return [parts.scores["model"] for parts in found.score(samples)]
+
+
+@torch.inference_mode()
+def alone(folder: Path, texts: list[str]) -> list[float]:
+    """Without padding: the head's number at the last token."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = tiny_tokenizer()
+    found = []
+    for text in texts:
+        hidden = model.base_model(torch.tensor([tokenizer(text)["input_ids"]])).last_hidden_state
+        found.append(float(model.score(hidden)[0, -1, 0]))
+    return found
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("tokens", [1, 16, 4096])
+def test_each_text_has_the_score_that_it_has_alone(tmp_path: Path, name: str, tokens: int) -> None:
+    """Also where it ends with EOS, which is the padding of the tokenizer."""
+    folder = reward_model(tmp_path / "rm", name)
+    expected = alone(folder, [f"w9 w8 {text}" for text in TEXTS])
+    assert len({round(score, 3) for score in expected}) == len(TEXTS)
+    assert scores(rewards(tmp_path, microbatch_tokens=tokens)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_examples_in_the_documentation_hold() -> None:
+    assert doctest.testmod(classifier) == (0, 1)
+
+
+def test_texts_that_use_the_whole_vocabulary_need_no_padding(tmp_path: Path) -> None:
+    folder = reward_model(tmp_path / "rm")
+    every = [list(range(first, min(first + 17, VOCABULARY))) for first in range(0, VOCABULARY, 17)]
+    model = Classifier(folder, dtype="float32", trust_remote_code=False)
+    assert model.scores(every, 4096) == pytest.approx([model.scores([one], 4096)[0] for one in every], abs=1e-6)
+
+
+def test_a_chat_is_read_as_the_template_writes_it(tmp_path: Path) -> None:
+    folder = reward_model(tmp_path / "rm", chat=True)
+    chat = PromptRow("c", [{"role": "user", "content": "w9 w8"}], [1], None, {})
+    assert scores(rewards(tmp_path), [Sample(chat, "w3")]) == pytest.approx(alone(folder, ["w9 w8 w3"]), abs=1e-6)
+    reward_model(tmp_path / "other" / "rm")
+    with pytest.raises(InputError, match=r"the prompts are messages, and the tokenizer of .* has no chat_template"):
+        rewards(tmp_path / "other").score([Sample(chat, "w3")])
+
+
+def test_a_text_beyond_the_context_has_no_score(tmp_path: Path) -> None:
+    reward_model(tmp_path / "rm")
+    parts, other = rewards(tmp_path).score([Sample(SAMPLES[0].row, "w3 " * CONTEXT), SAMPLES[0]])
+    assert parts.scores == {"model": None}
+    assert parts.error() == "not scored by model: 34 tokens, and the reward model reads 1 to 32"
+    assert other.scores["model"] is not None
+
+
+def test_a_model_is_read_again_when_its_files_are_others(tmp_path: Path) -> None:
+    reward_model(tmp_path / "rm")
+    before = scores(rewards(tmp_path, "one"))
+    reward_model(tmp_path / "rm", seed=1)
+    assert scores(rewards(tmp_path, "one")) == before
+    assert scores(rewards(tmp_path, "two")) != before
+
+
+def test_what_is_no_reward_model_is_refused(tmp_path: Path) -> None:
+    reward_model(tmp_path / "two" / "rm", labels=2)
+    with pytest.raises(InputError, match=r"gives 2 numbers for a text \(num_labels in its config.json\), and a reward"):
+        rewards(tmp_path / "two").score(SAMPLES)
+    tiny_policy("llama").save_pretrained(tmp_path / "policy" / "rm")
+    tiny_tokenizer().save_pretrained(tmp_path / "policy" / "rm")
+    config = tmp_path / "policy" / "rm" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "id2label": {"0": "LABEL_0"}}))
+    with pytest.raises(InputError, match=r"do not fit together: score.weight is not in the weights"):
+        rewards(tmp_path / "policy").score(SAMPLES)
+    folder = reward_model(tmp_path / "bare" / "rm")
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(
+        InputError, match=r"holds no tokenizer that can be loaded .* put the reward model's own tokenizer"
+    ):
+        rewards(tmp_path / "bare").score(SAMPLES)
