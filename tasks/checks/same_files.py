@@ -25,7 +25,7 @@ def made_of_these_files(store: ArtifactStore, dataset: DatasetRef, spec: RunSpec
 
 
 def _files(spec: RunSpec) -> Iterator[Path]:
-    """The user's rows, functions, tokenizer and model."""
+    """The user's rows, functions, tokenizer and models."""
     folder = Path(spec.folder)
     data = (spec.dataset.train, spec.dataset.evaluation, spec.sft.data if spec.sft else None)
     for name in (*data, *spec.reward.code):
@@ -36,7 +36,8 @@ def _files(spec: RunSpec) -> Iterator[Path]:
         if ":" in name:
             yield from source.parent.glob("*.py")
             yield from source.parent.glob("*/*.py")
-    for place in {str(spec.model.tokenizer or spec.model.path), str(spec.model.path or spec.model.tokenizer)}:
+    model = spec.model
+    for place in {str(model.tokenizer or model.path), str(model.path or model.tokenizer), *spec.reward.folders}:
         yield folder / place
         yield from (folder / place).rglob("*")
 

@@ -1,0 +1,26 @@
+"""A reward model counts by its files: with others in its folder, scores and evaluations have other keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from infra.engines.protocol import EngineInput
+from tests.tasks.run_contexts import run_context, smoke_spec
+from tests.tasks.toy_engines import ToyEngines
+
+
+def test_rewards_have_another_digest_with_other_files_of_a_reward_model(tmp_path: Path) -> None:
+    (tmp_path / "rm").mkdir()
+    source = {"kind": "model", "path": str(tmp_path / "rm")}
+
+    def rewards(number: int, *more: dict[str, str]) -> EngineInput:
+        spec = smoke_spec().with_overrides([f"reward.sources={list(more)}"])
+        return run_context(spec, tmp_path / f"home-{number}", engines=ToyEngines()).rewards()
+
+    (tmp_path / "rm" / "config.json").write_text("{}")
+    first, again, without = rewards(0, source), rewards(1, source), rewards(2)
+    (tmp_path / "rm" / "config.json").write_text('{"num_labels": 1}')
+    other = rewards(3, source)
+    assert first == again
+    assert len({first.digest, without.digest, other.digest}) == 3
+    assert first.path == without.path
