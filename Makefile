@@ -54,7 +54,7 @@ lint: $(STAMP) ## ruff (rules and format) and mypy
 	$(BIN)/mypy
 
 bench-learning: $(STAMP) ## learning curves of the demo on three seeds, into benchmarks/results
-	@$(BIN)/python -m benchmarks.learning
+	@$(BIN)/python -m benchmarks.learning $(if $(AGAINST),--against $(AGAINST))
 
 bench-training: $(STAMP) ## how fast the training engine is, setting by setting, into benchmarks/results
 	@$(BIN)/python -m benchmarks.training

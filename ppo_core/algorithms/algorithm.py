@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ppo_core.metrics import Maximum, Mean
 from ppo_core.models.forward import Need, Outputs
+from ppo_core.off_policy import Importance
 from ppo_core.spec import AdvantageSpec, UpdateSpec
 
 
@@ -45,6 +46,7 @@ class Minibatch(NamedTuple):
     """What a microbatch of responses is trained on, all `[B, R]`; `values` are those that the critic gave before.
 
     `weights` are those of `ppo_core.aggregation` (None: all 1); `counted` is this part's share of the divisor.
+    `importance` is the correction for what sampler and trainer disagree on (`ppo_core.off_policy`; None: none).
     `old_logprobs` are the policy's before the update, `reference_logprobs` those of the policy that the run began with.
     """
 
@@ -55,6 +57,7 @@ class Minibatch(NamedTuple):
     returns: Tensor | None = None
     reference_logprobs: Tensor | None = None
     weights: Tensor | None = None
+    importance: Importance | None = None
     counted: int = 0
 
 

@@ -1,8 +1,10 @@
 """PPO's clipped surrogate as the objective of a policy, whoever estimated the advantages.
 
     rho = policy / old policy, at each token
-    loss = -mean min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) - entropy_coef * mean entropy
+    loss = -mean w min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) - entropy_coef * mean entropy
            + kl_loss_coef * mean KL
+
+w is 1, or corrects for a sampler whose probabilities are others than the trainer's (`ppo_core.off_policy`).
 
 KL is k2 or k3 (`ppo_core.kl`) of the policy to its reference at the sampled tokens, differentiated as it stands: on the
 policy's own samples the gradient of k2 is that of the KL in expectation, that of k3 is not.
@@ -33,6 +35,9 @@ def loss(outputs: Outputs, minibatch: Minibatch, spec: UpdateSpec, normalizer: i
     assert logprobs is not None
     assert entropy is not None
     old_logprobs, advantages = minibatch.old_logprobs, minibatch.advantages
+    weights, importance = minibatch.weights, minibatch.importance
+    if importance is not None:
+        weights = importance.weights if weights is None else weights * importance.weights
     surrogate = policy_loss(
         logprobs,
         old_logprobs,
@@ -41,12 +46,15 @@ def loss(outputs: Outputs, minibatch: Minibatch, spec: UpdateSpec, normalizer: i
         clip_low=spec.clip_low,
         clip_high=spec.clip_high,
         dual_clip=spec.dual_clip,
-        importance_weights=minibatch.weights,
+        importance_weights=weights,
         normalizer=normalizer,
     )
     clipped = clip_fraction(logprobs, old_logprobs, advantages, mask, clip_low=spec.clip_low, clip_high=spec.clip_high)
     bonus = weighted_mean(entropy, mask, weights=minibatch.weights, normalizer=normalizer)
     total, measured = surrogate - spec.entropy_coef * bonus, dict[str, Mean | Maximum]()
+    if importance is not None:
+        measured["importance_weight"] = Mean.over(importance.weights, mask)
+        measured["importance_cut"] = Mean.over(importance.cut.float(), mask)
     if spec.kl_loss_coef:
         assert minibatch.reference_logprobs is not None
         kl = kl_estimate(

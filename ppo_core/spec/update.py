@@ -45,6 +45,13 @@ class UpdateSpec(Section):
     aggregation: Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean"] = Field(
         "token_mean", description="What the losses are means over: tokens, or responses (of their sums or their means)"
     )
+    importance_correction: Literal["none", "token", "sequence", "mask"] = Field(
+        "none",
+        description="Weigh the policy's loss by the trainer's over the sampler's probability: of each token, of the "
+        "response, or of tokens within floor and cap, without the others",
+    )
+    importance_cap: Annotated[float, Field(ge=1.0)] = Field(2.0, description="Largest such weight")
+    importance_floor: Fraction = Field(0.5, description="With mask: tokens below are left out")
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm")
     max_kl: PositiveFloat | None = Field(None, description="Stop the PPO epochs when the KL per token passes this")
 
@@ -56,4 +63,18 @@ class UpdateSpec(Section):
                 f"final_lr_fraction={self.final_lr_fraction} has no meaning with schedule=constant: leave it out, or "
                 "set schedule to linear or cosine"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _bounds_have_a_correction(self) -> Self:
+        ignored = {"none": ("importance_cap", "importance_floor"), "mask": ()}.get(
+            self.importance_correction, ("importance_floor",)
+        )
+        for name in ignored:
+            if vars(self)[name] != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name}={vars(self)[name]:g} has no meaning with importance_correction="
+                    f"{self.importance_correction}: leave it out, or set importance_correction to mask"
+                    + (", token or sequence" if name == "importance_cap" else "")
+                )
         return self

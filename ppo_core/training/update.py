@@ -18,6 +18,7 @@ from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.batches import lengths_of, minibatches
 from ppo_core.metrics import Maximum, Mean
 from ppo_core.models.forward import Outputs
+from ppo_core.off_policy import importance
 from ppo_core.records import TokenSequence, UpdatePolicyJob
 from ppo_core.schedules import cosine_learning_rate, learning_rate
 from ppo_core.training.deepspeed_engine import Trainable, models_of
@@ -141,7 +142,9 @@ class Update:
 
         values, returns = (None if tensor is None else of(tensor) for tensor in (data.values, data.returns))
         mask, old_logprobs, advantages = of(data.response_mask), of(data.old_logprobs), of(data.advantages)
-        aggregation = self.job.update.aggregation
+        update, aggregation = self.job.update, self.job.update.aggregation
+        bounds = {"cap": update.importance_cap, "floor": update.importance_floor}
+        corrected = update.importance_correction
         return Minibatch(
             mask,
             old_logprobs,
@@ -150,6 +153,9 @@ class Update:
             returns,
             reference_logprobs=of(data.reference_logprobs),
             weights=token_weights(mask, aggregation),
+            importance=None
+            if corrected == "none"
+            else importance(old_logprobs, of(data.sampler_logprobs), mask, corrected, **bounds),
             counted=divisor(mask, aggregation),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,9 +70,24 @@ def plain_policy_loss(logprobs: Tensor, experience: Any, update: Any, entropy: T
         objective = torch.min(ratio * advantage, clipped * advantage)
         if update.dual_clip is not None and advantage < 0:
             objective = torch.max(objective, update.dual_clip * advantage)
-        surrogate.append((b, -objective - update.entropy_coef * entropy[b, t]))
+        weight = plain_importance(experience, update, b, t)
+        surrogate.append((b, -weight * objective - update.entropy_coef * entropy[b, t]))
     kl = plain_mean(plain_kl(logprobs, experience, update.kl_loss_estimator), update.aggregation)
     return plain_mean(surrogate, update.aggregation) + update.kl_loss_coef * kl
+
+
+def plain_importance(experience: Any, update: Any, b: int, t: int) -> float:
+    """Trainer's over sampler's probability: of the token or of the response, cut, or left out."""
+    kind, difference = update.importance_correction, (experience.old_logprobs - experience.sampler_logprobs).double()
+    if kind == "none":
+        return 1.0
+    if kind == "sequence":
+        tokens = [float(difference[b, s]) for s in range(difference.shape[1]) if experience.response_mask[b, s]]
+        return min(math.exp(sum(tokens)), update.importance_cap)
+    ratio = math.exp(float(difference[b, t]))
+    if kind == "mask":
+        return ratio if update.importance_floor <= ratio <= update.importance_cap else 0.0
+    return min(ratio, update.importance_cap)
 
 
 def plain_kl(logprobs: Tensor, experience: Any, estimator: str) -> Terms:

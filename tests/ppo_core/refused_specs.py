@@ -16,6 +16,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"training": {"microbatch_tokens": 559}},
         r"microbatch_tokens=559 is less than the longest sequence: 560 tokens .* Raise it to at least 560",
     ),
+    (
+        {"update": {"importance_cap": 3}},
+        "importance_cap=3 has no meaning with importance_correction=none: leave it out",
+    ),
+    (
+        {"update": {"importance_correction": "token", "importance_floor": 0.1}},
+        "importance_floor=0.1 has no meaning with importance_correction=token: leave it out, or set .* to mask$",
+    ),
     ({"rolout": {}}, r"rolout: unknown key; did you mean rollout\? \(known: name, seed, iterations, "),
     ({"rollout": {"temprature": 1}}, r"rollout.temprature: unknown key; did you mean temperature\?"),
     ({"advantages": {"kl": {**ADAPTIVE, "targt": 3}}}, r"kl.adaptive.targt: unknown key; did you mean target\?"),

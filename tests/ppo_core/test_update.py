@@ -91,6 +91,9 @@ def test_the_update_is_that_of_the_papers(trained: Path, index: int) -> None:
     if "kl_loss_coef" in RECIPES[index]:
         assert metrics["policy/kl_loss"] == pytest.approx(sum(losses["kl"]) / len(losses["kl"]), rel=1e-4)
         assert metrics["policy/kl_loss"] > 1e-4
+    if "importance_correction" in RECIPES[index]:
+        assert 0 < metrics["policy/importance_cut"] < 1
+        assert 0.5 < metrics["policy/importance_weight"] < 1.5
     assert metrics["policy/gradient_norm"] == pytest.approx(sum(losses["norm"]) / len(losses["norm"]), rel=1e-4)
 
 
