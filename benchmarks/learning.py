@@ -2,8 +2,8 @@
 
     python -m benchmarks.learning [--seeds 0 1 2] [--against SETTINGS ...] [--home .ppoflow/benchmarks]
 
-`--against training.compute_dtype=bfloat16 gamma=0.99,lam=0.9` also runs every seed with these settings, each time
-beside the demo's own. Prints held-out accuracy by iteration and where the seconds went, and writes
+`--against training.compute_dtype=bfloat16 advantages.gamma=0.99,update.clip_low=0.1` also runs every seed with these
+settings, each time beside the demo's own. Prints held-out accuracy by iteration and where the seconds went, and writes
 `benchmarks/results/learning.json`.
 """
 
@@ -34,9 +34,12 @@ def main() -> None:
     parser.add_argument("--home", type=Path, default=Path(".ppoflow/benchmarks"))
     arguments = parser.parse_args()
     sides = ["", *arguments.against]
-    results = [run_seed(seed, arguments.home, side) for seed in arguments.seeds for side in sides]
+    results = list[dict[str, Any]]()
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text(json.dumps({"spec": str(SPEC), "seeds": results}, indent=1) + "\n")
+    for seed in arguments.seeds:
+        for side in sides:
+            results.append(run_seed(seed, arguments.home, side))
+            RESULTS.write_text(json.dumps({"spec": str(SPEC), "seeds": results}, indent=1) + "\n")
     show(results)
 
 

@@ -72,6 +72,7 @@ def check_run(job: Job) -> dict[str, Any]:
         "context_length": found.context_length,
         "longest_prompt": found.longest_prompt(),
         "scores": found.trial_scores,
+        "errors": found.trial_errors,
         **facts,
     }
 
@@ -81,6 +82,11 @@ def score_rollouts(job: Job) -> dict[str, Any]:
     spec = ScoreJob.model_validate(job.spec)
     rollouts = read_rollouts(job.inputs["rollouts"].path / "rollouts.parquet")
     scores = _scored(job, spec.reward, spec.answer_column, spec.split, rollouts)
+    if all(row.score is None for row in scores):
+        raise RewardFailed(
+            f"none of the {len(scores)} responses has a score ({scores[0].error}): there is nothing to learn from; see "
+            "why the rewards give none, for example a judge that does not answer"
+        )
     _check_enough(scores, spec.reward)
     write_scores(job.output / "scores.parquet", scores)
     return {"metrics": score_metrics(scores, "score")}
@@ -98,6 +104,8 @@ def score_evaluation(job: Job) -> dict[str, Any]:
         given = [row.score for row in scores if row.score is not None]
         if given:
             metrics[_join(prefix, "score")] = statistics.fmean(given)
+            if len(given) < len(scores):
+                metrics[_join(prefix, "unscored")] = float(len(scores) - len(given))
             metrics[_join(prefix, "accuracy")] = sum(score >= spec.pass_score for score in given) / len(given)
         lengths = [len(row.response_token_ids) for row in rollouts]
         metrics[_join(prefix, "response_length")] = statistics.fmean(lengths)
@@ -121,7 +129,13 @@ def try_reward(job: Job) -> dict[str, Any]:
     completions = [texts[index % len(texts)] for index in range(len(prompts))]
     parts = rewards.score([Sample(row, text) for row, text in zip(prompts, completions, strict=True)])
     table = [
-        {"prompt": row.prompt, "completion": text, "components": part.scores, "score": rewards.total(part.scores)}
+        {
+            "prompt": row.prompt,
+            "completion": text,
+            "components": part.scores,
+            "score": rewards.total(part.scores),
+            "error": part.error(),
+        }
         for row, text, part in zip(prompts, completions, parts, strict=True)
     ]
     return {"rows": table}
@@ -148,13 +162,8 @@ def _scored(job: Job, reward: RewardSpec, column: str, split: str, rollouts: lis
 
 
 def _check_enough(scores: list[ScoreRow], reward: RewardSpec) -> None:
-    """Raise RewardFailed where too few responses have a score."""
+    """Raise RewardFailed where more responses have no score than the spec allows."""
     failed = [row for row in scores if row.score is None]
-    if len(failed) == len(scores):
-        raise RewardFailed(
-            f"none of the {len(scores)} responses has a score ({failed[0].error}): there is nothing to learn from; see "
-            "why the rewards give none, for example a judge that does not answer"
-        )
     if len(failed) > reward.max_failed_fraction * len(scores):
         raise RewardFailed(
             f"{len(failed)} of {len(scores)} responses have no score (the first: {failed[0].error}), more than "

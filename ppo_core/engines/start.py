@@ -27,7 +27,7 @@ ROWS_PER_REPORT = 1000
 
 @dataclass(frozen=True)
 class Start:
-    """Prompts by split, SFT examples (None: no SFT), and what the rewards say of the first few rows.
+    """Prompts by split, SFT examples (None: no SFT), and what the rewards say of the first few rows, or why nothing.
 
     `config` is the model's Hugging Face configuration.
     """
@@ -37,6 +37,7 @@ class Start:
     config: Any
     context_length: int | None
     trial_scores: list[float | None]
+    trial_errors: list[str | None]
 
     def counts(self) -> dict[str, int]:
         """Rows by split."""
@@ -79,7 +80,8 @@ def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
     if "sft" in named:
         given = with_progress(rows["sft"], named["sft"], job)
         examples = supervised_rows(given, tokenizer, source=named["sft"], context_length=context)
-    return Start(prompts, examples, config, context, [rewards.total(part.scores) for part in parts])
+    trial = [rewards.total(part.scores) for part in parts]
+    return Start(prompts, examples, config, context, trial, [part.error() for part in parts])
 
 
 def sources_of(job: Job) -> Sources:

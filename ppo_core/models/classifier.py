@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import torch
 import transformers
 
-from ppo_core.data.tokenization import any_tokenizer, context_length
+from ppo_core.data.tokenization import any_tokenizer, context_length, shortened
 from ppo_core.engines.vector_math import prepare_vector_math
 from ppo_core.models.loading import load_whole
 from ppo_core.records import InputError
@@ -44,7 +45,14 @@ class Classifier:
                 "that the reward model was trained with"
             )
         messages = [*prompt, {"role": "assistant", "content": response}]
-        return list(self.tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False))
+        try:
+            return list(self.tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False))
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            raise InputError(
+                f"the chat_template of {self.folder} cannot write messages by "
+                f"{', '.join(str(message.get('role')) for message in messages)} ({type(error).__name__}: "
+                f"{shortened(error)}): use prompts in the form that the reward model was trained on"
+            ) from error
 
     @torch.inference_mode()
     def scores(

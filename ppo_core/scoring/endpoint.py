@@ -1,8 +1,9 @@
 """A server asked over HTTP with many requests at a time: tried again where it may help, given up where it is down.
 
-A request fails for good after all its tries. Where three in a row do, the server is taken to be down: nothing more is
-sent, and the stage fails, to be tried again later. What a server refuses, or answers in another form, it would answer
-again: that is bad input, told at once.
+A request fails for good after all its tries. Where that happens to three (or to all, if they are fewer) and meanwhile
+no other is answered, the server is taken to be down: nothing more is sent, and the stage fails, to be tried later.
+What a server refuses, or answers in another form, it would answer again: that is bad input, told at once. Only a sample
+of its own may be what it refuses (400, 413, 422): where others are answered, such a one has no score.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
@@ -21,6 +24,7 @@ from ppo_core.scoring.reward import NotScored, Progress, RewardFailed
 from ppo_core.spec.reward_kinds import HttpRewardSpec, JudgeSpec
 
 PASSING = frozenset({408, 425, 429})
+OF_A_SAMPLE = frozenset({400, 413, 422})
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 20.0
 DOWN_AFTER = 3
@@ -40,6 +44,10 @@ class _Passing(Exception):
         self.pause = pause
 
 
+class _Refused(Exception):
+    """A request that the server refuses, which may be for what is in it."""
+
+
 @dataclass
 class Endpoint:
     """The server of a spec. Raises InputError where the variable with its key is not set."""
@@ -51,13 +59,21 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         name = self.spec.key_variable
-        key = passed_on(name) if name else None
+        key = (passed_on(name) or "").strip() if name else ""
+        if name and not key.isprintable():
+            raise InputError(f"the reward {self.spec.component}: {name} holds more than a key: set it to the key alone")
         if name and not key:
             raise InputError(
                 f"the reward {self.spec.component} takes its key from {name}, which is not set where rewards run: "
                 f"export it where ppoflow runs, and let PPOFLOW_REWARD_ENV name it"
             )
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    @property
+    def proxy(self) -> str | None:
+        """That of the environment for this address. aiohttp would take it too, and logins of ~/.netrc with it."""
+        parts = urlsplit(self.url)
+        return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
 
     def ask(self, bodies: Sequence[Any], read: Read) -> list[Any]:
         """For each body `read(index, answer)` of the server's answer to it, or NotScored.
@@ -70,13 +86,16 @@ class Endpoint:
 
 @dataclass
 class _Asking:
-    """One round of requests."""
+    """One round of requests. `answered` are those to which anything of use came back, `unheard` those that failed for
+    good without any answered meanwhile, `refused` what the server said to those that it refused."""
 
     endpoint: Endpoint
     bodies: Sequence[Any]
     read: Read
     done: int = 0
-    failed_in_a_row: int = 0
+    answered: int = 0
+    unheard: int = 0
+    refused: list[str] = field(default_factory=list)
 
     async def all(self) -> list[Any]:
         spec = self.endpoint.spec
@@ -84,10 +103,8 @@ class _Asking:
         waiting = iter(range(len(self.bodies)))
         limits = aiohttp.ClientTimeout(total=spec.timeout_s)
         connector = aiohttp.TCPConnector(limit=spec.concurrency)
-        # Proxies of the environment count, as for any program.
-        async with aiohttp.ClientSession(
-            connector=connector, timeout=limits, headers=self.endpoint.headers, trust_env=True
-        ) as session:
+        headers = self.endpoint.headers
+        async with aiohttp.ClientSession(connector=connector, timeout=limits, headers=headers) as session:
 
             async def work() -> None:
                 for index in waiting:
@@ -100,50 +117,72 @@ class _Asking:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+        if self.refused and not self.answered:
+            raise InputError(self.refused[0])
         return answers
 
     async def _request(self, session: aiohttp.ClientSession, index: int) -> Any:
         """All tries of one request."""
-        spec, unclear, reason = self.endpoint.spec, False, ""
+        spec, before, last, reason = self.endpoint.spec, self.answered, "", ""
         for attempt in range(spec.retries + 1):
             pause = min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S)
             try:
-                unclear = False
-                return self._finish(self.read(index, await self._post(session, self.bodies[index])))
+                answer = self.read(index, await self._post(session, self.bodies[index]))
             except Unclear as error:
-                unclear, reason, pause = True, str(error), 0.0
+                last, reason, pause = "unclear", str(error), 0.0
+                self.answered += 1
+            except _Refused as error:
+                self.refused.append(str(error))
+                return self._failed(str(error))
             except _Passing as error:
-                reason, pause = str(error), error.pause if error.pause is not None else pause
+                last, reason, pause = "status", str(error), error.pause if error.pause is not None else pause
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                reason = str(error) or f"no answer within timeout_s={spec.timeout_s:g}"
-            self.endpoint.progress(self.done, len(self.bodies), f"{spec.component}: {reason}")
+                last, reason = "silence", str(error) or f"no answer within timeout_s={spec.timeout_s:g}"
+            else:
+                self.done, self.answered = self.done + 1, self.answered + 1
+                self._tell(f"answers of {spec.component}")
+                return answer
+            self._tell(f"{spec.component}: {reason}")
             if attempt < spec.retries and pause:
                 await asyncio.sleep(pause)
+                self._tell(f"{spec.component}: asking again")
         tries = f"{spec.retries + 1} tries" if spec.retries else "1 try"
-        if not unclear:
-            self.failed_in_a_row += 1
-            if self.failed_in_a_row >= min(DOWN_AFTER, len(self.bodies)):
-                of = f" of each of {self.failed_in_a_row} requests" if self.failed_in_a_row > 1 else ""
-                raise RewardFailed(
-                    f"the reward {spec.component} gets no answer from {self.endpoint.url}: {reason} (after {tries}{of})"
-                    ": start the server, or correct the reward's `url`"
-                )
-        self.done += 1
-        return NotScored(f"{reason} (after {tries})")
+        self.unheard = self.unheard + 1 if self.answered == before else 0
+        if self.unheard >= min(DOWN_AFTER, len(self.bodies)):
+            raise RewardFailed(self._down(last, reason, tries))
+        return self._failed(f"{reason} (after {tries})")
 
-    def _finish(self, answer: Any) -> Any:
-        self.done, self.failed_in_a_row = self.done + 1, 0
-        self.endpoint.progress(self.done, len(self.bodies), f"answers of {self.endpoint.spec.component}")
-        return answer
+    def _failed(self, reason: str) -> NotScored:
+        self.done += 1
+        return NotScored(reason)
+
+    def _tell(self, note: str) -> None:
+        self.endpoint.progress(self.done, len(self.bodies), note)
+
+    def _down(self, last: str, reason: str, tries: str) -> str:
+        of = f" of each of {self.unheard} requests" if self.unheard > 1 else ""
+        where, name = self.endpoint.url, self.endpoint.spec.component
+        if last == "status":
+            return (
+                f"the reward {name}: {where} keeps answering {reason} (after {tries}{of}): see what it says itself, "
+                "lower the reward's `concurrency`, or raise its `retries`"
+            )
+        return (
+            f"the reward {name} gets no answer from {where}: {reason} (after {tries}{of}): start the server, or "
+            "correct the reward's `url`"
+        )
 
     async def _post(self, session: aiohttp.ClientSession, body: Any) -> Any:
         """The JSON document that the server answers."""
         where = f"{self.endpoint.url} (the reward {self.endpoint.spec.component})"
-        async with session.post(self.endpoint.url, json=body, allow_redirects=False) as response:
+        options: dict[str, Any] = {"allow_redirects": False, "proxy": self.endpoint.proxy}
+        async with session.post(self.endpoint.url, json=body, **options) as response:
             text = await response.text(errors="replace")
             said = f"{response.status} {response.reason}: {' '.join(text.split())[:SHOWN]}"
             if response.status in PASSING or response.status >= 500:
                 raise _Passing(said, _retry_after(response.headers.get("Retry-After")))
+            if response.status in OF_A_SAMPLE:
+                raise _Refused(f"{where} answered {said}")
             if response.status != 200:
                 raise InputError(
                     f"{where} answered {said}: correct the reward's `url`, its key, or what the server takes"

@@ -12,7 +12,8 @@ from ppo_core.scoring.endpoint import Endpoint, Unclear
 from ppo_core.scoring.reward import Progress, Sample, Score, require_answers, shorten
 from ppo_core.spec.reward_kinds import JudgeSpec
 
-LAST_LINE = re.compile(r"\s*\**score\**\s*:\s*\**\s*(-?\d+(?:\.\d+)?)\s*(?:/\s*\d+)?\s*\**\.?\s*", re.IGNORECASE)
+MARKUP = str.maketrans("", "", "*`_#")
+LAST_LINE = re.compile(r"score\s*:\s*(-?\d+(?:\.\d+)?)\s*(?:/\s*(\d+(?:\.\d+)?))?\s*\.?", re.IGNORECASE)
 
 
 class JudgeReward:
@@ -47,20 +48,27 @@ class JudgeReward:
 
     def _read(self, answer: Any) -> float:
         try:
-            text = answer["choices"][0]["message"]["content"]
-        except (KeyError, IndexError, TypeError):
+            choice = answer["choices"][0]
+            text, cut = choice["message"]["content"] or "", choice.get("finish_reason") == "length"
+            if not isinstance(text, str):
+                raise TypeError
+        except (KeyError, IndexError, TypeError, AttributeError):
             raise InputError(
                 f"{self.endpoint.url} (the reward {self.spec.component}) answered {shorten(answer)}: that is no chat "
                 "completion; give the base address of an OpenAI-compatible API, for example http://127.0.0.1:8000/v1"
             ) from None
-        return self._number(text or "")
+        if cut:
+            raise Unclear(f"the judge's answer was cut at max_tokens={self.spec.max_tokens}")
+        return self._number(text)
 
     def _number(self, text: str) -> float:
         lines = text.strip().splitlines()
-        found = LAST_LINE.fullmatch(lines[-1]) if lines else None
+        found = LAST_LINE.fullmatch(lines[-1].translate(MARKUP).strip()) if lines else None
         if found is None:
             raise Unclear(f"the judge's last line is no `Score: NUMBER`: {shorten(lines[-1] if lines else '')}")
-        number = float(found.group(1))
+        number, of = float(found.group(1)), found.group(2)
+        if of is not None and float(of) != self.spec.highest:
+            raise Unclear(f"the judge gave {number:g} of {of}, and was to give a score up to {self.spec.highest:g}")
         if not self.spec.lowest <= number <= self.spec.highest:
             raise Unclear(f"the judge gave {number:g}, outside {self.spec.lowest:g} to {self.spec.highest:g}")
         return number

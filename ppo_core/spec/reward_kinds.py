@@ -179,9 +179,12 @@ class JudgeSpec(_Endpoint):
     @classmethod
     def _has_its_fields(cls, rubric: str) -> str:
         try:
-            names = {name for _, name, _, _ in Formatter().parse(rubric) if name is not None}
+            fields = [field for field in Formatter().parse(rubric) if field[1] is not None]
         except ValueError as error:
             raise ValueError(f"the rubric has a brace too many or too few ({error}): write {{{{ for a brace") from None
+        names = {str(name) for _, name, _, _ in fields}
+        if odd := [name for _, name, form, conversion in fields if form or conversion]:
+            raise ValueError(f"the rubric formats {{{odd[0]}}}, which is filled in as text: write {{{odd[0]}}} alone")
         if unknown := names - set(RUBRIC_FIELDS):
             raise ValueError(
                 f"the rubric has {{{min(unknown)}}}, which nothing fills in: it knows "
@@ -190,6 +193,12 @@ class JudgeSpec(_Endpoint):
         if "response" not in names:
             raise ValueError("the rubric has no {response}: the judge would not see what it is to score")
         return rubric
+
+    @model_validator(mode="after")
+    def _has_a_base_address(self) -> Self:
+        if set(self.url) & set("?#"):
+            raise ValueError(f"{self.url!r} is no base address: /chat/completions follows it, so leave out ? and #")
+        return self
 
     @model_validator(mode="after")
     def _has_a_range(self) -> Self:

@@ -23,7 +23,7 @@ class RewardSpec(Section):
     )
     max_failed_fraction: Fraction = Field(
         0.5,
-        description="The stage fails where a larger part of the responses has no score; up to that they are left out",
+        description="score_rollouts fails where a larger part of the responses has no score; else those are left out",
     )
 
     @property

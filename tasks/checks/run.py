@@ -104,7 +104,7 @@ def _check(
     facts = _ask(engine, "check_run", spec, job.model_dump(mode="json"))
     good = findings_of(spec, facts, name, standing.iteration, store.root)
     return Findings(
-        [*notes, *doubts(facts["scores"])],
+        [*notes, *doubts(facts["scores"], facts["errors"])],
         {**good, "checked": f"in {time.monotonic() - started:.1f} s; nothing was started"},
     )
 

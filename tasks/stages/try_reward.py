@@ -23,6 +23,7 @@ class TrialRow:
     completion: str
     components: dict[str, float | None]
     score: float | None
+    error: str | None
 
     def cells(self) -> list[str]:
         """As a table shows it."""
@@ -47,14 +48,15 @@ def try_reward(spec: RunSpec, completions: list[str]) -> list[TrialRow]:
 
 def complaints(rows: list[TrialRow]) -> list[str]:
     """What a user should look at before training on these scores."""
-    return doubts([row.score for row in rows])
+    return doubts([row.score for row in rows], [row.error for row in rows])
 
 
-def doubts(scores: list[float | None]) -> list[str]:
-    """What speaks against training on scores like those of these trial rows."""
+def doubts(scores: list[float | None], errors: list[str | None]) -> list[str]:
+    """What speaks against training on scores like those of these trial rows; `errors` say why there is none."""
     found = []
     if any(score is None for score in scores):
-        found.append(f"{scores.count(None)} of {len(scores)} rows have no score (None): they will not be learned from")
+        why = next((error for error in errors if error), "None")
+        found.append(f"{scores.count(None)} of {len(scores)} rows have no score ({why}): they will not be learned from")
     if len(scores) > 1 and len(set(scores)) == 1:
         found.append(
             f"every row has the same score ({scores[0]}): PPO learns nothing from that; try  ppoflow reward SPEC "

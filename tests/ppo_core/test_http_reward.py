@@ -38,6 +38,18 @@ def scores(found: WeightedRewards, samples: list[Sample] = SAMPLES) -> list[floa
     return [parts.scores[name] for parts in found.score(samples)]
 
 
+def test_the_proxy_of_the_environment_is_asked_and_no_login_of_the_user_is_sent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / ".netrc").write_text("default login me password secret\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with reward_server(lengths) as server:
+        assert scores(rewards("http", server.url)) == [float(n) for n in range(10)]
+        monkeypatch.setenv("http_proxy", server.url)
+        assert scores(rewards("http", "http://no-such-host.invalid/score")) == [float(n) for n in range(10)]
+    assert not any("Authorization" in headers for headers in server.headers)
+
+
 def test_batches_in_flight_side_by_side_come_back_in_order() -> None:
     with reward_server(lengths, delay_s=0.1) as server:
         assert scores(rewards("http", server.url, batch_size=3, concurrency=3)) == [float(n) for n in range(10)]
@@ -50,10 +62,13 @@ def test_batches_in_flight_side_by_side_come_back_in_order() -> None:
 
 
 def test_a_key_comes_from_the_environment_and_is_missed_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JUDGE_KEY", "a secret")
+    monkeypatch.setenv("JUDGE_KEY", "a secret\n")
     with reward_server(lengths) as server:
         scores(rewards("http", server.url, key_variable="JUDGE_KEY"))
     assert server.headers[0]["Authorization"] == "Bearer a secret"
+    monkeypatch.setenv("JUDGE_KEY", "two\nlines")
+    with pytest.raises(InputError, match="JUDGE_KEY holds more than a key"):
+        rewards("http", server.url, key_variable="JUDGE_KEY")
     monkeypatch.delenv("JUDGE_KEY")
     with pytest.raises(
         InputError, match=r"takes its key from JUDGE_KEY, which is not set .* let PPOFLOW_REWARD_ENV name"
@@ -86,11 +101,36 @@ def test_one_batch_that_always_fails_has_no_scores_and_the_others_have() -> None
     assert rows[2].error == "not scored by http: 500 Internal Server Error: out of memory (after 2 tries)"
 
 
+def test_bad_batches_among_many_leave_their_samples_alone_without_a_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their tries end long after the others were answered: the server is not down."""
+    monkeypatch.setattr(endpoint, "FIRST_PAUSE_S", 0.2)
+
+    def answer(number: int, document: Any) -> Answer:
+        bad = document["samples"][0]["response"] in ("x", "xxxx", "xxxxxx")
+        return (500, {}, "no") if bad else lengths(number, document)
+
+    with reward_server(answer) as server:
+        found = scores(rewards("http", server.url, batch_size=1, retries=1))
+    assert found == [0.0, None, 2.0, 3.0, None, 5.0, None, 7.0, 8.0, 9.0]
+
+
+def test_a_sample_that_the_server_refuses_has_no_score_and_is_not_sent_again() -> None:
+    def answer(number: int, document: Any) -> Answer:
+        long = len(document["samples"][0]["response"]) > 7
+        return (400, {}, "context is 7 tokens") if long else lengths(number, document)
+
+    with reward_server(answer) as server:
+        found = rewards("http", server.url, batch_size=1).score(SAMPLES)
+    assert [parts.scores["http"] for parts in found] == [*map(float, range(8)), None, None]
+    assert str(found[9].error()).endswith("answered 400 Bad Request: context is 7 tokens")
+    assert len(server.asked) == 10
+
+
 def test_a_server_that_is_down_ends_the_scoring_and_is_not_asked_for_the_rest() -> None:
     with reward_server(lambda *_: (502, {}, "no upstream")) as server:
         found = rewards("http", server.url, batch_size=1, concurrency=1, retries=1)
         with pytest.raises(
-            RewardFailed, match=r"http gets no answer from http://.*: 502 .* no upstream \(after 2 tries"
+            RewardFailed, match=r"http: http://.* keeps answering 502 .* no upstream \(after 2 tries of each"
         ):
             found.score(SAMPLES)
     assert len(server.asked) == 6  # three requests, two tries each
@@ -108,6 +148,7 @@ def test_a_server_that_never_answers_is_given_up_at_the_deadline() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
+        ((400, {}, "what is this"), "answered 400 Bad Request: what is this$"),
         ((404, {}, "no such page"), "answered 404 Not Found: no such page: correct the reward's `url`"),
         ((401, {}, ""), "answered 401 Unauthorized"),
         ((301, {"Location": "/"}, ""), "answered 301"),
@@ -140,12 +181,14 @@ def test_a_judge_reads_the_rubric_and_its_last_line_counts() -> None:
         {"model": "m", "messages": [{"role": "user", "content": content}], "temperature": 0.5, "max_tokens": 9}
     ]
     chat = PromptRow("c", [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "5+5="}], [1], 1, {})
-    with reward_server(says("**Score:** 3/10")) as server:
+    with reward_server(says("**Score: `3`**/10")) as server:
         assert scores(rewards("judge", server.url), [Sample(chat, "10")]) == [3.0]
     assert "to system: Be brief.\n\nuser: 5+5=; right" in server.asked[0]["messages"][0]["content"]
 
 
-@pytest.mark.parametrize("text", ["I like it.", "Score: 11", "Score: 7\nOr perhaps 8.", "Score: seven", ""])
+@pytest.mark.parametrize(
+    "text", ["I like it.", "Score: 11", "Score: 4/5", "Score: 7\nOr perhaps 8.", "Score: seven", ""]
+)
 def test_prose_is_asked_for_again_and_is_never_a_zero(text: str) -> None:
     with reward_server(says(text, "Score: 4")) as server:
         assert scores(rewards("judge", server.url), SAMPLES[:1]) == [4.0]
@@ -156,8 +199,16 @@ def test_prose_is_asked_for_again_and_is_never_a_zero(text: str) -> None:
     assert "not scored by judge: the judge" in str(parts.error())
 
 
-def test_a_judge_that_is_no_chat_model_is_told_at_once() -> None:
-    with reward_server(lambda *_: (200, {}, {"error": "no such model"})) as server:  # noqa: SIM117
+def test_an_answer_that_was_cut_is_no_score() -> None:
+    cut = {"choices": [{"message": {"content": "Score: 1"}, "finish_reason": "length"}]}
+    with reward_server(lambda *_: (200, {}, cut)) as server:
+        (parts,) = rewards("judge", server.url, retries=0).score(SAMPLES[:1])
+    assert parts.error() == "not scored by judge: the judge's answer was cut at max_tokens=512 (after 1 try)"
+
+
+@pytest.mark.parametrize("document", [{"error": "no such model"}, {"choices": [{"message": {"content": ["x"]}}]}, []])
+def test_a_judge_that_is_no_chat_model_is_told_at_once(document: Any) -> None:
+    with reward_server(lambda *_: (200, {}, document)) as server:  # noqa: SIM117
         with pytest.raises(
             InputError, match="that is no chat completion; give the base address of an OpenAI-compatible"
         ):
@@ -179,6 +230,11 @@ def test_a_judge_that_is_no_chat_model_is_told_at_once() -> None:
             "has {x}, which nothing fills",
         ),
         ({"kind": "judge", "url": "http://h", "model": "m", "rubric": "{response} {"}, "a brace too many or too few"),
+        (
+            {"kind": "judge", "url": "http://h", "model": "m", "rubric": "{response:.2f}"},
+            "formats {response}, which is",
+        ),
+        ({"kind": "judge", "url": "http://h?a=1", "model": "m", "rubric": "{response}"}, "is no base address"),
         (
             {"kind": "judge", "url": "http://h", "model": "m", "rubric": "{response}", "lowest": 10},
             "lowest=10 must be below highest=10",

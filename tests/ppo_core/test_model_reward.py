@@ -82,6 +82,12 @@ def test_a_chat_is_read_as_the_template_writes_it(tmp_path: Path) -> None:
     folder = reward_model(tmp_path / "rm", chat=True)
     chat = PromptRow("c", [{"role": "user", "content": "w9 w8"}], [1], None, {})
     assert scores(rewards(tmp_path), [Sample(chat, "w3")]) == pytest.approx(alone(folder, ["w9 w8 w3"]), abs=1e-6)
+    strict = tiny_tokenizer(chat=True)
+    strict.chat_template = "{{ raise_exception('no system') }}"
+    reward_model(tmp_path / "strict" / "rm")
+    strict.save_pretrained(tmp_path / "strict" / "rm")
+    with pytest.raises(InputError, match=r"cannot write messages by user, assistant \(TemplateError: no system\)"):
+        rewards(tmp_path / "strict").score([Sample(chat, "w3")])
     reward_model(tmp_path / "other" / "rm")
     with pytest.raises(InputError, match=r"the prompts are messages, and the tokenizer of .* has no chat_template"):
         rewards(tmp_path / "other").score([Sample(chat, "w3")])

@@ -61,6 +61,9 @@ def test_an_evaluation_without_scores_measures_lengths_only(scoring: Client, sou
     rows = pq.read_table(dataset / "eval.parquet").to_pylist()
     folder = scoring.output()
     write_rollouts(folder / "rollouts.parquet", [RolloutRow(rows[0]["prompt_id"], 0, [5], [6], "w2", [-1.0], "stop")])
+    two = scoring.output()
+    answers = [RolloutRow(rows[0]["prompt_id"], n, [5], [6], "w2", [-1.0], "stop") for n in range(2)]
+    write_rollouts(two / "rollouts.parquet", answers)
     inputs = {"sources": sources, "sampled": folder, "greedy": folder, "dataset": dataset}
 
     def measured(function: str) -> dict[str, float]:
@@ -73,6 +76,8 @@ def test_an_evaluation_without_scores_measures_lengths_only(scoring: Client, sou
     scores = {"evaluation/score": 1.0, "evaluation/accuracy": 1.0}
     greedy = {"evaluation/greedy_score": 1.0, "evaluation/greedy_accuracy": 1.0}
     assert measured("length") == {**lengths, **scores, **greedy}
+    inputs["sampled"] = two
+    assert measured("some") == {**lengths, **scores, "evaluation/unscored": 1.0}
 
 
 @pytest.mark.parametrize("answers", [[7, 1.5, "1.5"], [[1, "a"], {"b": [None]}, False]])

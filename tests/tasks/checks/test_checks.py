@@ -234,7 +234,7 @@ def test_scores_that_teach_nothing_are_a_note_and_no_refusal(home: Path, tmp_pat
     (same,) = check_run(own_spec(tmp_path)).notes
     assert same.startswith("every row has the same score (1.0): PPO learns nothing from that; try  ppoflow reward")
     nobody, _ = check_run(own_spec(tmp_path).with_overrides(["reward.function=rewards.py:nobody"])).notes
-    assert nobody == "2 of 2 rows have no score (None): they will not be learned from"
+    assert nobody == "2 of 2 rows have no score (not scored by nobody): they will not be learned from"
 
 
 def test_a_reward_that_takes_too_long_is_refused_with_the_key(home: Path, tmp_path: Path) -> None:
