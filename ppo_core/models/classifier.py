@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import jinja2
 import torch
 import transformers
 
+from ppo_core.data.batches import microbatches
 from ppo_core.data.tokenization import any_tokenizer, context_length, shortened
 from ppo_core.engines.vector_math import prepare_vector_math
 from ppo_core.models.loading import load_whole
@@ -59,8 +60,9 @@ class Classifier:
         self, sequences: Sequence[Sequence[int]], budget: int, progress: Callable[[int], None] = lambda _: None
     ) -> list[float]:
         """One number for each sequence; a pass has at most `budget` tokens, or one sequence."""
-        scores, done = [0.0] * len(sequences), 0
-        for rows in batches([len(sequence) for sequence in sequences], budget):
+        scores, done, lengths = [0.0] * len(sequences), 0, [len(sequence) for sequence in sequences]
+        (parts,) = microbatches(range(len(sequences)), lengths, tokens=budget, padded=True)
+        for rows in reversed(parts):  # the largest first: if memory runs out, then at once
             for row, score in zip(rows, self._forward([sequences[row] for row in rows]), strict=True):
                 scores[row] = score
             done += len(rows)
@@ -85,16 +87,3 @@ class Classifier:
         logits = self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
         found: list[float] = logits[:, 0].float().tolist()
         return found
-
-
-def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Rows of similar length together, the longest first, so that memory runs out at once if it does.
-
-    >>> list(batches([3, 9, 4, 3], 12))
-    [[1], [2, 0, 3]]
-    """
-    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
-    while order:
-        count = max(budget // max(lengths[order[0]], 1), 1)
-        yield order[:count]
-        order = order[count:]

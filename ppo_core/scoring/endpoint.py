@@ -56,6 +56,7 @@ class Endpoint:
     url: str
     progress: Progress
     headers: dict[str, str] = field(init=False)
+    proxy: str | None = field(init=False)
 
     def __post_init__(self) -> None:
         name = self.spec.key_variable
@@ -68,12 +69,9 @@ class Endpoint:
                 f"export it where ppoflow runs, and let PPOFLOW_REWARD_ENV name it"
             )
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
-
-    @property
-    def proxy(self) -> str | None:
-        """That of the environment for this address. aiohttp would take it too, and logins of ~/.netrc with it."""
+        # aiohttp would find the environment's proxy too, and send logins of ~/.netrc with it.
         parts = urlsplit(self.url)
-        return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
+        self.proxy = None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
 
     def ask(self, bodies: Sequence[Any], read: Read) -> list[Any]:
         """For each body `read(index, answer)` of the server's answer to it, or NotScored.

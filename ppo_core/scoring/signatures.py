@@ -22,17 +22,16 @@ Arguments = dict[str, Any]
 class Form:
     """How a function is called: the parameter that tells it, whether once for each sample, and what it always gets."""
 
-    name: str
     mark: str
     one_by_one: bool
     given: frozenset[str]
 
 
-TRL = Form("trl", "completions", False, frozenset({"prompts", "completions"}))
-VERL = Form("verl", "solution_str", True, frozenset({"data_source", "solution_str", "ground_truth", "extra_info"}))
-VERL_BATCH = Form("verl batch", "solution_strs", False, frozenset(f"{name}s" for name in VERL.given))
-OPENRLHF = Form("openrlhf", "queries", False, frozenset({"queries", "prompts", "labels"}))
-VERIFIERS = Form("verifiers", "completion", True, frozenset({"prompt", "completion", "answer", "info", "state"}))
+TRL = Form("completions", False, frozenset({"prompts", "completions"}))
+VERL = Form("solution_str", True, frozenset({"data_source", "solution_str", "ground_truth", "extra_info"}))
+VERL_BATCH = Form("solution_strs", False, frozenset(f"{name}s" for name in VERL.given))
+OPENRLHF = Form("queries", False, frozenset({"queries", "prompts", "labels"}))
+VERIFIERS = Form("completion", True, frozenset({"prompt", "completion", "answer", "info", "state"}))
 FORMS = (TRL, VERL, VERL_BATCH, OPENRLHF, VERIFIERS)
 
 

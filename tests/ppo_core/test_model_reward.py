@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from ppo_core.models import classifier
 from ppo_core.models.classifier import Classifier
 from ppo_core.records import InputError, PromptRow
 from ppo_core.scoring.plugins import Sources
@@ -65,10 +63,6 @@ def test_each_text_has_the_score_that_it_has_alone(tmp_path: Path, name: str, to
     expected = alone(folder, [f"w9 w8 {text}" for text in TEXTS])
     assert len({round(score, 3) for score in expected}) == len(TEXTS)
     assert scores(rewards(tmp_path, microbatch_tokens=tokens)) == pytest.approx(expected, abs=1e-5)
-
-
-def test_the_examples_in_the_documentation_hold() -> None:
-    assert doctest.testmod(classifier) == (0, 1)
 
 
 def test_texts_that_use_the_whole_vocabulary_need_no_padding(tmp_path: Path) -> None:
