@@ -55,10 +55,12 @@ def run_training(
     from tasks.runs.progress import announced
     from tasks.runs.store_outages import at_once
     from tasks.runs.summary import interrupted, run_summary
+    from tasks.stages.early_engines import started_early
 
     tell_step(f"asking Prefect's server at {shown_url()}" if configured_url() else "starting Prefect's server")
     try:
-        with stopping_on_sigterm(), announced(run or spec.name, "starting"):
+        name = run or spec.name
+        with stopping_on_sigterm(), announced(name, "starting"), started_early(spec, name):
             report = ppo_training.checked(spec, run, wait, rerun)
     except KeyboardInterrupt:
         say(interrupted(run or spec.name, again))

@@ -28,6 +28,7 @@ from ppo_core.records import InputError, content_digest
 from ppo_core.spec import RunSpec
 from tasks.reports.reporting import Reporting
 from tasks.runs.reachability import Reachability
+from tasks.stages.early_engines import engines_of
 from tasks.stages.engines import PROGRAMS, Engines, require_shared_store
 from tasks.stages.jobs import OnProgress, StageJob, StageResult, ask
 from tasks.stages.timings import Timings
@@ -196,7 +197,7 @@ def open_run_context(
     try:
         records = open_records(store.root, name, lease=lease)
         spec = effective(spec, records) if effective is not None else spec
-        engines = Engines(spec, settings, settings.log_folder(name), run=name)
+        engines = engines_of(spec, settings, name)
         tracker = RunTracker(settings.tracking_uri, spec.name, name, settings.mlflow_folder / "artifacts")
         context = RunContext(spec, name, settings, store, records, engines, tracker, on_progress or ignore, lease)
         with Heartbeat(lease, on_lost=engines.close), working(context):

@@ -1,0 +1,45 @@
+"""Engines that start while Prefect's server does: imports are most of what either takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from infra.settings import Settings
+from ppo_core.spec import RunSpec
+from tasks.stages.engine_programs import plan_engines
+from tasks.stages.engines import Engines
+
+EARLY: ContextVar[tuple[str, RunSpec, Engines] | None] = ContextVar("early", default=None)
+"""The engines that were started for a run and its spec, and are not yet in use."""
+
+
+@contextmanager
+def started_early(spec: RunSpec, run: str) -> Iterator[None]:
+    """Have a run's engines import while its flow is prepared; they end with the context at the latest.
+
+    Those of a Ray cluster are not asked for before the run is known to be free.
+    """
+    if spec.engines.backend == "ray":
+        yield
+        return
+    settings = Settings()
+    engines = Engines(spec, settings, settings.log_folder(run), run=run)
+    token = EARLY.set((run, spec, engines))
+    try:
+        engines.start()
+        yield
+    finally:
+        EARLY.reset(token)
+        engines.close()
+
+
+def engines_of(spec: RunSpec, settings: Settings, run: str) -> Engines:
+    """The engines of a run: those that were started early for it, else new ones, not started."""
+    early = EARLY.get()
+    if early is not None:
+        name, started_for, engines = early
+        if name == run and plan_engines(started_for) == plan_engines(spec):
+            return engines
+    return Engines(spec, settings, settings.log_folder(run), run=run)
