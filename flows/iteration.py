@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from flows.ahead import Ahead
 from flows.console import RunConsole
 from flows.stages import facts_of, run_stages
 from ppo_core.spec import RunSpec
@@ -22,7 +23,7 @@ from tasks.runs.iteration_record import Attempt, IterationRecord
 from tasks.runs.run_state import record_at
 from tasks.stages.context import RunContext
 from tasks.stages.references import DatasetRef, StageRef
-from tasks.stages.table import ITERATION
+from tasks.stages.table import GENERATE_ROLLOUTS, ITERATION
 
 StageName = Literal["generate", "score", "advantages", "update", "evaluate"]
 """The labels of the stages of an iteration, as the form of a deployment lists them."""
@@ -42,6 +43,7 @@ def make(
     *,
     again: IterationRecord | None = None,
     start: str = "generate",
+    ahead: Ahead | None = None,
 ) -> dict[str, StageRef]:
     """What the stages of the iteration after `previous` make; those before `start` as the record `again` has it."""
     number, before = previous.iteration + 1, {} if again is None else made_before(again, start)
@@ -49,7 +51,9 @@ def make(
     evaluated = again is not None and again.evaluation is not None  # perhaps only as the last one, then
     evaluate = evaluated or evaluates_at(context.spec, number)
     facts = facts_of(previous, attempt, full=full)
-    return run_stages(context, dataset, previous, facts, evaluate=evaluate, given=before)
+    if ahead is not None and (rollouts := ahead.take(previous, attempt)):
+        before = {**before, GENERATE_ROLLOUTS.name: rollouts}
+    return run_stages(context, dataset, previous, facts, evaluate=evaluate, given=before, ahead=ahead)
 
 
 def made_before(record: IterationRecord, start: str) -> Mapping[str, StageRef]:
@@ -67,12 +71,13 @@ def iterate(
     *,
     again: IterationRecord | None = None,
     start: str = "generate",
+    ahead: Ahead | None = None,
 ) -> IterationRecord:
     """One iteration, from the record before to its own; after a rollback, the earlier record to go on from."""
     check_disk(context, previous)
     attempt = current_attempt(context, previous.iteration + 1)
     try:
-        made = make(context, dataset, previous, attempt, again=again, start=start)
+        made = make(context, dataset, previous, attempt, again=again, start=start, ahead=ahead)
     except EngineError as error:
         complaint = not_finite(error)
         if complaint is None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
+from flows.ahead import Ahead, sampling_ahead
 from flows.console import RunConsole
 from flows.iteration import StageName, begin, iterate, made_before
 from flows.recovery import last_whole, mend
@@ -137,10 +138,19 @@ def train_loop(
     context: RunContext, console: RunConsole, dataset: DatasetRef, record: IterationRecord
 ) -> IterationRecord:
     """Iterate up to the last iteration. What is found damaged on the way is made again."""
-    damages, context.timings.iteration = 0, record.iteration
+    context.timings.iteration = record.iteration
+    with sampling_ahead(context) as ahead:
+        return iterate_to_the_end(context, console, dataset, record, ahead)
+
+
+def iterate_to_the_end(
+    context: RunContext, console: RunConsole, dataset: DatasetRef, record: IterationRecord, ahead: Ahead
+) -> IterationRecord:
+    """See `train_loop`."""
+    damages = 0
     while record.iteration < context.spec.iterations:
         try:
-            after = iterate(context, console, dataset, record)
+            after = iterate(context, console, dataset, record, ahead=ahead)
         except (ArtifactCorrupted, ArtifactMissing) as error:
             damages += 1
             console.say(f"! {error}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from flows.ahead import Ahead
 from tasks.compute_advantages import compute_advantages
 from tasks.evaluate_policy import evaluate_policy
 from tasks.finetune_policy import finetune_policy
@@ -14,7 +15,16 @@ from tasks.runs.iteration_record import Attempt, IterationRecord
 from tasks.score_rollouts import score_rollouts
 from tasks.stages.context import RunContext
 from tasks.stages.references import DatasetRef, StageRef
-from tasks.stages.table import EVALUATE_POLICY, FINETUNE_POLICY, PREVIOUS, REFERENCE, StageDefinition, stages_of
+from tasks.stages.table import (
+    EVALUATE_POLICY,
+    FINETUNE_POLICY,
+    GENERATE_ROLLOUTS,
+    PREVIOUS,
+    REFERENCE,
+    SAMPLER,
+    StageDefinition,
+    stages_of,
+)
 from tasks.start_policy import start_policy
 from tasks.update_policy import update_policy
 
@@ -49,23 +59,28 @@ def run_stages(
     *,
     evaluate: bool,
     given: Mapping[str, StageRef] = {},
+    ahead: Ahead | None = None,
 ) -> dict[str, StageRef]:
     """What the stages of the iteration after `previous` (None: the start) make, by their names.
 
-    What is `given` is taken as it is. Left out are the evaluation, unless asked to `evaluate`, and fine-tuning where
-    the spec has none.
+    What is `given` is taken as it is; `ahead` samples for the next iteration meanwhile. Left out are the evaluation,
+    unless asked to `evaluate`, and fine-tuning where the spec has none.
     """
     context.timings.iteration = 0 if previous is None else previous.iteration + 1
     sources: dict[str, StageRef] = {"dataset": dataset}
     if previous is not None:
-        sources |= {PREVIOUS: previous.checkpoint, REFERENCE: previous.reference}
+        sources |= {PREVIOUS: previous.checkpoint, SAMPLER: previous.next_sampler, REFERENCE: previous.reference}
     made: dict[str, StageRef] = {}
     wanted = {EVALUATE_POLICY.name: evaluate, FINETUNE_POLICY.name: context.spec.sft is not None}
     for stage in stages_of(context.timings.iteration):
         if not wanted.get(stage.name, True):
             continue
+        if ahead is not None and stage is EVALUATE_POLICY:
+            ahead.settle()
         made[stage.name] = given.get(stage.name) or run_stage(context, stage, sources, facts)
         sources[stage.kind] = made[stage.name]
+        if ahead is not None and previous is not None and stage is GENERATE_ROLLOUTS:
+            ahead.begin(dataset, previous)
     return made
 
 

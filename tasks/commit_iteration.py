@@ -30,6 +30,7 @@ def draft_record(
     metrics |= context.timings.measured()
     if isinstance(rollouts, RolloutsRef):
         metrics |= throughput(metrics, rollouts)
+        metrics |= staleness(spec, previous)
     iteration = 0 if previous is None else previous.iteration + 1
     started_with = spec_document(context.records) or spec.model_dump(mode="json")
     changed = changed_values(RunSpec.model_validate(started_with), spec)
@@ -58,7 +59,10 @@ def draft_record(
         lease=context.lease.number if context.lease is not None else 0,
         committed_at_ms=int(time.time() * 1000),
     )
-    return record if previous is None else record.model_copy(update=replayable(record, previous))
+    if previous is None:
+        return record
+    sampler = previous.checkpoint if spec.schedule == "overlapped" else None
+    return record.model_copy(update={**replayable(record, previous), "sampler": sampler})
 
 
 def replayable(record: IterationRecord, previous: IterationRecord) -> dict[str, object]:
@@ -122,6 +126,13 @@ def records_before(context: RunContext, previous: IterationRecord | None) -> Ite
         yield previous
     else:
         yield read_record(context.records.read(previous.best.iteration))
+
+
+def staleness(spec: RunSpec, previous: IterationRecord | None) -> dict[str, float]:
+    """With overlapped sampling: how many updates the policy that gave the responses is behind the one that learns."""
+    if previous is None or spec.schedule == "synchronous":
+        return {}
+    return {"rollout/staleness": float(previous.sampler is not None)}
 
 
 def throughput(metrics: dict[str, float], rollouts: RolloutsRef) -> dict[str, float]:

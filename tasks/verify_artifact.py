@@ -20,6 +20,8 @@ def resume_inputs(record: IterationRecord, *, best: bool = False) -> list[tuple[
     if record.base is not None:
         needs.append((last - len(record.replay), record.base))
     needs += [(last - len(record.replay) + n, ref) for n, ref in enumerate(record.replay, 1)]
+    if record.sampler is not None:
+        needs.append((last - 1, record.sampler))
     needs.append((last, record.checkpoint))
     if best:
         needs.append((record.best.iteration, record.best.checkpoint))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -31,6 +31,11 @@ class RunSpec(FlowSpec):
     """One training run. `RunSpec.from_yaml(path)` reads it, with errors that name value, limit and remedy."""
 
     iterations: PositiveInt = Field(30, description="Rollouts, scores and updates, so many times")
+    schedule: Literal["synchronous", "overlapped"] = Field(
+        "synchronous",
+        description="overlapped: while the policy learns, the next responses are sampled already, by the policy before "
+        "that update; needs update.importance_correction",
+    )
     dataset: DatasetSpec = Field(description="Prompts to train and to evaluate on")
     model: ModelSpec = Field(description="Where the policy starts")
     sft: SupervisedSpec | None = Field(None, description="The supervised start; none: PPO starts from the model itself")
@@ -95,6 +100,16 @@ class RunSpec(FlowSpec):
                     f"engines.reward_timeout_s={limit:g}, after which the scoring engine counts as hung: lower the "
                     "first, or raise the second"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _older_samples_are_corrected(self) -> Self:
+        if self.schedule == "overlapped" and self.update.importance_correction == "none":
+            raise ValueError(
+                "schedule=overlapped trains on responses that the policy gave before its last update, and "
+                "update.importance_correction=none would take them for its own: set it to token (or sequence, or "
+                "mask), or schedule to synchronous"
+            )
         return self
 
     @model_validator(mode="after")

@@ -72,6 +72,8 @@ def shared_records(
             "spec": started_with if record.iteration == 0 else None,
             "previous": previous,
         }
+        if record is source and spec.schedule == "synchronous":
+            told["sampler"] = None  # from here on every policy answers for itself
         shared[record.iteration] = record.model_copy(update=told).model_dump(mode="json")
         previous = record_digest(shared[record.iteration])
     return shared

@@ -11,7 +11,7 @@ from infra.artifacts import ArtifactRef
 from infra.runs.records import RecordCorrupted
 from ppo_core.spec import CheckpointSpec
 from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef, StageRef
-from tasks.stages.table import BY_NAME, PREVIOUS, REFERENCE
+from tasks.stages.table import BY_NAME, PREVIOUS, REFERENCE, SAMPLER
 
 ACCURACY = "evaluation/accuracy"
 
@@ -69,7 +69,8 @@ class IterationRecord(BaseModel):
     they left of the learning rates, `lease` tells the writers of a run apart, `retention` says for how long the
     checkpoint stays, `changed` has the keys of the spec that had other values than the run's `spec.json`, and
     `spec_digest` is that of both together. Record 0 has a copy of `spec.json`; each later one has in `previous` the
-    digest of the record before it (see `tasks.runs.record_chain`).
+    digest of the record before it (see `tasks.runs.record_chain`). `sampler` is the checkpoint that the next
+    iteration's responses are sampled from; None: its own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -84,6 +85,7 @@ class IterationRecord(BaseModel):
     artifacts: Annotated[dict[str, SerializeAsAny[StageRef]], BeforeValidator(_typed)]
     base: CheckpointRef | None = None
     replay: tuple[ArtifactRef, ...] = ()
+    sampler: CheckpointRef | None = None
     metrics: dict[str, float]
     position: int
     epoch: int
@@ -115,6 +117,11 @@ class IterationRecord(BaseModel):
         return cast(CheckpointRef, self.made("checkpoint"))
 
     @property
+    def next_sampler(self) -> CheckpointRef:
+        """The checkpoint whose policy gives the next iteration's responses."""
+        return self.sampler or self.checkpoint
+
+    @property
     def evaluation(self) -> EvaluationRef | None:
         """How good that policy is; None for an iteration that was not evaluated."""
         return cast(EvaluationRef | None, self.made("evaluation"))
@@ -122,7 +129,9 @@ class IterationRecord(BaseModel):
     def sources(self, previous: IterationRecord | None) -> dict[str, StageRef]:
         """What the stages of the iteration were given, by the names of the table; `previous` is the record before."""
         sources = {"dataset": self.dataset, REFERENCE: self.reference, **{r.kind: r for r in self.artifacts.values()}}
-        return sources if previous is None else {**sources, PREVIOUS: previous.checkpoint}
+        if previous is None:
+            return sources
+        return {**sources, PREVIOUS: previous.checkpoint, SAMPLER: previous.next_sampler}
 
     @model_validator(mode="after")
     def _has_a_checkpoint(self) -> Self:

@@ -111,7 +111,8 @@ class Reachability:
             made: list[tuple[int, ArtifactRef | None]] = [(record.iteration, ref) for ref in refs]
             if record.iteration in kept:
                 base = record.iteration - len(record.replay)
-                made += [(base, record.base), *((base + n, ref) for n, ref in enumerate(record.replay, 1))]
+                made += [(record.iteration - 1, record.sampler), (base, record.base)]
+                made += [(base + n, ref) for n, ref in enumerate(record.replay, 1)]
             for iteration, needed in made:
                 if needed is not None:
                     found.setdefault((needed.kind, needed.key, needed.digest), (iteration, needed))

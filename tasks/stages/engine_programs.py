@@ -27,7 +27,7 @@ ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOS
 class EnginePlan:
     """Plain data that `launch` makes an engine of. `role` names the program, `name` the engine and its log.
 
-    `gpus` are those of its machine that it sees; None: all.
+    `gpus` are those of its machine that it sees; None: all. `accompanied`: another engine works at the same time.
     """
 
     role: str
@@ -35,6 +35,7 @@ class EnginePlan:
     num_ranks: int = 1
     deterministic: bool = False
     gpus: tuple[int, ...] | None = None
+    accompanied: bool = False
 
 
 def plan_engines(spec: RunSpec) -> dict[str, EnginePlan]:
@@ -44,7 +45,13 @@ def plan_engines(spec: RunSpec) -> dict[str, EnginePlan]:
         EnginePlan("rollout", name, deterministic=deterministic, gpus=_share(spec, number))
         for number, name in enumerate(rollout_names(spec))
     ]
-    training = EnginePlan("training", "training", num_ranks=spec.training.num_ranks, deterministic=deterministic)
+    training = EnginePlan(
+        "training",
+        "training",
+        num_ranks=spec.training.num_ranks,
+        deterministic=deterministic,
+        accompanied=spec.schedule == "overlapped",
+    )
     return {plan.name: plan for plan in (EnginePlan("scoring", "scoring"), training, *rollout)}
 
 
@@ -106,7 +113,12 @@ def _environment(plan: EnginePlan, settings: Settings) -> Mapping[str, str]:
     if plan.role == "rollout":
         return rollout_environment(settings, deterministic=plan.deterministic, gpus=plan.gpus)
     if plan.role == "training":
-        return training_environment(settings, num_ranks=plan.num_ranks, deterministic=plan.deterministic)
+        return training_environment(
+            settings,
+            num_ranks=plan.num_ranks,
+            deterministic=plan.deterministic,
+            accompanied=plan.accompanied,
+        )
     return scoring_environment(settings)
 
 
@@ -151,18 +163,21 @@ def rollout_environment(
     return {**common, **switches, "VLLM_CPU_ATTN_SPLIT_KV": "0"}
 
 
-def training_environment(settings: Settings, *, num_ranks: int, deterministic: bool) -> dict[str, str]:
+def training_environment(
+    settings: Settings, *, num_ranks: int, deterministic: bool, accompanied: bool = False
+) -> dict[str, str]:
     """What DeepSpeed's first rank must find, launcher or not; it starts the other ranks itself.
 
     The threads of a single rank wait in OpenMP's own way, a short spin before they sleep: at a million parameters an
-    update is a fifth to a third faster so. Threads of several ranks share the cores.
+    update is a fifth to a third faster so. Threads of several ranks share the cores, and those of one that is
+    `accompanied` by an engine that works at the same time.
     """
     return {
         "RANK": "0",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": str(num_ranks),
         "TRANSFORMERS_VERBOSITY": "error",
-        **quiet(settings, wait=settings.training_wait_policy or ("passive" if num_ranks > 1 else None)),
+        **quiet(settings, wait=settings.training_wait_policy or ("passive" if num_ranks > 1 or accompanied else None)),
         # What torch asks for before it makes cuBLAS deterministic; without a GPU nothing reads it.
         **({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if deterministic else {}),
     }

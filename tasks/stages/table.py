@@ -23,8 +23,9 @@ from tasks.stages.references import (
     StageRef,
 )
 
-PREVIOUS, REFERENCE = "previous", "reference"
-"""Sources besides the kinds of what the iteration made: the checkpoint it started from, and the frozen start."""
+PREVIOUS, SAMPLER, REFERENCE = "previous", "sampler", "reference"
+"""Sources besides the kinds of what the iteration made: the checkpoint it started from, the one whose policy answers
+(another one where sampling overlaps with updates), and the frozen start."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,9 @@ class StageDefinition:
     """One stage: its task's `name`, the `kind` of the artifact made, and the `job` that its `engine` does.
 
     `inputs` are the artifacts that the task is given, by the names of its arguments: each the kind of what an earlier
-    stage made (None where that stage was left out), PREVIOUS or REFERENCE. `facts` are its other arguments, known from
-    the records. `label` is what the command line calls it. What is not `kept` for good goes when retention
-    (checkpoint.keep_last) lets its iteration go.
+    stage made (None where that stage was left out), PREVIOUS, SAMPLER or REFERENCE. `facts` are its other
+    arguments, known from the records. `label` is what the command line calls it. What is not `kept` for good goes when
+    retention (checkpoint.keep_last) lets its iteration go.
     """
 
     name: str
@@ -73,7 +74,7 @@ GENERATE_ROLLOUTS = StageDefinition(
     "rollout",
     "generate_rollouts",
     RolloutsRef,
-    inputs={"checkpoint": PREVIOUS, "dataset": "dataset"},
+    inputs={"checkpoint": SAMPLER, "dataset": "dataset"},
     facts=("iteration", "position", "attempt"),
     label="generate",
 )

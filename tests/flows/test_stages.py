@@ -9,7 +9,7 @@ import pytest
 
 from flows.iteration import StageName
 from flows.stages import TASKS
-from tasks.stages.table import BY_NAME, ITERATION, PREPARE_DATASET, PREVIOUS, REFERENCE, START, StageDefinition
+from tasks.stages.table import BY_NAME, ITERATION, PREPARE_DATASET, PREVIOUS, REFERENCE, SAMPLER, START, StageDefinition
 
 
 @pytest.mark.parametrize("stage", BY_NAME.values(), ids=list(BY_NAME))
@@ -18,7 +18,7 @@ def test_a_task_is_given_just_what_the_table_says(stage: StageDefinition) -> Non
     assert arguments == ["context", *stage.inputs, *stage.facts]
 
 
-@pytest.mark.parametrize(("stages", "before"), [(START, set()), (ITERATION, {PREVIOUS, REFERENCE})])
+@pytest.mark.parametrize(("stages", "before"), [(START, set()), (ITERATION, {PREVIOUS, SAMPLER, REFERENCE})])
 def test_what_a_stage_needs_is_made_before_it(stages: tuple[StageDefinition, ...], before: set[str]) -> None:
     there = {PREPARE_DATASET.kind, *before}
     for stage in stages:

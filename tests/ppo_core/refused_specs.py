@@ -17,6 +17,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         r"microbatch_tokens=559 is less than the longest sequence: 560 tokens .* Raise it to at least 560",
     ),
     (
+        {"schedule": "overlapped"},
+        "schedule=overlapped trains on responses .* set it to token .*, or schedule to synchronous$",
+    ),
+    (
         {"update": {"importance_cap": 3}},
         "importance_cap=3 has no meaning with importance_correction=none: leave it out",
     ),
