@@ -1,5 +1,6 @@
 """The spec of a run, torch-free: `RunSpec` and its sections. `RunSpec.from_yaml(path)` reads it."""
 
+from ppo_core.spec.advantages import AdaptiveKl, AdvantageSpec, FixedKl
 from ppo_core.spec.algorithms import AlgorithmSpec, GrpoSpec, PpoSpec, ReinforceSpec, RlooSpec
 from ppo_core.spec.loading import SpecError, differing_keys
 from ppo_core.spec.promotion import PromotionSpec
@@ -8,12 +9,9 @@ from ppo_core.spec.run_spec import RunSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
 from ppo_core.spec.section import Section
 from ppo_core.spec.sections import (
-    AdaptiveKl,
-    AdvantageSpec,
     DatasetSpec,
     EnginesSpec,
     EvaluationSpec,
-    FixedKl,
     ModelSpec,
     RegistrySpec,
     RolloutSpec,

@@ -6,8 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from ppo_core.spec.advantages import AdvantageSpec
 from ppo_core.spec.section import Section
-from ppo_core.spec.sections import AdvantageSpec, RolloutSpec
+from ppo_core.spec.sections import RolloutSpec
 from ppo_core.spec.update import UpdateSpec
 
 NO_CRITIC = {

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from ppo_core.spec.advantages import AdaptiveKl, AdvantageSpec
 from ppo_core.spec.algorithms import AlgorithmSpec, PpoSpec
 from ppo_core.spec.flow_spec import FlowSpec, check_master_weights, check_ranks_divide, divisors
 from ppo_core.spec.promotion import PromotionSpec
@@ -13,8 +14,6 @@ from ppo_core.spec.reward_kinds import HttpRewardSpec, JudgeSpec
 from ppo_core.spec.rewards import RewardSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
 from ppo_core.spec.sections import (
-    AdaptiveKl,
-    AdvantageSpec,
     DatasetSpec,
     EnginesSpec,
     EvaluationSpec,

@@ -13,7 +13,6 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 from ppo_core.spec.paths import UserPath
 from ppo_core.spec.section import Beta, Fraction, NonNegative, Section
 
-Estimator = Literal["k1", "k2", "k3", "abs"]
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
 LONGEST_ALIAS = 255
 
@@ -91,47 +90,6 @@ class RolloutSpec(Section):
                 "softmax: the ratios would be wrong. Set top_p: 1 and top_k: -1"
             )
         return self
-
-
-class FixedKl(Section):
-    """A KL coefficient that stays."""
-
-    kind: Literal["fixed"] = Field("fixed", description="This kind")
-    coef: NonNegative = Field(0.01, description="Price in reward of one nat of divergence")
-    estimator: Estimator = Field("k1", description="Schulman's estimator of the divergence per token")
-
-
-class AdaptiveKl(Section):
-    """A KL coefficient steered to a target (Ziegler et al. 2019, section 2.2)."""
-
-    kind: Literal["adaptive"] = Field("adaptive", description="This kind")
-    coef: PositiveFloat = Field(0.05, description="In the first iteration")
-    target: PositiveFloat = Field(6.0, description="KL per response (summed over its tokens)")
-    horizon: PositiveInt = Field(10_000, description="In responses")
-    estimator: Estimator = Field("k1", description="Schulman's estimator of the divergence per token")
-
-
-class AdvantageSpec(Section):
-    """From scores to advantages: reward shaping and GAE."""
-
-    kl: FixedKl | AdaptiveKl = Field(
-        FixedKl(), discriminator="kind", description="Price of leaving the reference: kind fixed or adaptive"
-    )
-    score_clip: PositiveFloat | None = Field(None, description="Scores are clipped to [-score_clip, score_clip]")
-    missing_eos_penalty: NonNegative = Field(0.0, description="Subtracted from the score of an unfinished response")
-    truncated: Literal["terminal", "bootstrap", "mask"] = Field(
-        "terminal", description="A response cut by length: ends there, goes on with the critic's value, or is left out"
-    )
-    gamma: Fraction = Field(1.0, description="Discount per token")
-    gae_lambda: Fraction = Field(0.95, description="GAE's trade of bias (0) against variance (1)")
-    whiten: bool = Field(True, description="Scale an iteration's advantages to mean 0 and variance 1")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fixed_unless_said(cls, values: Any) -> Any:
-        """`kl: {coef: 0.1}` means a fixed coefficient."""
-        kl = values.get("kl") if isinstance(values, dict) else None
-        return {**values, "kl": {"kind": "fixed", **kl}} if isinstance(kl, dict) else values
 
 
 class TrainingSpec(Section):

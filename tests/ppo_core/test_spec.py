@@ -24,6 +24,7 @@ from ppo_core.spec import (
     flow_spec,
     run_spec,
 )
+from ppo_core.spec import advantages as spec_advantages
 from ppo_core.spec import algorithms as spec_algorithms
 from ppo_core.spec import loading as spec_loading
 from ppo_core.spec import sections as spec_sections
@@ -191,7 +192,7 @@ def test_differing_keys_are_named_with_both_values(tmp_path: Path) -> None:
 
 
 def all_sections() -> list[type[Section]]:
-    named = {**vars(spec_sections), **vars(spec_algorithms)}
+    named = {**vars(spec_sections), **vars(spec_advantages), **vars(spec_algorithms)}
     found = {value for value in named.values() if isinstance(value, type) and issubclass(value, Section)}
     return sorted(found - {Section} | {RunSpec}, key=lambda section: section.__name__)
 
