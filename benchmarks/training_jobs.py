@@ -91,6 +91,7 @@ class Work:
         }
         began = time.perf_counter()
         spec = {**job, "advantages": {}, "optimizer": optimizer, "kl_coef": 0.01}
+        spec["max_response_tokens"] = max(self.lengths)
         self._do("compute_advantages", inputs, experience, spec)
         computed = time.perf_counter()
         spec = {**job, "seed": 0, "iteration": number, "update": self.update, "full": number == 0}

@@ -30,6 +30,7 @@ def compute_advantages(
         temperature=spec.rollout.temperature,
         algorithm=spec.algorithm,
         advantages=spec.advantages,
+        max_response_tokens=spec.rollout.max_response_tokens,
         training=spec.training,
         optimizer=OptimizerSettings.of(spec.update),
         kl_coef=kl_coef,

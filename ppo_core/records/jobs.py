@@ -150,6 +150,7 @@ class ComputeAdvantagesJob(TrainingJob):
 
     temperature: float
     advantages: AdvantageSpec
+    max_response_tokens: int
     # Nothing is trained here, but the checkpoint is loaded with its optimizer, and so stays loaded for the update.
     optimizer: OptimizerSettings
     kl_coef: float

@@ -1,6 +1,6 @@
 """The spec of a run, torch-free: `RunSpec` and its sections. `RunSpec.from_yaml(path)` reads it."""
 
-from ppo_core.spec.advantages import AdaptiveKl, AdvantageSpec, FixedKl
+from ppo_core.spec.advantages import AdaptiveKl, AdvantageSpec, FixedKl, OverlongSpec
 from ppo_core.spec.algorithms import AlgorithmSpec, GrpoSpec, PpoSpec, ReinforceSpec, RlooSpec
 from ppo_core.spec.loading import SpecError, differing_keys
 from ppo_core.spec.promotion import PromotionSpec
@@ -32,6 +32,7 @@ __all__ = [
     "GrpoSpec",
     "GuardsSpec",
     "ModelSpec",
+    "OverlongSpec",
     "PpoSpec",
     "PromotionSpec",
     "RegistrySpec",

@@ -29,6 +29,15 @@ class AdaptiveKl(Section):
     estimator: Estimator = Field("k1", description="Schulman's estimator of the divergence per token")
 
 
+class OverlongSpec(Section):
+    """A price on responses that near the length limit (Yu et al. 2025, DAPO, equation 13)."""
+
+    buffer: PositiveInt = Field(
+        description="The price grows from 0 over so many tokens before rollout.max_response_tokens"
+    )
+    penalty: PositiveFloat = Field(1.0, description="Subtracted from the score at the limit, never more")
+
+
 class AdvantageSpec(Section):
     """From scores to advantages: reward shaping and GAE."""
 
@@ -37,6 +46,9 @@ class AdvantageSpec(Section):
     )
     score_clip: PositiveFloat | None = Field(None, description="Scores are clipped to [-score_clip, score_clip]")
     missing_eos_penalty: NonNegative = Field(0.0, description="Subtracted from the score of an unfinished response")
+    overlong: OverlongSpec | None = Field(
+        None, description="A price on responses that near the length limit; none: they are free"
+    )
     truncated: Literal["terminal", "bootstrap", "mask"] = Field(
         "terminal", description="A response cut by length: ends there, goes on with the critic's value, or is left out"
     )

@@ -79,6 +79,16 @@ class RunSpec(FlowSpec):
         return self
 
     @model_validator(mode="after")
+    def _the_price_of_length_begins_within_a_response(self) -> Self:
+        overlong, limit = self.advantages.overlong, self.rollout.max_response_tokens
+        if overlong is not None and overlong.buffer > limit:
+            raise ValueError(
+                f"advantages.overlong.buffer={overlong.buffer} is longer than a response can be "
+                f"(rollout.max_response_tokens={limit}): lower it to {limit} at most, a fifth of it is usual"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _sequences_fit_into_microbatches(self) -> Self:
         tokens = self.training.microbatch_tokens
         longest = self.dataset.max_prompt_tokens + self.rollout.max_response_tokens

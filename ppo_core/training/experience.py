@@ -20,9 +20,10 @@ from ppo_core.kl import kl_estimate, next_kl_coef
 from ppo_core.masking import masked_mean, whiten
 from ppo_core.models.forward import Models, Need
 from ppo_core.records import RolloutRow, ScoreRow, TokenSequence
-from ppo_core.rewards import clip_scores, missing_eos_penalty, token_rewards
+from ppo_core.rewards import token_rewards
 from ppo_core.spec import AdaptiveKl, AdvantageSpec, TrainingSpec
 from ppo_core.training.ranks import Ranks, share_of
+from ppo_core.training.shaping import shape_scores
 
 FILE = "experience.safetensors"
 
@@ -107,6 +108,7 @@ def build_experience(
     spec: AdvantageSpec,
     *,
     kl_coef: float,
+    max_response_tokens: int,
 ) -> tuple[Experience, dict[str, float]]:
     """Shape rewards, estimate advantages, whiten. Returns the experience and the metrics of the stage."""
     generated = ragged([[1.0] * len(row.response_token_ids) for row in rollouts]).bool()
@@ -115,10 +117,9 @@ def build_experience(
     counted = scored & finished if spec.truncated == "mask" else scored
     mask = generated & counted[:, None]
     raw = torch.tensor([row.score or 0.0 for row in scores], dtype=torch.float32)
-    shaped = raw if spec.score_clip is None else clip_scores(raw, limit=spec.score_clip)
-    shaped = missing_eos_penalty(shaped, finished, penalty=spec.missing_eos_penalty)
+    shaped = shape_scores(raw, finished, generated.sum(1), spec, max_response_tokens=max_response_tokens)
     kl = kl_estimate(predictions.old_logprobs, predictions.reference_logprobs, estimator=spec.kl.estimator)
-    rewards = token_rewards(shaped, kl, mask, kl_coef=kl_coef)
+    rewards = token_rewards(shaped.scores, kl, mask, kl_coef=kl_coef)
     prompts = _numbered([row.prompt_id for row in rollouts])
     batch = Batch(rewards, mask, finished, prompts, predictions.values, predictions.final_values)
     estimate = algorithm.estimate(batch, spec)
@@ -144,6 +145,7 @@ def build_experience(
         "kl/coef": kl_coef,
         "reward/mean": float(rewards.sum(1)[counted].mean()) if counted.any() else 0.0,
         "advantage/std": float(estimate.advantages[mask].std()) if mask.sum() > 1 else 0.0,
+        **shaped.measured,
         **estimate.measured,
     }
     return experience, metrics

@@ -106,7 +106,13 @@ class TrainingEngine:
         with deterministic(spec.deterministic), compute_in(spec.training.compute_dtype, models.device):
             predictions = predict(models, algorithm.predictions, sequences, spec.training, self.ranks, job.progress)
         experience, metrics = build_experience(
-            rollouts, scores, predictions, algorithm, spec.advantages, kl_coef=spec.kl_coef
+            rollouts,
+            scores,
+            predictions,
+            algorithm,
+            spec.advantages,
+            kl_coef=spec.kl_coef,
+            max_response_tokens=spec.max_response_tokens,
         )
         stats = {
             "metrics": metrics,

@@ -21,6 +21,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "schedule=overlapped trains on responses .* set it to token .*, or schedule to synchronous$",
     ),
     (
+        {"advantages": {"overlong": {"buffer": 49}}},
+        r"overlong.buffer=49 is longer than a response can be \(rollout.max_response_tokens=48\): lower it to 48",
+    ),
+    ({"advantages": {"overlong": {"penalty": 1}}}, "advantages.overlong.buffer: is required, and missing"),
+    (
         {"update": {"importance_cap": 3}},
         "importance_cap=3 has no meaning with importance_correction=none: leave it out",
     ),

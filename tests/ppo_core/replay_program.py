@@ -173,6 +173,7 @@ def advantages(root: Path, ranks: Ranks) -> Facts:
         model=job.model,
         temperature=1.0,
         advantages=AdvantageSpec(),
+        max_response_tokens=3,
         training=job.training,
         optimizer=OptimizerSettings.of(job.update),
         kl_coef=0.1,

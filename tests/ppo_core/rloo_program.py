@@ -67,6 +67,7 @@ def runs(root: Path, ranks: Ranks) -> Facts:
             algorithm=jobs[0].algorithm,
             temperature=1.0,
             advantages=AdvantageSpec(whiten=False),
+            max_response_tokens=3,
             training=jobs[0].training,
             optimizer=OptimizerSettings.of(jobs[0].update),
             kl_coef=0.0,

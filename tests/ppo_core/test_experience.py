@@ -52,7 +52,7 @@ COUNTED = {"terminal": [2, 3, 0], "bootstrap": [2, 3, 0], "mask": [2, 0, 0]}
 def built(truncated: str, **changes: Any) -> tuple[Experience, dict[str, float]]:
     settings = {"score_clip": 5.0, "missing_eos_penalty": 0.5, "gae_lambda": 0.5, "whiten": False, **changes}
     spec = AdvantageSpec.model_validate({"truncated": truncated, **settings})
-    return build_experience(ROLLOUTS, SCORES, PREDICTIONS, PPO, spec, kl_coef=0.1)
+    return build_experience(ROLLOUTS, SCORES, PREDICTIONS, PPO, spec, kl_coef=0.1, max_response_tokens=3)
 
 
 def assert_close(observed: Tensor, expected: list[list[float]]) -> None:
@@ -118,9 +118,19 @@ def test_another_estimator_prices_the_divergence() -> None:
     assert metrics["kl/reference"] == pytest.approx(0.5, abs=1e-6)
 
 
+def test_responses_near_the_limit_lose_score() -> None:
+    """Limit 3, buffer 2, penalty 0.5: two tokens cost half of it, three all of it, one nothing."""
+    experience, metrics = built("terminal", overlong={"buffer": 2, "penalty": 0.5})
+    assert_close(experience.rewards, [[-0.05, 4.8, 0.0], [-0.1, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    assert metrics["reward/overlong"] == pytest.approx(2 / 3)
+    assert "reward/overlong" not in built("terminal")[1]
+
+
 def test_nothing_scored_is_all_zeros_and_finite() -> None:
     unscored = [ScoreRow(row.prompt_id, 0, None, {}, False, "no") for row in SCORES]
-    experience, metrics = build_experience(ROLLOUTS, unscored, PREDICTIONS, PPO, AdvantageSpec(), kl_coef=0.1)
+    experience, metrics = build_experience(
+        ROLLOUTS, unscored, PREDICTIONS, PPO, AdvantageSpec(), kl_coef=0.1, max_response_tokens=3
+    )
     assert not experience.response_mask.any()
     assert experience.advantages.abs().sum() == experience.rewards.abs().sum() == 0
     assert all(math.isfinite(value) for value in metrics.values())

@@ -107,7 +107,9 @@ def test_the_price_of_divergence_is_part_of_the_reward_that_is_compared() -> Non
     rollouts = [RolloutRow("a", i, [3], [5, 1], "w5", [-1.0, -1.0], "stop") for i in range(2)]
     scores = [ScoreRow("a", i, score, {"f": score}, False, None) for i, score in enumerate((1.0, 0.0))]
     predictions = Predictions(torch.tensor([[-1.0, -1.0], [-1.0, -1.0]]), torch.tensor([[-1.5, -1.5], [-1.25, -0.25]]))
-    experience, metrics = build_experience(rollouts, scores, predictions, RLOO, SPEC, kl_coef=0.1)
+    experience, metrics = build_experience(
+        rollouts, scores, predictions, RLOO, SPEC, kl_coef=0.1, max_response_tokens=3
+    )
     torch.testing.assert_close(experience.advantages, torch.tensor([[0.85, 0.85], [-0.85, -0.85]]), rtol=0, atol=1e-6)
     assert (experience.values, experience.returns) == (None, None)
     assert not [name for name in metrics if name.startswith("critic/")]
@@ -122,7 +124,7 @@ def test_a_response_cut_by_length_counts_or_is_left_out(truncated: str, advantag
     scores = [ScoreRow("a", i, score, {}, i == 2, None) for i, score in enumerate((1.0, 2.0, 1.5))]
     predictions = Predictions(torch.zeros((3, 1)), torch.zeros((3, 1)))
     spec = AdvantageSpec.model_validate({"whiten": False, "truncated": truncated, "missing_eos_penalty": 0.5})
-    experience, _ = build_experience(rollouts, scores, predictions, RLOO, spec, kl_coef=0.0)
+    experience, _ = build_experience(rollouts, scores, predictions, RLOO, spec, kl_coef=0.0, max_response_tokens=3)
     torch.testing.assert_close(experience.advantages, torch.tensor(advantages), rtol=0, atol=1e-6)
     assert bool(experience.response_mask[2, 0]) is (truncated == "terminal")
 

@@ -98,6 +98,7 @@ class Loop:
             "training": TRAINING,
             "optimizer": OptimizerSettings.of(UpdateSpec(**UPDATE)).model_dump(mode="json"),
             "kl_coef": 0.01,
+            "max_response_tokens": 16,
         }
         inputs = {"checkpoint": checkpoint, "reference": reference, "rollouts": rollouts, "scores": scores}
         output = self.training.output()
