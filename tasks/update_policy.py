@@ -34,6 +34,7 @@ def update_policy(
         model=spec.model,
         algorithm=spec.algorithm,
         update=spec.update,
+        whitening=spec.advantages.minibatch_whitening,
         training=spec.training,
         temperature=spec.rollout.temperature,
         rate_factor=rate_factor,

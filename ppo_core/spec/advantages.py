@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from ppo_core.spec.section import Fraction, NonNegative, Section
 
 Estimator = Literal["k1", "k2", "k3", "abs"]
+MinibatchWhitening = Literal["none", "centred", "scaled"]
 
 
 class FixedKl(Section):
@@ -52,9 +53,33 @@ class AdvantageSpec(Section):
     truncated: Literal["terminal", "bootstrap", "mask"] = Field(
         "terminal", description="A response cut by length: ends there, goes on with the critic's value, or is left out"
     )
+    whiten_rewards: bool = Field(
+        False, description="Scale an iteration's rewards per token to variance 1 before GAE; their mean stays"
+    )
     gamma: Fraction = Field(1.0, description="Discount per token")
     gae_lambda: Fraction = Field(0.95, description="GAE's trade of bias (0) against variance (1)")
-    whiten: bool = Field(True, description="Scale an iteration's advantages to mean 0 and variance 1")
+    whiten: bool | Literal["minibatch"] = Field(
+        True, description="Scale advantages to mean 0 and variance 1, over the iteration (true) or over each minibatch"
+    )
+    whiten_centred: bool = Field(
+        True, description="Whitening takes the mean off; false: it divides by the root mean square, and no sign changes"
+    )
+
+    @property
+    def minibatch_whitening(self) -> MinibatchWhitening:
+        """What the update does to the advantages of each minibatch."""
+        if self.whiten != "minibatch":
+            return "none"
+        return "centred" if self.whiten_centred else "scaled"
+
+    @model_validator(mode="after")
+    def _what_is_centred_is_whitened(self) -> Self:
+        if not self.whiten and not self.whiten_centred:
+            raise ValueError(
+                "whiten_centred=false has no meaning with whiten=false: leave it out, or set whiten to true or "
+                "minibatch"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

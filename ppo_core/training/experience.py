@@ -17,7 +17,7 @@ from torch import Tensor
 from ppo_core.algorithms.algorithm import Algorithm, Batch
 from ppo_core.data.batches import lengths_of
 from ppo_core.kl import kl_estimate, next_kl_coef
-from ppo_core.masking import masked_mean, whiten
+from ppo_core.masking import masked_mean, scale, whiten
 from ppo_core.models.forward import Models, Need
 from ppo_core.records import RolloutRow, ScoreRow, TokenSequence
 from ppo_core.rewards import token_rewards
@@ -119,11 +119,15 @@ def build_experience(
     raw = torch.tensor([row.score or 0.0 for row in scores], dtype=torch.float32)
     shaped = shape_scores(raw, finished, generated.sum(1), spec, max_response_tokens=max_response_tokens)
     kl = kl_estimate(predictions.old_logprobs, predictions.reference_logprobs, estimator=spec.kl.estimator)
-    rewards = token_rewards(shaped.scores, kl, mask, kl_coef=kl_coef)
+    rewards = priced = token_rewards(shaped.scores, kl, mask, kl_coef=kl_coef)
+    if spec.whiten_rewards:
+        rewards = whiten(rewards, mask, shift_mean=False)
     prompts = _numbered([row.prompt_id for row in rollouts])
     batch = Batch(rewards, mask, finished, prompts, predictions.values, predictions.final_values)
     estimate = algorithm.estimate(batch, spec)
-    advantages = whiten(estimate.advantages, mask) if spec.whiten else estimate.advantages
+    advantages = estimate.advantages
+    if spec.whiten is True:
+        advantages = whiten(advantages, mask) if spec.whiten_centred else scale(advantages, mask)
     sampler = ragged([row.sampler_logprobs for row in rollouts])
     experience = Experience(
         prompt_ids=torch.tensor([t for row in rollouts for t in row.prompt_token_ids], dtype=torch.int64),
@@ -143,7 +147,7 @@ def build_experience(
         **kl_metrics(predictions.old_logprobs, predictions.reference_logprobs, mask),
         **sampler_mismatch(predictions.old_logprobs, sampler, generated),
         "kl/coef": kl_coef,
-        "reward/mean": float(rewards.sum(1)[counted].mean()) if counted.any() else 0.0,
+        "reward/mean": float(priced.sum(1)[counted].mean()) if counted.any() else 0.0,
         "advantage/std": float(estimate.advantages[mask].std()) if mask.sum() > 1 else 0.0,
         **shaped.measured,
         **estimate.measured,

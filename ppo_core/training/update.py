@@ -16,6 +16,7 @@ from ppo_core.aggregation import divisor, token_weights
 from ppo_core.algorithms.algorithm import Minibatch
 from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.batches import lengths_of, minibatches
+from ppo_core.masking import scale, whiten
 from ppo_core.metrics import Maximum, Mean
 from ppo_core.models.forward import Outputs
 from ppo_core.off_policy import importance
@@ -64,6 +65,7 @@ class Update:
         self.experience, self.job, self.ranks = experience, job, ranks
         self.sequences: list[TokenSequence] = experience.sequences()
         self.lengths = lengths_of(self.sequences)
+        self.advantages = experience.advantages.clone()
         self.measured: dict[str, Mean | Maximum] = {}
         self.losses: dict[str, float] = {}
         self.skipped = dict.fromkeys(self.networks, 0)
@@ -94,9 +96,13 @@ class Update:
 
     def _step(self, rows: list[int], rates: Mapping[str, float]) -> bool:
         """One optimizer step of each network; False where nothing in the minibatch was scored."""
-        normalizer = divisor(self.experience.response_mask[rows], self.job.update.aggregation)
+        mask = self.experience.response_mask[rows]
+        normalizer = divisor(mask, self.job.update.aggregation)
         if normalizer == 0:
             return False
+        if self.job.whitening != "none":
+            whitened = whiten if self.job.whitening == "centred" else scale
+            self.advantages[rows] = whitened(self.experience.advantages[rows], mask)
         before = dict(self.measured)
         self.losses = dict.fromkeys(self.networks, 0.0)
         for part in share_of(self.ranks, rows, self.lengths, self.job.training, padded=not self.models.packed):
@@ -141,7 +147,7 @@ class Update:
             return tensor[rows, :width].to(device)
 
         values, returns = (None if tensor is None else of(tensor) for tensor in (data.values, data.returns))
-        mask, old_logprobs, advantages = of(data.response_mask), of(data.old_logprobs), of(data.advantages)
+        mask, old_logprobs, advantages = of(data.response_mask), of(data.old_logprobs), of(self.advantages)
         update, aggregation = self.job.update, self.job.update.aggregation
         bounds = {"cap": update.importance_cap, "floor": update.importance_floor}
         corrected = update.importance_correction

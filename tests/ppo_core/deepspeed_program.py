@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tests.ppo_core.update_cases import (
     make_experience,
     only_rows,
     update_job,
+    whitened_by_hand,
     without_scores,
 )
 
@@ -127,6 +129,11 @@ def updates(root: Path, ranks: Ranks) -> Facts:
         "trust region": (exact, update_job(num_ppo_epochs=5, max_kl=1e-6)),
         "no trust region": (exact, update_job(num_ppo_epochs=5)),
     }
+    halves = update_job(num_minibatches=2)
+    far = replace(experience, advantages=3 * experience.advantages + 1)
+    for kind in ("centred", "scaled"):
+        cases[f"whitened {kind}"] = far, halves.model_copy(update={"whitening": kind})
+        cases[f"{kind} by hand"] = whitened_by_hand(far, halves, kind), halves
     facts: Facts = {}
     start = make_start(root, "llama-tied", "float32", ranks)
     for name, (given, job) in cases.items():

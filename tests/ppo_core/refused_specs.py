@@ -26,6 +26,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"advantages": {"overlong": {"penalty": 1}}}, "advantages.overlong.buffer: is required, and missing"),
     (
+        {"advantages": {"whiten": False, "whiten_centred": False}},
+        "advantages: whiten_centred=false has no meaning with whiten=false: leave it out, or set whiten to true or",
+    ),
+    ({"advantages": {"whiten": "batch"}}, "whiten"),
+    (
         {"update": {"importance_cap": 3}},
         "importance_cap=3 has no meaning with importance_correction=none: leave it out",
     ),

@@ -86,6 +86,30 @@ def test_whitening_is_over_the_tokens_that_count(truncated: str) -> None:
     assert_close(experience.returns, built(truncated)[0].returns.tolist())
 
 
+def test_whitening_that_is_not_centred_changes_no_sign() -> None:
+    advantages = counting(ADVANTAGES["terminal"], "terminal")
+    root = math.sqrt(statistics.fmean(a * a for a in advantages) + 1e-8)
+    experience, _ = built("terminal", whiten=True, whiten_centred=False)
+    observed = experience.advantages[experience.response_mask].tolist()
+    assert observed == pytest.approx([a / root for a in advantages], abs=1e-5)
+
+
+def test_advantages_that_the_update_whitens_come_as_they_are() -> None:
+    assert_close(built("terminal", whiten="minibatch")[0].advantages, ADVANTAGES["terminal"])
+
+
+def test_whitened_rewards_have_variance_one_and_their_mean() -> None:
+    """Rewards [-0.05, 5.05] and [-0.1, 0, 0.5]; with lambda 0 and the values below, advantages are deltas of them."""
+    rewards = [-0.05, 5.05, -0.1, 0.0, 0.5]
+    mean, scale = statistics.fmean(rewards), math.sqrt(statistics.variance(rewards) + 1e-8)
+    r = [(reward - mean) / scale + mean for reward in rewards]
+    experience, metrics = built("terminal", whiten_rewards=True, gae_lambda=0.0)
+    assert_close(experience.rewards, [[r[0], r[1], 0.0], r[2:], [0.0] * 3])
+    deltas = [[r[0] + 2 - 1, r[1] - 2, 0.0], [r[2] + 0.5 - 0.5, r[3] + 0.5 - 0.5, r[4] - 0.5], [0.0] * 3]
+    assert_close(experience.advantages, deltas)
+    assert metrics["reward/mean"] == built("terminal")[1]["reward/mean"]
+
+
 @pytest.mark.parametrize("truncated", ADVANTAGES)
 def test_metrics(truncated: str) -> None:
     _, metrics = built(truncated)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ppo_core import masking
-from ppo_core.masking import check_rows, masked_mean, masked_var, whiten
+from ppo_core.masking import check_rows, masked_mean, masked_var, scale, whiten
 
 X = torch.tensor([[1.0, 2.0, 4.0], [8.0, 100.0, math.nan]])
 MASK = torch.tensor([[True, True, True], [True, False, False]])
@@ -25,7 +25,7 @@ cells = st.lists(st.tuples(st.integers(-1000, 1000), st.booleans()), min_size=1,
 
 
 def test_docstring_examples() -> None:
-    assert doctest.testmod(masking) == (0, 3)
+    assert doctest.testmod(masking) == (0, 4)
 
 
 def test_mean_counts_only_true_slots() -> None:
@@ -59,6 +59,16 @@ def test_whiten_scales_by_the_unbiased_deviation(shift_mean: bool) -> None:
     kept = [(x - 3.75) / deviation + (0.0 if shift_mean else 3.75) for x in KEPT]
     expected = torch.tensor([kept[:3], [kept[3], 0.0, 0.0]])
     torch.testing.assert_close(whiten(X, MASK, shift_mean=shift_mean), expected, rtol=1e-5, atol=1e-6)
+
+
+@given(cells)
+def test_scale_divides_by_the_root_mean_square(rows: list[tuple[int, bool]]) -> None:
+    x = torch.tensor([number / 8 for number, _ in rows], dtype=torch.float64)
+    mask = torch.tensor([counts for _, counts in rows])
+    squares = [(number / 8) ** 2 for number, counts in rows if counts]
+    root = math.sqrt(statistics.fmean(squares) + 1e-8) if squares else 1.0
+    expected = [number / 8 / root if counts else 0.0 for number, counts in rows]
+    assert scale(x, mask).tolist() == pytest.approx(expected, abs=1e-9)
 
 
 def test_whiten_shifts_the_mean_by_default() -> None:

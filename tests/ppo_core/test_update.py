@@ -161,6 +161,11 @@ def test_recomputing_activations_changes_memory_only(trained: Path) -> None:
     assert_same_weights(trained, "recomputed", "recipe0")
 
 
+@pytest.mark.parametrize("kind", ["centred", "scaled"])
+def test_advantages_are_whitened_over_each_minibatch(trained: Path, kind: str) -> None:
+    assert_same_weights(trained, f"whitened {kind}", f"{kind} by hand")
+
+
 def test_rows_without_a_score_contribute_nothing(trained: Path) -> None:
     assert_same_weights(trained, "unscored", "absent")
     facts = facts_of(trained)

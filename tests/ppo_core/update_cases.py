@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ppo_core.data.batches import minibatches
 from ppo_core.records import TokenSequence, UpdatePolicyJob
 from ppo_core.spec import ModelSpec, TrainingSpec, UpdateSpec
 from ppo_core.training.experience import Experience
@@ -86,6 +89,19 @@ def without_scores(experience: Experience, rows: list[int]) -> Experience:
     advantages[rows] = torch.nan
     returns[rows] = torch.inf
     return replace(experience, response_mask=mask, advantages=advantages, returns=returns)
+
+
+def whitened_by_hand(experience: Experience, job: UpdatePolicyJob, kind: str) -> Experience:
+    """The advantages of each minibatch of the only epoch whitened among themselves, by Python's own statistics."""
+    advantages, mask = torch.zeros_like(experience.advantages), experience.response_mask
+    for rows in minibatches(ROWS, job.update.num_minibatches, job.seed, job.iteration, "update", 0):
+        slots = [(row, t) for row in rows for t in range(mask.shape[1]) if mask[row, t]]
+        kept = [float(experience.advantages[slot]) for slot in slots]
+        mean = statistics.fmean(kept) if kind == "centred" else 0.0
+        spread = statistics.variance(kept) if kind == "centred" else statistics.fmean(a * a for a in kept)
+        for slot, advantage in zip(slots, kept, strict=True):
+            advantages[slot] = (advantage - mean) / math.sqrt(spread + 1e-8)
+    return replace(experience, advantages=advantages)
 
 
 def only_rows(experience: Experience, rows: list[int]) -> Experience:
