@@ -91,6 +91,7 @@ def facts_of(previous: IterationRecord, attempt: Attempt, *, full: bool) -> dict
         "position": previous.position,
         "attempt": attempt.number,
         "kl_coef": previous.next_kl_coef,
+        "carried": previous.carried(),
         "rate_factor": attempt.rate_factor,
         "full": full,
         "restoration": previous.restoration(),

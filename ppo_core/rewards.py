@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from ppo_core.masking import check_mask, check_rows, zero_masked
+
+SMALLEST_VARIANCE = 1e-8
 
 
 @torch.no_grad()
@@ -56,6 +61,39 @@ def clip_scores(scores: Tensor, *, limit: float) -> Tensor:
     if not limit > 0:
         raise ValueError(f"limit={limit} must be above 0: a limit of 0 would erase every score")
     return scores.clamp(-limit, limit)
+
+
+class ScoreMoments(NamedTuple):
+    """Of all scores so far: how many, their mean, and the sum of their squared deviations from it; in float64."""
+
+    seen: float = 0.0
+    mean: float = 0.0
+    deviations: float = 0.0
+
+    @property
+    def std(self) -> float:
+        """Their unbiased standard deviation; 1, which divides nothing, where it is below 1e-4 or there is one score."""
+        variance = self.deviations / (self.seen - 1) if self.seen > 1 else 0.0
+        return math.sqrt(variance) if variance >= SMALLEST_VARIANCE else 1.0
+
+    def with_scores(self, scores: Tensor) -> ScoreMoments:
+        """The moments of the scores so far and of `scores` `[N]`, as if all had been seen at once.
+
+        Source: Chan, Golub and LeVeque 1983, Algorithms for Computing the Sample Variance, equations 2.1.
+
+        >>> ScoreMoments().with_scores(torch.tensor([1.0, 2.0])).with_scores(torch.tensor([6.0]))
+        ScoreMoments(seen=3.0, mean=3.0, deviations=14.0)
+        """
+        if not len(scores):
+            return self
+        new, count = scores.double(), self.seen + len(scores)
+        mean = float(new.mean())
+        distance, deviations = mean - self.mean, float((new - mean).square().sum())
+        return ScoreMoments(
+            count,
+            self.mean + distance * len(new) / count,
+            self.deviations + deviations + distance**2 * self.seen * len(new) / count,
+        )
 
 
 def overlong_penalty(lengths: Tensor, *, max_length: int, buffer: int, factor: float) -> Tensor:

@@ -21,9 +21,10 @@ def compute_advantages(
     scores: ScoresRef,
     *,
     kl_coef: float,
+    carried: Mapping[str, Mapping[str, float]],
     restoration: Mapping[str, ArtifactRef],
 ) -> ExperienceRef:
-    """What the update learns from, and the next KL coefficient. `restoration`: see `IterationRecord`."""
+    """What the update learns from, and the next KL coefficient. `carried`, `restoration`: see `IterationRecord`."""
     spec = context.spec
     job = ComputeAdvantagesJob(
         model=spec.model,
@@ -34,6 +35,7 @@ def compute_advantages(
         training=spec.training,
         optimizer=OptimizerSettings.of(spec.update),
         kl_coef=kl_coef,
+        carried=carried.get(COMPUTE_ADVANTAGES.name, {}),
         deterministic=spec.engines.deterministic,
     )
     inputs = {"checkpoint": checkpoint, "reference": reference, "rollouts": rollouts, "scores": scores}

@@ -146,7 +146,10 @@ class OptimizerSettings(Section):
 
 
 class ComputeAdvantagesJob(TrainingJob):
-    """Rollouts and scores to experience. Inputs: checkpoint, reference, rollouts, scores; and what `Replay` says."""
+    """Rollouts and scores to experience. Inputs: checkpoint, reference, rollouts, scores; and what `Replay` says.
+
+    `carried` is what the job of the iteration before said under that name: numbers that go on over iterations.
+    """
 
     temperature: float
     advantages: AdvantageSpec
@@ -154,6 +157,7 @@ class ComputeAdvantagesJob(TrainingJob):
     # Nothing is trained here, but the checkpoint is loaded with its optimizer, and so stays loaded for the update.
     optimizer: OptimizerSettings
     kl_coef: float
+    carried: dict[str, float] = Field({})
 
 
 class UpdatePolicyJob(TrainingJob):

@@ -45,7 +45,14 @@ class AdvantageSpec(Section):
     kl: FixedKl | AdaptiveKl = Field(
         FixedKl(), discriminator="kind", description="Price of leaving the reference: kind fixed or adaptive"
     )
-    score_clip: PositiveFloat | None = Field(None, description="Scores are clipped to [-score_clip, score_clip]")
+    score_norm: Literal["none", "std", "mean_std"] = Field(
+        "none",
+        description="Divide scores by the standard deviation of all scores of the run so far; mean_std: less their "
+        "mean",
+    )
+    score_clip: PositiveFloat | None = Field(
+        None, description="Scores, after score_norm, are clipped to [-score_clip, score_clip]"
+    )
     missing_eos_penalty: NonNegative = Field(0.0, description="Subtracted from the score of an unfinished response")
     overlong: OverlongSpec | None = Field(
         None, description="A price on responses that near the length limit; none: they are free"

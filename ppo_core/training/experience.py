@@ -20,12 +20,13 @@ from ppo_core.kl import kl_estimate, next_kl_coef
 from ppo_core.masking import masked_mean, scale, whiten
 from ppo_core.models.forward import Models, Need
 from ppo_core.records import RolloutRow, ScoreRow, TokenSequence
-from ppo_core.rewards import token_rewards
+from ppo_core.rewards import ScoreMoments, token_rewards
 from ppo_core.spec import AdaptiveKl, AdvantageSpec, TrainingSpec
 from ppo_core.training.ranks import Ranks, share_of
 from ppo_core.training.shaping import shape_scores
 
 FILE = "experience.safetensors"
+NO_MOMENTS = ScoreMoments()
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ def build_experience(
     *,
     kl_coef: float,
     max_response_tokens: int,
+    moments: ScoreMoments = NO_MOMENTS,
 ) -> tuple[Experience, dict[str, float]]:
     """Shape rewards, estimate advantages, whiten. Returns the experience and the metrics of the stage."""
     generated = ragged([[1.0] * len(row.response_token_ids) for row in rollouts]).bool()
@@ -117,7 +119,9 @@ def build_experience(
     counted = scored & finished if spec.truncated == "mask" else scored
     mask = generated & counted[:, None]
     raw = torch.tensor([row.score or 0.0 for row in scores], dtype=torch.float32)
-    shaped = shape_scores(raw, finished, generated.sum(1), spec, max_response_tokens=max_response_tokens)
+    shaped = shape_scores(
+        raw, finished, generated.sum(1), spec, max_response_tokens=max_response_tokens, moments=moments
+    )
     kl = kl_estimate(predictions.old_logprobs, predictions.reference_logprobs, estimator=spec.kl.estimator)
     rewards = priced = token_rewards(shaped.scores, kl, mask, kl_coef=kl_coef)
     if spec.whiten_rewards:

@@ -31,6 +31,7 @@ from ppo_core.training.experience import build_experience, coefficient_after, pr
 from ppo_core.training.learner import Learner, LoadConfig
 from ppo_core.training.ranks import Ranks, first_rank_only
 from ppo_core.training.replay import hold_checkpoint, run_update
+from ppo_core.training.shaping import moments_with
 from ppo_core.training.state import derivation, read_state
 from ppo_core.training.supervised import read_examples, supervised_settings, train_supervised
 
@@ -105,6 +106,7 @@ class TrainingEngine:
         sequences = [TokenSequence(row.prompt_token_ids, row.response_token_ids) for row in rollouts]
         with deterministic(spec.deterministic), compute_in(spec.training.compute_dtype, models.device):
             predictions = predict(models, algorithm.predictions, sequences, spec.training, self.ranks, job.progress)
+        moments = moments_with(spec.carried, scores)
         experience, metrics = build_experience(
             rollouts,
             scores,
@@ -113,12 +115,15 @@ class TrainingEngine:
             spec.advantages,
             kl_coef=spec.kl_coef,
             max_response_tokens=spec.max_response_tokens,
+            moments=moments,
         )
-        stats = {
+        stats: dict[str, Any] = {
             "metrics": metrics,
             "next_kl_coef": coefficient_after(spec.advantages, spec.kl_coef, metrics, len(rollouts)),
             "num_tokens": int(experience.response_mask.sum()),
         }
+        if spec.advantages.score_norm != "none":
+            stats["carried"] = moments._asdict()
         if not stats["num_tokens"]:
             raise InputError(
                 "there is nothing to learn from: advantages.truncated=mask left out every response with a score, since "

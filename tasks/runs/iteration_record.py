@@ -144,6 +144,10 @@ class IterationRecord(BaseModel):
         """The data cursor as people read it."""
         return f"epoch {self.epoch}, prompt {self.index}"
 
+    def carried(self) -> dict[str, dict[str, float]]:
+        """What each stage left for the next iteration, by its name."""
+        return {name: ref.carried for name, ref in self.artifacts.items()}
+
     def restoration(self) -> dict[str, ArtifactRef]:
         """What a training engine that is not warm needs besides the checkpoint, by the names of the job's inputs."""
         if self.base is None:

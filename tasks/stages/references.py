@@ -13,11 +13,15 @@ USES = {"train": "train on", "eval": "evaluate with", "sft": "start from"}
 
 
 class StageRef(ArtifactRef):
-    """An artifact that a stage made, with the metrics it measured."""
+    """An artifact that a stage made, with the metrics it measured.
+
+    `carried` are numbers that go on over iterations, such as running means: what it left for the next iteration.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     metrics: dict[str, float] = Field(default_factory=dict)
+    carried: dict[str, float] = Field(default_factory=dict)
 
     @classmethod
     def of(cls, ref: ArtifactRef, stats: dict[str, Any]) -> StageRef:

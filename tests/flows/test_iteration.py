@@ -50,6 +50,12 @@ def test_a_run_is_the_same_wherever_it_is_made(whole: ToyRun, tmp_path: Path) ->
     assert again.tracker.steps("seconds/iteration") == [0, 1, 2, 3]
 
 
+def test_what_a_stage_carries_on_reaches_it_in_the_next_iteration(whole: ToyRun) -> None:
+    """The toy engine counts; that a death changes no digest, below, holds for what is carried too: it is hashed."""
+    carried = [record.carried().get("compute_advantages", {}) for record in whole.records()]
+    assert carried == [{}, {"iterations": 1.0}, {"iterations": 2.0}, {"iterations": 3.0}]
+
+
 @pytest.mark.parametrize(
     ("job", "number"),
     [

@@ -22,8 +22,10 @@ from torch import Tensor
 
 from ppo_core.algorithms.ppo import PPO
 from ppo_core.records import RolloutRow, ScoreRow
+from ppo_core.rewards import ScoreMoments
 from ppo_core.spec import AdaptiveKl, AdvantageSpec, FixedKl
 from ppo_core.training.experience import Experience, Predictions, build_experience, coefficient_after
+from ppo_core.training.shaping import moments_with
 
 ROLLOUTS = [
     RolloutRow("a", 0, [3, 4], [5, 1], "w5", [-1.1, -2.0], "stop"),
@@ -140,6 +142,24 @@ def test_another_estimator_prices_the_divergence() -> None:
     experience, metrics = built("terminal", kl=FixedKl(estimator="abs"))
     assert_close(experience.rewards, [[-0.05, 4.95, 0.0], [-0.1, 0.0, 0.5], [0.0, 0.0, 0.0]])
     assert metrics["kl/reference"] == pytest.approx(0.5, abs=1e-6)
+
+
+def normalised(score_norm: str) -> list[float]:
+    """Rewards at the last tokens that count: scores 7 and 1 after one of 1 before them, without a price or a clip."""
+    before = ScoreMoments().with_scores(torch.tensor([1.0]))
+    moments = moments_with(before._asdict(), SCORES)
+    spec = AdvantageSpec.model_validate({"score_norm": score_norm})
+    experience, metrics = build_experience(
+        ROLLOUTS, SCORES, PREDICTIONS, PPO, spec, kl_coef=0.0, max_response_tokens=3, moments=moments
+    )
+    assert (metrics["reward/score_mean"], metrics["reward/score_std"]) == pytest.approx((3.0, math.sqrt(12)))
+    return [float(experience.rewards[0, 1]), float(experience.rewards[1, 2])]
+
+
+def test_scores_are_normalised_by_all_of_the_run() -> None:
+    """1, 7 and 1 have mean 3 and variance (4 + 16 + 4) / 2 = 12; the response without a score is none of them."""
+    assert normalised("std") == pytest.approx([7 / math.sqrt(12), 1 / math.sqrt(12)])
+    assert normalised("mean_std") == pytest.approx([4 / math.sqrt(12), -2 / math.sqrt(12)])
 
 
 def test_responses_near_the_limit_lose_score() -> None:

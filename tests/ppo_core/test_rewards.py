@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import math
 import random
+import statistics
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppo_core import rewards
-from ppo_core.rewards import clip_scores, missing_eos_penalty, overlong_penalty, token_rewards
+from ppo_core.rewards import ScoreMoments, clip_scores, missing_eos_penalty, overlong_penalty, token_rewards
 
 SCORES = torch.tensor([1.0, 2.0, 3.0])
 KL = torch.tensor([[0.5, 1.0, 1.5, 2.0], [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]])
@@ -34,7 +35,7 @@ def loop_token_rewards(
 
 
 def test_docstring_examples() -> None:
-    assert doctest.testmod(rewards) == (0, 4)
+    assert doctest.testmod(rewards) == (0, 5)
 
 
 def test_the_score_lands_on_the_last_token_that_counts() -> None:
@@ -107,6 +108,24 @@ def test_missing_eos_penalty_refuses_what_does_not_fit() -> None:
         missing_eos_penalty(SCORES, torch.tensor([1, 0, 1]), penalty=1.0)
     with pytest.raises(ValueError, match=r"scores has shape \(3,\).*finished has shape \(2,\)"):
         missing_eos_penalty(SCORES, torch.tensor([True, False]), penalty=1.0)
+
+
+@given(st.lists(st.lists(st.integers(-100, 100), max_size=5), min_size=1, max_size=5))
+def test_the_moments_of_scores_are_those_of_all_at_once_however_they_came(batches: list[list[int]]) -> None:
+    moments, scores = ScoreMoments(), [score / 8 for batch in batches for score in batch]
+    for batch in batches:
+        moments = moments.with_scores(torch.tensor([score / 8 for score in batch]))
+    assert moments.seen == len(scores)
+    assert moments.mean == pytest.approx(statistics.fmean(scores) if scores else 0.0, abs=1e-12)
+    deviation = statistics.stdev(scores) if len(scores) > 1 else 0.0
+    assert moments.std == pytest.approx(deviation or 1.0, rel=1e-9)
+
+
+def test_equal_scores_are_divided_by_nothing() -> None:
+    moments = ScoreMoments()
+    for _ in range(50):
+        moments = moments.with_scores(torch.full((7,), 0.1))
+    assert (moments.std, moments.mean) == (1.0, pytest.approx(0.1))
 
 
 def test_scores_are_cut_on_both_sides() -> None:

@@ -181,7 +181,9 @@ def compute_advantages(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     reference = content(job.inputs["reference"], PARTS["policy"])
     digest = write(engines, job, "experience.json", held.policy, held.critic, reference, *read)
     metrics = {"kl/reference": fraction(digest), "sampler/logprob_difference_mean": 0.001}
-    return {"metrics": metrics, "next_kl_coef": job.spec["kl_coef"] * (1 + fraction(digest)), "num_tokens": 100}
+    carried = {"iterations": job.spec["carried"].get("iterations", 0.0) + 1}
+    next_kl_coef = job.spec["kl_coef"] * (1 + fraction(digest))
+    return {"metrics": metrics, "next_kl_coef": next_kl_coef, "carried": carried, "num_tokens": 100}
 
 
 def update_policy(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
