@@ -36,6 +36,7 @@ def update_policy(
         update=spec.update,
         whitening=spec.advantages.minibatch_whitening,
         training=spec.training,
+        max_response_tokens=spec.rollout.max_response_tokens if spec.update.aggregation == "fixed_length" else None,
         temperature=spec.rollout.temperature,
         rate_factor=rate_factor,
         max_skipped_steps=spec.guards.max_skipped_steps,

@@ -164,15 +164,16 @@ class UpdatePolicyJob(TrainingJob):
     """One update. Inputs: checkpoint, experience; and what `Replay` says.
 
     `iteration` counts from 0, for the schedules and the order. `whitening` is what is done to the advantages of each
-    minibatch. `rate_factor` multiplies every learning rate. After `max_skipped_steps` optimizer steps in a row without
-    a finite loss and gradient the job fails. With `full` the result holds all that is trained; without, only the policy
-    and how to replay. Neither of the two changes weights.
+    minibatch; `max_response_tokens` is for losses over a fixed length. `rate_factor` multiplies every learning rate.
+    After `max_skipped_steps` optimizer steps in a row without a finite loss and gradient the job fails. With `full` the
+    result holds all that is trained; without, only the policy and how to replay. Neither of the two changes weights.
     """
 
     seed: int
     iteration: int
     update: UpdateSpec
     whitening: Literal["none", "centred", "scaled"] = "none"
+    max_response_tokens: int | None = None
     temperature: float
     rate_factor: float = 1.0
     max_skipped_steps: int = 3

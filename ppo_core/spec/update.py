@@ -42,8 +42,10 @@ class UpdateSpec(Section):
     kl_loss_estimator: Literal["k2", "k3"] = Field(
         "k2", description="k2 has the gradient of the KL; k3 is what GRPO's authors take"
     )
-    aggregation: Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean"] = Field(
-        "token_mean", description="What the losses are means over: tokens, or responses (of their sums or their means)"
+    aggregation: Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "fixed_length"] = Field(
+        "token_mean",
+        description="What the losses are means over: tokens, or responses (of their sums, their means, or their sums "
+        "over rollout.max_response_tokens)",
     )
     importance_correction: Literal["none", "token", "sequence", "mask"] = Field(
         "none",

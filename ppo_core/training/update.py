@@ -97,7 +97,7 @@ class Update:
     def _step(self, rows: list[int], rates: Mapping[str, float]) -> bool:
         """One optimizer step of each network; False where nothing in the minibatch was scored."""
         mask = self.experience.response_mask[rows]
-        normalizer = divisor(mask, self.job.update.aggregation)
+        normalizer = self._divisor(mask)
         if normalizer == 0:
             return False
         if self.job.whitening != "none":
@@ -162,8 +162,11 @@ class Update:
             importance=None
             if corrected == "none"
             else importance(old_logprobs, of(data.sampler_logprobs), mask, corrected, **bounds),
-            counted=divisor(mask, aggregation),
+            counted=self._divisor(mask),
         )
+
+    def _divisor(self, mask: Tensor) -> int:
+        return divisor(mask, self.job.update.aggregation, length=self.job.max_response_tokens)
 
     def _backward(self, name: str, loss: Tensor, outputs: Outputs) -> None:
         """Add the gradient of `loss`; one of NaN where it is not finite, so that every rank skips the step.

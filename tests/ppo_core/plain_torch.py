@@ -49,6 +49,7 @@ def plain_values(trunk: Any, head: Tensor, sequences: Pairs) -> tuple[Tensor, Te
 
 
 Terms = list[tuple[int, Tensor]]
+FIXED_LENGTH = 12
 
 
 def plain_mean(terms: Terms, aggregation: str) -> Tensor:
@@ -56,8 +57,8 @@ def plain_mean(terms: Terms, aggregation: str) -> Tensor:
     if aggregation == "token_mean":
         return torch.stack([term for _, term in terms]).mean()
     rows = [torch.stack([term for row, term in terms if row == b]) for b in sorted({row for row, _ in terms})]
-    parts = [row.sum() if aggregation == "sequence_mean_token_sum" else row.mean() for row in rows]
-    return torch.stack(parts).mean()
+    parts = [row.mean() if aggregation == "sequence_mean_token_mean" else row.sum() for row in rows]
+    return torch.stack(parts).mean() / (FIXED_LENGTH if aggregation == "fixed_length" else 1)
 
 
 def plain_policy_loss(logprobs: Tensor, experience: Any, update: Any, entropy: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from ppo_core.data.batches import minibatches
 from ppo_core.records import TokenSequence, UpdatePolicyJob
 from ppo_core.spec import ModelSpec, TrainingSpec, UpdateSpec
 from ppo_core.training.experience import Experience
-from tests.ppo_core.plain_torch import plain_logprobs
+from tests.ppo_core.plain_torch import FIXED_LENGTH, plain_logprobs
 from tests.ppo_core.tiny_models import ragged_sequences, tiny_policy
 
 ROWS = 8
@@ -35,6 +35,7 @@ def update_job(
         model=ModelSpec(path="policy", dtype=dtype),
         update=UpdateSpec(**{**rates, **settings}),
         training=TrainingSpec(zero_stage=zero_stage, microbatch_size=microbatch_size),
+        max_response_tokens=FIXED_LENGTH,
         temperature=TEMPERATURE,
     )
 
