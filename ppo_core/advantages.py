@@ -24,7 +24,7 @@ def gae(
     response_mask: Tensor,
     *,
     gamma: float,
-    gae_lambda: float,
+    gae_lambda: float | Tensor,
     bootstrap_values: Tensor | None = None,
 ) -> Advantages:
     """Advantages and returns of every response token, as if the masked slots were not there.
@@ -36,6 +36,7 @@ def gae(
     `next` is the next token that counts: value and advantage are carried across gaps (tokens of a tool's answer), so a
     gap costs no discount. After the last token V_next is `bootstrap_values` [B], the critic's value of what would have
     followed a truncated answer, or 0 where None (the answer ended there), and A_next is 0.
+    `gae_lambda` is one number, or one for each response [B].
     Shapes: rewards, values, response_mask (bool) and both results [B, R], in the scores' unit. Rows all False give 0.
     Raises ValueError for a mask that is not bool, shapes that do not fit, and gamma or gae_lambda outside [0, 1].
     Source: Schulman et al. 2016 (arXiv:1506.02438), equations 11, 12 and 16.
@@ -49,8 +50,10 @@ def gae(
     """
     check_mask("response_mask", response_mask, rewards=rewards, values=values)
     check_rows("response_mask", response_mask)
+    if isinstance(gae_lambda, Tensor):
+        check_rows("response_mask", response_mask, gae_lambda=gae_lambda)
     for name, factor in (("gamma", gamma), ("gae_lambda", gae_lambda)):
-        if not 0 <= factor <= 1:
+        if not torch.all((torch.as_tensor(factor) >= 0) & (torch.as_tensor(factor) <= 1)):
             raise ValueError(f"{name}={factor} lies outside [0, 1]: it is a discount per token, 1 discounts nothing")
     if bootstrap_values is None:
         bootstrap_values = torch.zeros(len(response_mask), device=response_mask.device)
@@ -60,7 +63,26 @@ def gae(
     return Advantages(advantages, advantages + values)
 
 
-def _recursion(rewards: Tensor, values: Tensor, mask: Tensor, next_value: Tensor, gamma: float, decay: float) -> Tensor:
+def length_adaptive_lambda(response_mask: Tensor, *, alpha: float) -> Tensor:
+    """Of each response `[B]` a lambda by its number of tokens that count: 1 - 1 / (alpha * tokens), at least 0.
+
+    The sum of lambda's powers is then alpha times the length: of long responses and short ones the same share of the
+    tokens has a say. Below 1 / alpha tokens it would be negative, and is 0.
+    Raises ValueError for a mask that is not [B, R], and an alpha that is not positive.
+    Source: Yue et al. 2025, VAPO (arXiv:2504.05118), section 4.2, there with alpha = 0.05.
+
+    >>> length_adaptive_lambda(torch.ones(1, 40, dtype=torch.bool), alpha=0.05).tolist()
+    [0.5]
+    """
+    check_rows("response_mask", response_mask)
+    if not alpha > 0:
+        raise ValueError(f"alpha={alpha} must be above 0: take 0.05, the source's value")
+    return (1 - 1 / (alpha * response_mask.sum(1).clamp(min=1))).clamp(min=0.0)
+
+
+def _recursion(
+    rewards: Tensor, values: Tensor, mask: Tensor, next_value: Tensor, gamma: float, decay: float | Tensor
+) -> Tensor:
     advantages = torch.zeros_like(rewards + values)
     advantage = torch.zeros_like(next_value)
     for t in reversed(range(mask.shape[1])):

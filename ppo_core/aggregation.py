@@ -10,7 +10,7 @@ are always those of the whole minibatch, so the parts that microbatches and rank
 
 Source: the three are compared by Yu et al. 2025, DAPO (arXiv:2503.14476), section 3.3 (token_mean), against Shao et al.
 2024, GRPO (arXiv:2402.03300), equation 3 (sequence_mean_token_mean); fixed_length: Liu et al. 2025, Dr. GRPO
-(arXiv:2503.20783), section 3.2 and listing 1.
+(arXiv:2503.20783), section 3.2.
 """
 
 from __future__ import annotations

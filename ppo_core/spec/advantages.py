@@ -65,6 +65,14 @@ class AdvantageSpec(Section):
     )
     gamma: Fraction = Field(1.0, description="Discount per token")
     gae_lambda: Fraction = Field(0.95, description="GAE's trade of bias (0) against variance (1)")
+    gae_lambda_alpha: PositiveFloat | None = Field(
+        None,
+        description="In its place a lambda by length, 1 - 1 / (alpha * tokens) and at least 0; 0.05 in the source "
+        "(VAPO)",
+    )
+    critic_gae_lambda: Fraction | None = Field(
+        None, description="Another lambda for the critic's targets, 1 in VC-PPO and VAPO; none: the policy's"
+    )
     whiten: bool | Literal["minibatch"] = Field(
         True, description="Scale advantages to mean 0 and variance 1, over the iteration (true) or over each minibatch"
     )
@@ -78,6 +86,16 @@ class AdvantageSpec(Section):
         if self.whiten != "minibatch":
             return "none"
         return "centred" if self.whiten_centred else "scaled"
+
+    @model_validator(mode="after")
+    def _one_lambda(self) -> Self:
+        default = type(self).model_fields["gae_lambda"].default
+        if self.gae_lambda_alpha is not None and self.gae_lambda != default:
+            raise ValueError(
+                f"gae_lambda={self.gae_lambda:g} has no meaning with gae_lambda_alpha={self.gae_lambda_alpha:g}, which "
+                "gives each response a lambda by its length: leave one of them out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _what_is_centred_is_whitened(self) -> Self:

@@ -11,13 +11,19 @@ from ppo_core.spec.section import Section
 from ppo_core.spec.sections import RolloutSpec
 from ppo_core.spec.update import UpdateSpec
 
-NO_CRITIC = {
-    "update.critic_learning_rate": "it trains no critic",
-    "update.value_clip": "it trains no critic",
-}
+NO_CRITIC = dict.fromkeys(
+    (
+        "advantages.critic_gae_lambda",
+        "update.critic_learning_rate",
+        "update.critic_warmup_iterations",
+        "update.value_clip",
+    ),
+    "it trains no critic",
+)
 WHOLE_RESPONSES = {
     "advantages.gamma": "it discounts nothing: a response is one action",
     "advantages.gae_lambda": "it compares whole responses, without GAE",
+    "advantages.gae_lambda_alpha": "it compares whole responses, without GAE",
 }
 
 
@@ -97,7 +103,11 @@ class ReinforceSpec(_WithoutCritic):
         "batch_mean", description="Subtracted from every reward to go; cancels with advantages.whiten"
     )
 
-    MEANINGLESS: ClassVar[dict[str, str]] = {"advantages.gae_lambda": "it has no values to mix in", **NO_CRITIC}
+    MEANINGLESS: ClassVar[dict[str, str]] = {
+        "advantages.gae_lambda": "it has no values to mix in",
+        "advantages.gae_lambda_alpha": "it has no values to mix in",
+        **NO_CRITIC,
+    }
 
 
 AlgorithmSpec = Annotated[PpoSpec | RlooSpec | GrpoSpec | ReinforceSpec, Field(discriminator="kind")]

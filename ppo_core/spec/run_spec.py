@@ -79,6 +79,17 @@ class RunSpec(FlowSpec):
         return self
 
     @model_validator(mode="after")
+    def _the_policy_is_trained(self) -> Self:
+        warmup, decay = self.update.critic_warmup_iterations, self.update.decay_iterations or self.iterations
+        last = min(decay, self.iterations)
+        if warmup >= last:
+            raise ValueError(
+                f"update.critic_warmup_iterations={warmup} leaves the policy none of the {self.iterations} iterations, "
+                f"or none of its schedule, which ends after {decay}: lower it to {last - 1} at most"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _the_price_of_length_begins_within_a_response(self) -> Self:
         overlong, limit = self.advantages.overlong, self.rollout.max_response_tokens
         if overlong is not None and overlong.buffer > limit:

@@ -24,6 +24,9 @@ class UpdateSpec(Section):
     )
     decay_iterations: PositiveInt | None = Field(None, description="The decay ends here; default: `iterations`")
     final_lr_fraction: Fraction = Field(0.1, description="The decay ends at this fraction of both rates")
+    critic_warmup_iterations: int = Field(
+        0, ge=0, description="The first iterations train the critic alone; the policy's schedule begins after them"
+    )
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's decay rates of the two moments")
     eps: PositiveFloat = Field(1e-5, description="AdamW's term against division by zero")
     weight_decay: NonNegative = Field(0.0, description="Decoupled weight decay of AdamW")

@@ -29,29 +29,32 @@ from ppo_core.training.ranks import Ranks, share_of
 
 
 def rates_at(job: UpdatePolicyJob) -> dict[str, float]:
-    """Of each network: the schedule at the job's iteration, times the job's factor. A longer warm-up is cut to it."""
+    """Of each network that the job's iteration trains: its schedule there, times the job's factor.
+
+    The policy's begins after `update.critic_warmup_iterations`. A warm-up longer than the schedule is cut to it.
+    """
     spec = job.update
     decay_iterations = spec.decay_iterations
     assert decay_iterations is not None
-
-    warmup = min(spec.warmup_iterations, decay_iterations)
     final = 1.0 if spec.schedule == "constant" else spec.final_lr_fraction
 
-    def at(base: float) -> float:
+    def at(base: float, begin: int) -> float:
+        iteration, end = job.iteration - begin, decay_iterations - begin
+        warmup = min(spec.warmup_iterations, end)
         if spec.schedule == "cosine":
             return cosine_learning_rate(
-                base, step=job.iteration, warmup_steps=warmup, total_steps=decay_iterations, final_fraction=final
+                base, step=iteration, warmup_steps=warmup, total_steps=end, final_fraction=final
             )
         return learning_rate(
-            base,
-            iteration=job.iteration,
-            warmup_iterations=warmup,
-            decay_iterations=decay_iterations,
-            final_fraction=final,
+            base, iteration=iteration, warmup_iterations=warmup, decay_iterations=end, final_fraction=final
         )
 
-    networks = algorithm_of(job.algorithm).networks
-    return {name: job.rate_factor * at(vars(spec)[NETWORKS[name].rate]) for name in networks}
+    begins = dict.fromkeys(algorithm_of(job.algorithm).networks, 0) | {"policy": spec.critic_warmup_iterations}
+    return {
+        name: job.rate_factor * at(vars(spec)[NETWORKS[name].rate], begin)
+        for name, begin in begins.items()
+        if job.iteration >= begin
+    }
 
 
 class Update:
@@ -62,7 +65,7 @@ class Update:
     ) -> None:
         self.algorithm, self.networks = algorithm_of(job.algorithm), networks
         self.models = models_of(self.networks, temperature=job.temperature)
-        self.experience, self.job, self.ranks = experience, job, ranks
+        self.experience, self.job, self.ranks, self.rates = experience, job, ranks, rates_at(job)
         self.sequences: list[TokenSequence] = experience.sequences()
         self.lengths = lengths_of(self.sequences)
         self.advantages = experience.advantages.clone()
@@ -75,14 +78,14 @@ class Update:
 
         Raises FloatingPointError after `max_skipped_steps` skipped steps of a network in a row.
         """
-        spec, rates = self.job.update, rates_at(self.job)
+        spec = self.job.update
         total, done, steps = spec.num_ppo_epochs * spec.num_minibatches, 0, 0
         for epoch in range(spec.num_ppo_epochs):
             before = self._mean("policy/approximate_kl")
             for rows in minibatches(
                 len(self.sequences), spec.num_minibatches, self.job.seed, self.job.iteration, "update", epoch
             ):
-                steps += self._step(rows, rates)
+                steps += self._step(rows)
                 done += 1
                 tick(done, total, f"epoch {epoch + 1} of {spec.num_ppo_epochs}")
             if self._left_trust_region(before):
@@ -90,11 +93,11 @@ class Update:
         return {
             **{name: self._over_ranks(part) for name, part in sorted(self.measured.items())},
             **{f"{name}/skipped_steps": float(count) for name, count in self.skipped.items()},
-            **{f"{name}/learning_rate": rate for name, rate in rates.items()},
+            **{f"{name}/learning_rate": rate for name, rate in self.rates.items()},
             "update/optimizer_steps": float(steps),
         }
 
-    def _step(self, rows: list[int], rates: Mapping[str, float]) -> bool:
+    def _step(self, rows: list[int]) -> bool:
         """One optimizer step of each network; False where nothing in the minibatch was scored."""
         mask = self.experience.response_mask[rows]
         normalizer = self._divisor(mask)
@@ -107,7 +110,7 @@ class Update:
         self.losses = dict.fromkeys(self.networks, 0.0)
         for part in share_of(self.ranks, rows, self.lengths, self.job.training, padded=not self.models.packed):
             self._microbatch(part, normalizer)
-        for name, rate in rates.items():
+        for name, rate in self.rates.items():
             norm = self.networks[name].step(rate)
             if math.isfinite(norm):
                 self._add(f"{name}/gradient_norm", Mean(norm, 1.0))
@@ -133,7 +136,8 @@ class Update:
     def _microbatch(self, rows: list[int], normalizer: int) -> None:
         batch = [self.sequences[row] for row in rows]
         minibatch = self._minibatch(rows, max(len(response) for _, response in batch))
-        for name, objective in self.algorithm.objectives.items():
+        for name in self.rates:
+            objective = self.algorithm.objectives[name]
             outputs = self.models.forward(batch, objective.need(self.job.update))
             loss = objective.loss(outputs, minibatch, self.job.update, normalizer)
             self._backward(name, loss.total, outputs)

@@ -121,6 +121,7 @@ def updates(root: Path, ranks: Ranks) -> Facts:
     }
     cases |= {f"recipe{index}": (experience, update_job(**recipe)) for index, recipe in enumerate(RECIPES)}
     cases |= {
+        "critic alone": (experience, update_job(**RECIPES[0], critic_warmup_iterations=1)),
         "recomputed": (experience, recomputing(update_job(**RECIPES[0]))),
         "unscored": (without_scores(experience, [0, 3]), update_job()),
         "absent": (only_rows(experience, rest), update_job()),

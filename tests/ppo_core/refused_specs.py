@@ -31,6 +31,24 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"advantages": {"whiten": "batch"}}, "whiten"),
     (
+        {"advantages": {"gae_lambda": 1, "gae_lambda_alpha": 0.05}},
+        "gae_lambda=1 has no meaning with gae_lambda_alpha=0.05, .*: leave one of them out",
+    ),
+    (
+        {"iterations": 9, "update": {"critic_warmup_iterations": 9}},
+        "critic_warmup_iterations=9 leaves the policy none of the 9 iterations, .* lower it to 8 at most",
+    ),
+    (
+        {"update": {"critic_warmup_iterations": 9, "decay_iterations": 5}},
+        "or none of its schedule, which ends after 5: lower it to 4",
+    ),
+    ({**RLOO, "advantages": {"critic_gae_lambda": 1}}, "critic_gae_lambda=1.0 has no meaning with .* trains no critic"),
+    ({**RLOO, "advantages": {"gae_lambda_alpha": 0.05}}, "gae_lambda_alpha=0.05 has no meaning with .* without GAE"),
+    (
+        {**RLOO, "update": {"critic_warmup_iterations": 3}},
+        "critic_warmup_iterations=3 has no meaning with .* no critic",
+    ),
+    (
         {"update": {"importance_cap": 3}},
         "importance_cap=3 has no meaning with importance_correction=none: leave it out",
     ),

@@ -135,6 +135,7 @@ def paths(root: Path, ranks: Ranks) -> Facts:
             jobs_like({}, {"num_ppo_epochs": 5, "max_kl": 1e-6}, {}, {}),
             [make_experience(), make_experience(noise=0.0), spoiled("advantage"), make_experience()],
         ),
+        "warmed": (jobs_like({}, {}, {}, {}, critic_warmup_iterations=2), experiences()),
         "moved": (jobs_like({}, {}, {"zero_stage": 2}, {"zero_stage": 3}), experiences()),
     }
     cases["adaptive"][0][1] = cases["adaptive"][0][1].model_copy(update={"rate_factor": 0.25})

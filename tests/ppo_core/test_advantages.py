@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ppo_core import advantages as module
-from ppo_core.advantages import Advantages, gae
+from ppo_core.advantages import Advantages, gae, length_adaptive_lambda
 
 seeds = st.integers(0, 2**32 - 1)
 discounts = st.sampled_from([0.0, 0.5, 0.9, 0.95, 1.0])
@@ -46,7 +46,41 @@ def assert_equal(observed: Advantages, expected: tuple[Tensor, Tensor]) -> None:
 
 
 def test_docstring_examples() -> None:
-    assert doctest.testmod(module) == (0, 2)
+    assert doctest.testmod(module) == (0, 3)
+
+
+@given(seeds)
+@settings(max_examples=40)
+def test_each_response_may_have_a_lambda_of_its_own(seed: int) -> None:
+    rewards, values, mask, bootstrap = draw(seed, 3, 5)
+    lambdas = [0.0, 0.7, 1.0]
+    observed = gae(
+        rewards,
+        values,
+        mask,
+        gamma=0.9,
+        gae_lambda=torch.tensor(lambdas, dtype=torch.float64),
+        bootstrap_values=bootstrap,
+    )
+    for b, gae_lambda in enumerate(lambdas):
+        row = slice(b, b + 1)
+        expected = sums_of_deltas(rewards[row], values[row], mask[row], 0.9, gae_lambda, [float(bootstrap[b])])
+        torch.testing.assert_close(observed.advantages[row], expected[0], rtol=1e-9, atol=1e-9)
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=40, max_size=40), min_size=1, max_size=4), st.floats(0.01, 3.0))
+def test_a_lambda_by_length_gives_each_advantage_a_sum_of_weights_of_alpha_times_the_length(
+    rows: list[list[bool]], alpha: float
+) -> None:
+    """The powers of lambda add up to 1 / (1 - lambda) = alpha * tokens, where that is more than 1; else lambda is 0."""
+    for found, row in zip(length_adaptive_lambda(torch.tensor(rows), alpha=alpha).tolist(), rows, strict=True):
+        assert 1 / (1 - found) == pytest.approx(max(alpha * max(sum(row), 1), 1.0), rel=1e-4)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, math.nan])
+def test_an_alpha_that_is_not_positive_is_refused(alpha: float) -> None:
+    with pytest.raises(ValueError, match=r"alpha=.* must be above 0"):
+        length_adaptive_lambda(torch.ones(1, 1, dtype=torch.bool), alpha=alpha)
 
 
 @pytest.mark.parametrize(("gamma", "gae_lambda"), [(1.0, 0.95), (0.9, 0.5), (0.5, 0.0)])

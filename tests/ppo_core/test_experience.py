@@ -88,6 +88,24 @@ def test_whitening_is_over_the_tokens_that_count(truncated: str) -> None:
     assert_close(experience.returns, built(truncated)[0].returns.tolist())
 
 
+def test_the_critic_may_learn_from_another_lambda() -> None:
+    """With lambda 1 the returns are the sums of what rewards are still to come."""
+    experience, metrics = built("terminal", critic_gae_lambda=1.0)
+    assert_close(experience.advantages, ADVANTAGES["terminal"])
+    assert_close(experience.returns, [[5.0, 5.05, 0.0], [0.4, 0.5, 0.5], [0.0, 0.0, 0.0]])
+    returns, values = [5.0, 5.05, 0.4, 0.5, 0.5], [1.0, 2.0, 0.5, 0.5, 0.5]
+    errors = [r - v for r, v in zip(returns, values, strict=True)]
+    explained = 1 - statistics.variance(errors) / statistics.variance(returns)
+    assert metrics["critic/explained_variance"] == pytest.approx(explained, abs=1e-5)
+
+
+def test_long_responses_may_have_a_larger_lambda() -> None:
+    """alpha 1: two tokens have lambda 1/2, three 2/3; the second row's only later delta is 0, or with a value 2."""
+    given = {"gae_lambda": 0.95, "gae_lambda_alpha": 1.0}
+    assert_close(built("terminal", **given)[0].advantages, ADVANTAGES["terminal"])
+    assert_close(built("bootstrap", **given)[0].advantages[1:2], [[-0.1 + 2 * 4 / 9, 4 / 3, 2.0]])
+
+
 def test_whitening_that_is_not_centred_changes_no_sign() -> None:
     advantages = counting(ADVANTAGES["terminal"], "terminal")
     root = math.sqrt(statistics.fmean(a * a for a in advantages) + 1e-8)

@@ -144,6 +144,32 @@ def test_rates_fall_as_the_schedule_says(schedule: str, expected: list[float]) -
     assert rates == pytest.approx(expected)
 
 
+def test_the_policys_schedule_begins_where_the_critic_no_longer_learns_alone() -> None:
+    job = update_job(
+        critic_warmup_iterations=2,
+        warmup_iterations=2,
+        decay_iterations=5,
+        learning_rate=0.6,
+        critic_learning_rate=0.8,
+        final_lr_fraction=0.5,
+    )
+    rates = [rates_at(job.model_copy(update={"iteration": iteration})) for iteration in range(6)]
+    assert [rate.get("policy") for rate in rates] == [None, None, *(pytest.approx(x) for x in (0.3, 0.6, 0.6, 0.3))]
+    assert [rate["critic"] for rate in rates] == pytest.approx([0.4, 0.8, 0.8, 0.8 * 5 / 6, 0.8 * 4 / 6, 0.4])
+
+
+def test_the_critic_learns_alone_as_beside_the_policy(trained: Path) -> None:
+    start, alone, beside = tiny_policy("llama-tied"), facts_of(trained)["critic alone"], facts_of(trained)["recipe0"]
+    for name, weight in weights_of(trained, "critic alone", "policy").items():
+        assert torch.equal(weight, start.get_parameter(name).detach())
+    ours, theirs = (weights_of(trained, case, "critic") for case in ("critic alone", "recipe0"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert [name for name in alone if name.startswith("policy/")] == ["policy/skipped_steps"]
+    assert {name: alone[name] for name in alone if name.startswith("critic/")} == {
+        name: beside[name] for name in beside if name.startswith("critic/")
+    }
+
+
 def test_value_clipping_is_reported(trained: Path) -> None:
     facts = facts_of(trained)
     assert "critic/clip_fraction" not in facts["recipe0"]
