@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 LARGEST_RELATIVE_ERROR = 0.2
+PENALTY_BOUNDS = (1e-6, 1e6)
 
 _ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
@@ -46,6 +47,26 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, *, estimator: str)
             f"{tuple(logprobs.shape)}: compute both for the same [B, R] response tokens"
         )
     return _ESTIMATORS[estimator](reference_logprobs - logprobs)
+
+
+def next_penalty_coef(coef: float, observed_kl: float, *, target: float) -> float:
+    """The price of leaving the old policy after an update that left it by `observed_kl`; both in nats per token.
+
+    Half of it where observed_kl < target / 1.5, twice where observed_kl > target * 1.5, else the same; kept within
+    `PENALTY_BOUNDS`, which no healthy run meets.
+    Raises ValueError for a target that is not positive and an observed_kl that is not finite.
+    Source: Schulman et al. 2017 (arXiv:1707.06347), section 4.
+
+    >>> [next_penalty_coef(1.0, kl, target=0.01) for kl in (0.006, 0.01, 0.016)]
+    [0.5, 1.0, 2.0]
+    """
+    if not target > 0:
+        raise ValueError(f"target={target} must be above 0: give the divergence to aim at, or keep the coefficient")
+    if not math.isfinite(observed_kl):
+        raise ValueError(f"observed_kl={observed_kl} must be finite: look for -inf or nan in the logprobs")
+    factor = 0.5 if observed_kl < target / 1.5 else 2.0 if observed_kl > target * 1.5 else 1.0
+    lowest, highest = PENALTY_BOUNDS
+    return min(max(coef * factor, lowest), highest)
 
 
 def next_kl_coef(kl_coef: float, observed_kl: float, *, target: float, horizon: float, num_sequences: int) -> float:

@@ -63,6 +63,38 @@ def policy_loss(
     return weighted_mean(-objective, response_mask, weights=importance_weights, normalizer=normalizer)
 
 
+def penalised_policy_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    coef: float,
+    importance_weights: Tensor | None = None,
+    normalizer: float | Tensor | None = None,
+) -> Tensor:
+    """PPO's other surrogate, with a price on divergence and no clip; its gradient flows into `logprobs` alone.
+
+    Per token: -ratio * A + coef * (ratio - 1 - log ratio). On tokens of the old policy the bracket's expectation is
+    KL(old policy, policy), it is never negative, and its gradient is that of the KL: the tokens' distribution is fixed.
+    Arguments, shapes and errors are those of `policy_loss`; `importance_weights` multiply both terms.
+    Source: Schulman et al. 2017 (arXiv:1707.06347), equation 8.
+
+    >>> old = torch.tensor([[-1.0, -1.0]])
+    >>> logprobs = old + torch.tensor([[2.0, 1.0]]).log()
+    >>> loss = penalised_policy_loss(logprobs, old, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool), coef=2.0)
+    >>> round(loss.item(), 4)  # (-2 + 2 (2 - 1 - log 2) - 1) / 2
+    -1.1931
+    """
+    check_mask("response_mask", response_mask, advantages=advantages)
+    log_ratio = policy_log_ratio(logprobs, old_logprobs, response_mask)
+    kl = torch.expm1(log_ratio) - log_ratio
+    terms = coef * kl - log_ratio.exp() * zero_masked(advantages.detach(), response_mask)
+    if importance_weights is not None:
+        check_mask("response_mask", response_mask, importance_weights=importance_weights)
+    return weighted_mean(terms, response_mask, weights=importance_weights, normalizer=normalizer)
+
+
 def value_loss(
     values: Tensor,
     old_values: Tensor,

@@ -22,17 +22,18 @@ def update_policy(
     dataset: DatasetRef,
     *,
     iteration: int,
+    carried: Mapping[str, Mapping[str, float]],
     rate_factor: float,
     full: bool,
     restoration: Mapping[str, ArtifactRef],
 ) -> CheckpointRef:
-    """The next checkpoint. `iteration` counts from 1; the schedules count from 0. `restoration`: `IterationRecord`."""
+    """The next checkpoint. `iteration` counts from 1, schedules from 0. `carried`, `restoration`: `IterationRecord`."""
     spec = context.spec
     job = UpdatePolicyJob(
         seed=spec.seed,
         iteration=iteration - 1,
         model=spec.model,
-        algorithm=spec.algorithm,
+        algorithm=spec.algorithm.continued(carried.get(UPDATE_POLICY.name, {})),
         update=spec.update,
         whitening=spec.advantages.minibatch_whitening,
         training=spec.training,

@@ -77,11 +77,16 @@ class Objective(NamedTuple):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Pure functions: `estimate` sees a batch with what `predictions` asks of the models; an objective per network."""
+    """Pure functions: `estimate` sees a batch with what `predictions` asks of the models; an objective per network.
+
+    `carry` makes of KL(old policy, policy) in nats per token, after an update, new values of the algorithm's own
+    settings for the next iteration; None: they stay, and nobody measures it.
+    """
 
     predictions: Need
     estimate: Callable[[Batch, AdvantageSpec], Estimate]
     objectives: Mapping[str, Objective]
+    carry: Callable[[float], Mapping[str, float]] | None = None
 
     @property
     def networks(self) -> tuple[str, ...]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ppo_core.algorithms.algorithm import Algorithm
 from ppo_core.algorithms.grpo import grpo
+from ppo_core.algorithms.kl_penalty import kl_penalty_ppo
 from ppo_core.algorithms.ppo import PPO
 from ppo_core.algorithms.reinforce import reinforce
 from ppo_core.algorithms.rloo import RLOO
-from ppo_core.spec import AlgorithmSpec, GrpoSpec, PpoSpec, ReinforceSpec, RlooSpec
+from ppo_core.spec import AlgorithmSpec, GrpoSpec, KlPenaltyPpoSpec, PpoSpec, ReinforceSpec, RlooSpec
 
 
 def algorithm_of(spec: AlgorithmSpec) -> Algorithm:
@@ -15,6 +16,8 @@ def algorithm_of(spec: AlgorithmSpec) -> Algorithm:
     match spec:
         case PpoSpec():
             return PPO
+        case KlPenaltyPpoSpec():
+            return kl_penalty_ppo(spec)
         case RlooSpec():
             return RLOO
         case GrpoSpec():

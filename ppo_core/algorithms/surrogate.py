@@ -15,6 +15,11 @@ the gradient is that of REINFORCE, -A * grad log policy.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
 from ppo_core.algorithms.algorithm import Loss, Minibatch, Objective
 from ppo_core.kl import kl_estimate
 from ppo_core.losses import policy_loss, weighted_mean
@@ -23,22 +28,14 @@ from ppo_core.metrics import Maximum, Mean, approximate_kl, clip_fraction, ratio
 from ppo_core.models.forward import Need, Outputs
 from ppo_core.spec import UpdateSpec
 
-
-def need(spec: UpdateSpec) -> Need:
-    """Logprobs and entropy, the latter with gradient only where it is part of the loss: that takes memory."""
-    return Need(logprobs=True, entropy="differentiable" if spec.entropy_coef else "detached")
+Surrogate = Callable[[Tensor, Minibatch, UpdateSpec, Tensor | None, int], Loss]
+"""Of the policy's logprobs: its loss on the advantages, the tokens weighted, a sum over the last argument."""
 
 
-def loss(outputs: Outputs, minibatch: Minibatch, spec: UpdateSpec, normalizer: int) -> Loss:
-    """Means are weighted sums over the tokens that count, divided by `normalizer`; see `ppo_core.aggregation`."""
-    logprobs, entropy, mask = outputs.logprobs, outputs.entropy, minibatch.response_mask
-    assert logprobs is not None
-    assert entropy is not None
-    old_logprobs, advantages = minibatch.old_logprobs, minibatch.advantages
-    weights, importance = minibatch.weights, minibatch.importance
-    if importance is not None:
-        weights = importance.weights if weights is None else weights * importance.weights
-    surrogate = policy_loss(
+def clipped(logprobs: Tensor, minibatch: Minibatch, spec: UpdateSpec, weights: Tensor | None, normalizer: int) -> Loss:
+    """PPO's own."""
+    old_logprobs, advantages, mask = minibatch.old_logprobs, minibatch.advantages, minibatch.response_mask
+    total = policy_loss(
         logprobs,
         old_logprobs,
         advantages,
@@ -49,7 +46,24 @@ def loss(outputs: Outputs, minibatch: Minibatch, spec: UpdateSpec, normalizer: i
         importance_weights=weights,
         normalizer=normalizer,
     )
-    clipped = clip_fraction(logprobs, old_logprobs, advantages, mask, clip_low=spec.clip_low, clip_high=spec.clip_high)
+    bound = clip_fraction(logprobs, old_logprobs, advantages, mask, clip_low=spec.clip_low, clip_high=spec.clip_high)
+    return Loss(total, {"clip_fraction": bound})
+
+
+def need(spec: UpdateSpec) -> Need:
+    """Logprobs and entropy, the latter with gradient only where it is part of the loss: that takes memory."""
+    return Need(logprobs=True, entropy="differentiable" if spec.entropy_coef else "detached")
+
+
+def loss(outputs: Outputs, minibatch: Minibatch, spec: UpdateSpec, normalizer: int, *, of: Surrogate) -> Loss:
+    """Means are weighted sums over the tokens that count, divided by `normalizer`; see `ppo_core.aggregation`."""
+    logprobs, entropy, mask = outputs.logprobs, outputs.entropy, minibatch.response_mask
+    assert logprobs is not None
+    assert entropy is not None
+    weights, importance = minibatch.weights, minibatch.importance
+    if importance is not None:
+        weights = importance.weights if weights is None else weights * importance.weights
+    surrogate, measured_there = of(logprobs, minibatch, spec, weights, normalizer)
     bonus = weighted_mean(entropy, mask, weights=minibatch.weights, normalizer=normalizer)
     total, measured = surrogate - spec.entropy_coef * bonus, dict[str, Mean | Maximum]()
     if importance is not None:
@@ -67,14 +81,19 @@ def loss(outputs: Outputs, minibatch: Minibatch, spec: UpdateSpec, normalizer: i
     return Loss(
         total,
         {
+            **measured_there,
             **measured,
             "loss": Mean(float(surrogate.detach()) * normalizer, minibatch.counted),
             "entropy": Mean.over(entropy, mask),
-            "clip_fraction": clipped,
-            "approximate_kl": approximate_kl(logprobs, old_logprobs, mask),
-            "ratio_max": ratio_maximum(logprobs, old_logprobs, mask),
+            "approximate_kl": approximate_kl(logprobs, minibatch.old_logprobs, mask),
+            "ratio_max": ratio_maximum(logprobs, minibatch.old_logprobs, mask),
         },
     )
 
 
-CLIPPED_SURROGATE = Objective(need, loss)
+def policy_objective(surrogate: Surrogate) -> Objective:
+    """A policy that learns from this surrogate, with an entropy bonus and a KL to the reference where asked for."""
+    return Objective(need, partial(loss, of=surrogate))
+
+
+CLIPPED_SURROGATE = policy_objective(clipped)

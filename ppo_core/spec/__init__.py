@@ -1,7 +1,7 @@
 """The spec of a run, torch-free: `RunSpec` and its sections. `RunSpec.from_yaml(path)` reads it."""
 
 from ppo_core.spec.advantages import AdaptiveKl, AdvantageSpec, FixedKl, OverlongSpec
-from ppo_core.spec.algorithms import AlgorithmSpec, GrpoSpec, PpoSpec, ReinforceSpec, RlooSpec
+from ppo_core.spec.algorithms import AlgorithmSpec, GrpoSpec, KlPenaltyPpoSpec, PpoSpec, ReinforceSpec, RlooSpec
 from ppo_core.spec.loading import SpecError, differing_keys
 from ppo_core.spec.promotion import PromotionSpec
 from ppo_core.spec.rewards import RewardSpec
@@ -31,6 +31,7 @@ __all__ = [
     "FixedKl",
     "GrpoSpec",
     "GuardsSpec",
+    "KlPenaltyPpoSpec",
     "ModelSpec",
     "OverlongSpec",
     "PpoSpec",

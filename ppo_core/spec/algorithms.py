@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from ppo_core.spec.advantages import AdvantageSpec
 from ppo_core.spec.section import Section
@@ -27,31 +28,20 @@ WHOLE_RESPONSES = {
 }
 
 
-class PpoSpec(Section):
-    """PPO with a critic of its own and GAE."""
-
-    kind: Literal["ppo"] = Field("ppo", description="This algorithm")
-
-    def problems(self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec) -> list[str]:
-        """What in the other sections this algorithm cannot work with: nothing."""
-        return []
-
-
-class _WithoutCritic(Section):
+class _Algorithm(Section):
     """`MEANINGLESS` are the settings of other sections that an algorithm would ignore, each with the reason."""
 
     kind: str = Field(description="The algorithm")
-    MEANINGLESS: ClassVar[dict[str, str]] = NO_CRITIC
+    MEANINGLESS: ClassVar[dict[str, str]] = {}
+
+    def continued(self, carried: Mapping[str, float]) -> Self:
+        """The algorithm as the next iteration has it, after one whose update left these values of its settings."""
+        return self.model_copy(update=dict(carried))
 
     def problems(self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec) -> list[str]:
         """What in the other sections this algorithm cannot work with: a setting that it would ignore, among others."""
-        found = []
-        if advantages.truncated == "bootstrap":
-            found.append(
-                f"advantages.truncated=bootstrap needs a critic, and algorithm.kind={self.kind} trains none: set "
-                "terminal or mask"
-            )
         sections: dict[str, Section] = {"advantages": advantages, "update": update}
+        found = []
         for key, reason in self.MEANINGLESS.items():
             section, _, name = key.partition(".")
             value, default = vars(sections[section])[name], type(sections[section]).model_fields[name].default
@@ -60,6 +50,45 @@ class _WithoutCritic(Section):
                     f"{key}={value} has no meaning with algorithm.kind={self.kind} ({reason}): leave it out, or set "
                     "algorithm.kind to ppo"
                 )
+        return found
+
+
+class PpoSpec(_Algorithm):
+    """PPO with a critic of its own and GAE."""
+
+    kind: Literal["ppo"] = Field("ppo", description="This algorithm")
+
+
+class KlPenaltyPpoSpec(_Algorithm):
+    """PPO with a price on leaving the old policy in place of the clip (Schulman et al. 2017, section 4)."""
+
+    kind: Literal["kl_penalty_ppo"] = Field("kl_penalty_ppo", description="This algorithm")
+    coef: float = Field(
+        1.0, ge=1e-6, le=1e6, description="Price of one nat of KL(old policy, policy) per token, in the first iteration"
+    )
+    target: PositiveFloat | None = Field(
+        0.01, description="KL per token after an update: coef doubles above 1.5 times it, and halves below; none: stays"
+    )
+
+    MEANINGLESS: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("update.clip_low", "update.clip_high", "update.dual_clip"), "it clips no ratio"
+    )
+
+
+class _WithoutCritic(_Algorithm):
+    """No critic is trained."""
+
+    MEANINGLESS: ClassVar[dict[str, str]] = NO_CRITIC
+
+    def problems(self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec) -> list[str]:
+        """A critic's value of what would have followed, besides."""
+        found = super().problems(rollout, advantages, update)
+        if advantages.truncated == "bootstrap":
+            found.insert(
+                0,
+                f"advantages.truncated=bootstrap needs a critic, and algorithm.kind={self.kind} trains none: set "
+                "terminal or mask",
+            )
         return found
 
 
@@ -110,4 +139,4 @@ class ReinforceSpec(_WithoutCritic):
     }
 
 
-AlgorithmSpec = Annotated[PpoSpec | RlooSpec | GrpoSpec | ReinforceSpec, Field(discriminator="kind")]
+AlgorithmSpec = Annotated[PpoSpec | RlooSpec | GrpoSpec | ReinforceSpec | KlPenaltyPpoSpec, Field(discriminator="kind")]

@@ -39,7 +39,8 @@ class RunSpec(FlowSpec):
     model: ModelSpec = Field(description="Where the policy starts")
     sft: SupervisedSpec | None = Field(None, description="The supervised start; none: PPO starts from the model itself")
     algorithm: AlgorithmSpec = Field(
-        PpoSpec(), description="What trains the policy: kind ppo; rloo, grpo or reinforce, which train no critic"
+        PpoSpec(),
+        description="What trains the policy: kind ppo, kl_penalty_ppo; rloo, grpo or reinforce, which train no critic",
     )
     rollout: RolloutSpec = Field(RolloutSpec(), description="What the policy samples in one iteration")
     reward: RewardSpec = Field(description="Who scores a response")

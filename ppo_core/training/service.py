@@ -34,6 +34,7 @@ from ppo_core.training.replay import hold_checkpoint, run_update
 from ppo_core.training.shaping import moments_with
 from ppo_core.training.state import derivation, read_state
 from ppo_core.training.supervised import read_examples, supervised_settings, train_supervised
+from ppo_core.training.update import KL_TO_OLD
 
 
 class TrainingEngine:
@@ -148,7 +149,9 @@ class TrainingEngine:
             identity=str(self.learner.identity),
             replay=() if spec.full else (*before.replay, made),
         )
-        return {"metrics": metrics, "full": spec.full}
+        carry = algorithm_of(spec.algorithm).carry
+        carried = {} if carry is None or KL_TO_OLD not in metrics else {"carried": dict(carry(metrics[KL_TO_OLD]))}
+        return {"metrics": metrics, "full": spec.full, **carried}
 
     def _start_model(self, job: Job, spec: FinetunePolicyJob | StartPolicyJob, tokenizer: Any) -> Any:
         if "model" in job.inputs:

@@ -17,8 +17,8 @@ from ppo_core.algorithms.algorithm import Minibatch
 from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.batches import lengths_of, minibatches
 from ppo_core.masking import scale, whiten
-from ppo_core.metrics import Maximum, Mean
-from ppo_core.models.forward import Outputs
+from ppo_core.metrics import Maximum, Mean, approximate_kl
+from ppo_core.models.forward import Need, Outputs
 from ppo_core.off_policy import importance
 from ppo_core.records import TokenSequence, UpdatePolicyJob
 from ppo_core.schedules import cosine_learning_rate, learning_rate
@@ -26,6 +26,8 @@ from ppo_core.training.deepspeed_engine import Trainable, models_of
 from ppo_core.training.experience import Experience
 from ppo_core.training.networks import NETWORKS
 from ppo_core.training.ranks import Ranks, share_of
+
+KL_TO_OLD = "policy/kl_to_old"
 
 
 def rates_at(job: UpdatePolicyJob) -> dict[str, float]:
@@ -90,7 +92,9 @@ class Update:
                 tick(done, total, f"epoch {epoch + 1} of {spec.num_ppo_epochs}")
             if self._left_trust_region(before):
                 break
+        asked = self.algorithm.carry is not None and "policy" in self.rates
         return {
+            **({KL_TO_OLD: self._kl_to_old(tick)} if asked else {}),
             **{name: self._over_ranks(part) for name, part in sorted(self.measured.items())},
             **{f"{name}/skipped_steps": float(count) for name, count in self.skipped.items()},
             **{f"{name}/learning_rate": rate for name, rate in self.rates.items()},
@@ -198,6 +202,20 @@ class Update:
             return False
         now = self._mean("policy/approximate_kl")
         return self._over_ranks(Mean(now.total - before.total, now.count - before.count)) > limit
+
+    def _kl_to_old(self, tick: Callable[[int, int, str], None]) -> float:
+        """KL(old policy, policy) in nats per token, of the policy as it is now, over all responses."""
+        found, all_rows = Mean(), range(len(self.sequences))
+        parts = share_of(self.ranks, all_rows, self.lengths, self.job.training, padded=not self.models.packed)
+        with torch.no_grad():
+            for number, rows in enumerate(parts):
+                batch = [self.sequences[row] for row in rows]
+                logprobs = self.models.forward(batch, Need(logprobs=True)).logprobs
+                assert logprobs is not None
+                minibatch = self._minibatch(rows, logprobs.shape[1])
+                found += approximate_kl(logprobs, minibatch.old_logprobs, minibatch.response_mask)
+                tick(number + 1, len(parts), "how far the policy went")
+        return self._over_ranks(found)
 
     def _over_ranks(self, part: Mean | Maximum) -> float:
         if isinstance(part, Maximum):

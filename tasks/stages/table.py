@@ -105,7 +105,7 @@ UPDATE_POLICY = StageDefinition(
     "update_policy",
     CheckpointRef,
     inputs={"checkpoint": PREVIOUS, "experience": "experience", "dataset": "dataset"},
-    facts=("iteration", "rate_factor", "full", "restoration"),
+    facts=("iteration", "carried", "rate_factor", "full", "restoration"),
     label="update",
     kept=False,
 )

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from ppo_core.logprobs import response_logprobs
 from ppo_core.models.loading import critic_from_policy, save_policy
 from ppo_core.records import FinetunePolicyJob, OptimizerSettings, UpdatePolicyJob
-from ppo_core.spec import ModelSpec, SupervisedSpec, TrainingSpec
+from ppo_core.spec import KlPenaltyPpoSpec, ModelSpec, SupervisedSpec, TrainingSpec
 from ppo_core.training.checkpoint import full_weights, write_checkpoint, write_start
 from ppo_core.training.deepspeed_engine import Trainable
 from ppo_core.training.experience import Experience
@@ -35,6 +35,7 @@ from tests.ppo_core.update_cases import (
 )
 
 Facts = dict[str, Any]
+PENALTY = 3.0
 
 
 def silent(*_: Any) -> None:
@@ -135,6 +136,8 @@ def updates(root: Path, ranks: Ranks) -> Facts:
     for kind in ("centred", "scaled"):
         cases[f"whitened {kind}"] = far, halves.model_copy(update={"whitening": kind})
         cases[f"{kind} by hand"] = whitened_by_hand(far, halves, kind), halves
+    penalised = KlPenaltyPpoSpec(coef=PENALTY)
+    cases["penalised"] = experience, update_job(**RECIPES[0]).model_copy(update={"algorithm": penalised})
     facts: Facts = {}
     start = make_start(root, "llama-tied", "float32", ranks)
     for name, (given, job) in cases.items():

@@ -77,6 +77,16 @@ def plain_policy_loss(logprobs: Tensor, experience: Any, update: Any, entropy: T
     return plain_mean(surrogate, update.aggregation) + update.kl_loss_coef * kl
 
 
+def plain_penalised_loss(logprobs: Tensor, experience: Any, update: Any, coef: float) -> Tensor:
+    """Schulman et al. 2017, equation 8: -(rho A - coef KL), KL(old, new) as rho - 1 - log rho at the old's tokens."""
+    terms: Terms = []
+    for b, t in experience.response_mask.nonzero().tolist():
+        log_ratio = logprobs[b, t] - experience.old_logprobs[b, t].double()
+        kl = log_ratio.exp() - 1 - log_ratio
+        terms.append((b, coef * kl - log_ratio.exp() * experience.advantages[b, t].double()))
+    return plain_mean(terms, update.aggregation)
+
+
 def plain_importance(experience: Any, update: Any, b: int, t: int) -> float:
     """Trainer's over sampler's probability: of the token or of the response, cut, or left out."""
     kind, difference = update.importance_correction, (experience.old_logprobs - experience.sampler_logprobs).double()

@@ -130,6 +130,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": {"kind": "grpo"}}, "samples_per_prompt=1 gives algorithm.kind=grpo nothing to compare"),
     ({"algorithm": {"kind": "grpo", "scale": "max"}}, "algorithm.grpo.scale='max': Input should be 'std' or 'none'"),
     (
+        {"algorithm": {"kind": "kl_penalty_ppo"}, "update": {"clip_high": 0.3}},
+        "update.clip_high=0.3 has no meaning with algorithm.kind=kl_penalty_ppo .it clips no ratio.: leave it out",
+    ),
+    ({"algorithm": {"kind": "kl_penalty_ppo", "coef": 0}}, "coef=0: Input should be greater than or equal to 0.000001"),
+    (
         {"algorithm": {"kind": "reinforce"}, "advantages": {"gae_lambda": 1}},
         "gae_lambda=1.0 has no meaning with .*reinf",
     ),

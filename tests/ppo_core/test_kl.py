@@ -23,7 +23,7 @@ CONTROLLER = {"target": 6.0, "horizon": 100.0, "num_sequences": 10}
 
 
 def test_docstring_examples() -> None:
-    assert doctest.testmod(kl) == (0, 2)
+    assert doctest.testmod(kl) == (0, 3)
 
 
 @pytest.mark.parametrize("estimator", FORMULAS)

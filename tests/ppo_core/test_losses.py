@@ -87,7 +87,7 @@ def mutant(original: str, replacement: str) -> ModuleType:
 
 
 def test_docstring_examples() -> None:
-    assert doctest.testmod(losses) == (0, 4)
+    assert doctest.testmod(losses) == (0, 8)
 
 
 def test_losses_equal_their_equations() -> None:

@@ -152,4 +152,6 @@ def test_the_gradient_of_the_first_step_is_that_of_reinforce() -> None:
 
 def test_a_loss_of_the_wrong_sign_is_noticed() -> None:
     with pytest.raises(AssertionError):
-        assert_gradient_of_reinforce(mutated(surrogate, "minibatch.advantages", "-minibatch.advantages").loss)
+        assert_gradient_of_reinforce(
+            mutated(surrogate, "minibatch.advantages", "-minibatch.advantages").CLIPPED_SURROGATE.loss
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ppo_core.training.update import rates_at
-from tests.ppo_core.deepspeed_program import RECIPES
+from tests.ppo_core.deepspeed_program import PENALTY, RECIPES
 from tests.ppo_core.plain_torch import (
     plain_entropy,
     plain_kl,
     plain_logprobs,
     plain_mean,
+    plain_penalised_loss,
     plain_policy_loss,
     plain_value_loss,
     plain_values,
@@ -40,7 +42,9 @@ def assert_same_weights(trained: Path, case: str, other: str) -> None:
         torch.testing.assert_close(weights_of(trained, case, part), weights_of(trained, other, part), rtol=0, atol=1e-6)
 
 
-def plain_update(update: Any) -> tuple[nn.Module, nn.Module, Tensor, dict[str, list[float]]]:
+def plain_update(
+    update: Any, plain_loss: Callable[..., Tensor] = plain_policy_loss
+) -> tuple[nn.Module, nn.Module, Tensor, dict[str, list[float]]]:
     """One optimizer step of each network per epoch on the whole batch. Returns policy, trunk, value head, losses."""
     experience = make_experience()
     sequences = [(list(prompt), list(response)) for prompt, response in experience.sequences()]
@@ -53,7 +57,7 @@ def plain_update(update: Any) -> tuple[nn.Module, nn.Module, Tensor, dict[str, l
     for _ in range(update.num_ppo_epochs):
         logprobs = plain_logprobs(policy, sequences, TEMPERATURE)
         entropy = plain_entropy(policy, sequences, TEMPERATURE)
-        policy_loss = plain_policy_loss(logprobs, experience, update, entropy)
+        policy_loss = plain_loss(logprobs, experience, update, entropy)
         values, _ = plain_values(trunk, head, sequences)
         value_loss = plain_value_loss(values, experience, update)
         for optimizer, loss in ((policy_optimizer, policy_loss), (critic_optimizer, value_loss)):
@@ -68,7 +72,7 @@ def plain_update(update: Any) -> tuple[nn.Module, nn.Module, Tensor, dict[str, l
         kl = plain_kl(logprobs, experience, update.kl_loss_estimator)
         losses["kl"].append(float(plain_mean(kl, "token_mean").detach()))
         alone = update.model_copy(update={"entropy_coef": 0.0, "kl_loss_coef": 0.0})
-        losses["policy"].append(float(plain_policy_loss(logprobs, experience, alone, entropy).detach()))
+        losses["policy"].append(float(plain_loss(logprobs, experience, alone, entropy).detach()))
         losses["critic"].append(float(value_loss.detach()))
     return policy, trunk, head, losses
 
@@ -95,6 +99,25 @@ def test_the_update_is_that_of_the_papers(trained: Path, index: int) -> None:
         assert 0 < metrics["policy/importance_cut"] < 1
         assert 0.5 < metrics["policy/importance_weight"] < 1.5
     assert metrics["policy/gradient_norm"] == pytest.approx(sum(losses["norm"]) / len(losses["norm"]), rel=1e-4)
+
+
+def test_the_update_with_a_penalty_is_that_of_the_paper(trained: Path) -> None:
+    def plain_loss(logprobs: Tensor, experience: Any, update: Any, _: Tensor) -> Tensor:
+        return plain_penalised_loss(logprobs, experience, update, PENALTY)
+
+    policy, _, _, losses = plain_update(update_job(**RECIPES[0]).update, plain_loss)
+    ours, metrics = weights_of(trained, "penalised", "policy"), facts_of(trained)["penalised"]
+    for name, parameter in policy.named_parameters():
+        torch.testing.assert_close(ours[name], parameter.detach(), rtol=0, atol=1e-5)
+    assert metrics["policy/loss"] == pytest.approx(sum(losses["policy"]) / len(losses["policy"]), rel=1e-5, abs=1e-5)
+    assert metrics["policy/penalty_coef"] == PENALTY
+    experience = make_experience()
+    with torch.no_grad():
+        after = plain_logprobs(policy, experience.sequences(), TEMPERATURE)
+    log_ratio = (after - experience.old_logprobs.double())[experience.response_mask]
+    assert metrics["policy/kl_to_old"] == pytest.approx(float((log_ratio.exp() - 1 - log_ratio).mean()), rel=1e-4)
+    assert "policy/kl_to_old" not in facts_of(trained)["recipe0"]
+    assert "policy/clip_fraction" not in metrics
 
 
 @pytest.mark.parametrize("stage", range(4))

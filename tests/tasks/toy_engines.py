@@ -11,6 +11,7 @@ from typing import Any
 
 from infra.engines.protocol import EngineInput, EngineJob, EngineJobError, EngineProgress, EngineReply
 from ppo_core.records import Replay, UpdatePolicyJob, content_digest
+from ppo_core.spec import KlPenaltyPpoSpec
 from ppo_core.training.state import derivation, identity_after, read_state
 from tasks.stages.engines import LocalHandle
 from tests.tasks.toy_checkpoints import PARTS, Weights, read_weights, write_checkpoint
@@ -195,7 +196,8 @@ def update_policy(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     before = read_state(job.inputs["checkpoint"].path)
     replay = () if spec.full else (*before.replay, Replay(spec=derivation(spec), experience=experience.digest))
     write_checkpoint(job, after, identity_after(spec, before.identity, experience.digest), replay)
-    return {"metrics": metrics, "full": spec.full}
+    carried = {"coef": 2 * spec.algorithm.coef} if isinstance(spec.algorithm, KlPenaltyPpoSpec) else {}
+    return {"metrics": metrics, "full": spec.full, "carried": carried}
 
 
 def score_evaluation(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
