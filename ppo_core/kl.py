@@ -16,6 +16,11 @@ from torch import Tensor
 LARGEST_RELATIVE_ERROR = 0.2
 PENALTY_BOUNDS = (1e-6, 1e6)
 
+
+def _gradient_of_k2(r: Tensor) -> Tensor:
+    return r.square() / 2 - (r.square() / 2).detach()
+
+
 _ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         "k1": torch.neg,
@@ -23,6 +28,9 @@ _ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
         # expm1 keeps the digits that exp(r) - 1 loses where policy and reference nearly agree.
         "k3": lambda r: torch.expm1(r) - r,
         "abs": torch.abs,
+        # Their value, with the gradient of k2: what is added is 0.
+        "k1+": lambda r: -r.detach() + _gradient_of_k2(r),
+        "k3+": lambda r: (torch.expm1(r) - r).detach() + _gradient_of_k2(r),
     }
 )
 
@@ -32,7 +40,8 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, *, estimator: str)
 
     With r = reference_logprobs - logprobs: k1 = -r (unbiased, may be negative), k2 = r**2 / 2 (biased, low variance),
     k3 = exp(r) - 1 - r (unbiased, never negative; inf in float32 from r = 89), abs = |r| (a distance, no estimate of
-    the divergence). k3's gradient is not the gradient of the divergence: for a KL term in the loss take k2.
+    the divergence). On the policy's own samples the expected gradient of k2 is that of the divergence; that of k1 is 0,
+    and that of k3 the gradient of KL(reference, policy). k1+ and k3+ have the values of k1 and k3, the gradient of k2.
     Shapes: both inputs and the result alike, [B, R]. No mask: slots that do not count are the consumer's to mask.
     Raises ValueError for an unknown estimator or shapes that differ.
 

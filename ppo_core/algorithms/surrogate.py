@@ -6,8 +6,8 @@
 
 w is 1, or corrects for a sampler whose probabilities are others than the trainer's (`ppo_core.off_policy`).
 
-KL is k2 or k3 (`ppo_core.kl`) of the policy to its reference at the sampled tokens, differentiated as it stands: on the
-policy's own samples the gradient of k2 is that of the KL in expectation, that of k3 is not.
+KL is an estimate (`ppo_core.kl`) of the policy's to its reference at the sampled tokens. On the policy's own samples
+the gradient of k2 is that of the KL in expectation, that of k3 is not; k1+ and k3+ have the gradient of k2 too.
 
 Source: Schulman et al. 2017 (arXiv:1707.06347), equations 7 and 9. While the policy is still the old one, rho is 1 and
 the gradient is that of REINFORCE, -A * grad log policy.

@@ -42,8 +42,10 @@ class UpdateSpec(Section):
     kl_loss_coef: NonNegative = Field(
         0.0, description="Weight of the KL to the reference in the loss, per token, beside that in the reward"
     )
-    kl_loss_estimator: Literal["k2", "k3"] = Field(
-        "k2", description="k2 has the gradient of the KL; k3 is what GRPO's authors take"
+    kl_loss_estimator: Literal["k2", "k3", "k1+", "k3+"] = Field(
+        "k2",
+        description="k2 has the gradient of the KL; k3 is what GRPO's authors take; k1+ and k3+ have the value of k1 "
+        "and k3 with the gradient of k2",
     )
     aggregation: Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "fixed_length"] = Field(
         "token_mean",

@@ -48,6 +48,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {**RLOO, "update": {"critic_warmup_iterations": 3}},
         "critic_warmup_iterations=3 has no meaning with .* no critic",
     ),
+    ({"update": {"kl_loss_estimator": "k1"}}, "kl_loss_estimator='k1': Input should be 'k2', 'k3', 'k1.' or 'k3.'"),
     (
         {"update": {"importance_cap": 3}},
         "importance_cap=3 has no meaning with importance_correction=none: leave it out",

@@ -54,16 +54,25 @@ def test_k1_and_k3_are_unbiased(estimator: str) -> None:
     assert expectation == pytest.approx(divergence, abs=1e-12)
 
 
-def test_the_gradient_of_k2_is_that_of_the_divergence() -> None:
+@pytest.mark.parametrize("estimator", ["k2", "k1+", "k3+"])
+def test_the_gradient_of_k2_is_that_of_the_divergence(estimator: str) -> None:
     # For p = softmax(logits), dKL(p, q) / dlogits_i = p_i * (log p_i - log q_i - KL); under p, r**2 / 2 has that mean.
     p, q = [0.5, 0.25, 0.25], [0.125, 0.625, 0.25]
     divergence = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
     expected = [a * (math.log(a / b) - divergence) for a, b in zip(p, q, strict=True)]
     logits = torch.tensor([p], dtype=torch.float64).log().requires_grad_()
-    estimates = kl_estimate(logits.log_softmax(-1), torch.tensor([q], dtype=torch.float64).log(), estimator="k2")
+    estimates = kl_estimate(logits.log_softmax(-1), torch.tensor([q], dtype=torch.float64).log(), estimator=estimator)
     (torch.tensor([p]) * estimates).sum().backward()
     assert logits.grad is not None
     assert logits.grad[0].tolist() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_a_straight_through_estimate_has_the_value_of_its_own(estimator: str) -> None:
+    logprobs, reference = torch.tensor([[-1.0, -2.5, -0.1]]), torch.tensor([[-2.0, -0.5, -0.1]])
+    expected = [[FORMULAS[estimator](q - p) for p, q in ((-1.0, -2.0), (-2.5, -0.5), (-0.1, -0.1))]]
+    observed = kl_estimate(logprobs, reference, estimator=f"{estimator}+")
+    torch.testing.assert_close(observed, torch.tensor(expected), rtol=1e-5, atol=1e-6)
 
 
 @given(st.floats(-15, 15), st.floats(-15, 15))
