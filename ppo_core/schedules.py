@@ -1,8 +1,10 @@
-"""Learning rates as pure functions of the position in a run, so that a resumed run needs no scheduler state."""
+"""Learning rates and coefficients as pure functions of the position in a run: a resumed run needs no other state."""
 
 from __future__ import annotations
 
 import math
+
+from ppo_core.spec.section import CoefficientSchedule
 
 
 def learning_rate(
@@ -46,6 +48,25 @@ def cosine_learning_rate(
         return base * (step + 1) / warmup_steps
     remaining = (1 + math.cos(math.pi * progress)) / 2
     return base * (final_fraction + (1 - final_fraction) * remaining)
+
+
+def coefficient(
+    base: float, *, iteration: int, decay_iterations: int, schedule: CoefficientSchedule, final_fraction: float
+) -> float:
+    """A coefficient at the 0-based `iteration`: `base` itself, or along the decay of the rates above, without warm-up.
+
+    >>> [coefficient(8.0, iteration=i, decay_iterations=2, schedule="linear", final_fraction=0.5) for i in range(4)]
+    [8.0, 6.0, 4.0, 4.0]
+    """
+    if schedule == "constant":
+        return base
+    if schedule == "cosine":
+        return cosine_learning_rate(
+            base, step=iteration, warmup_steps=0, total_steps=decay_iterations, final_fraction=final_fraction
+        )
+    return learning_rate(
+        base, iteration=iteration, warmup_iterations=0, decay_iterations=decay_iterations, final_fraction=final_fraction
+    )
 
 
 def _progress(position: int, start_name: str, start: int, end_name: str, end: int) -> float:

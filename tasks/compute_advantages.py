@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from infra.artifacts import ArtifactRef
 from ppo_core.records import ComputeAdvantagesJob, OptimizerSettings
+from ppo_core.spec import FixedKl
 from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef, ExperienceRef, RolloutsRef, ScoresRef
 from tasks.stages.stage import StageSpec, run_cached, stage
@@ -20,12 +21,15 @@ def compute_advantages(
     rollouts: RolloutsRef,
     scores: ScoresRef,
     *,
+    iteration: int,
     kl_coef: float,
     carried: Mapping[str, Mapping[str, float]],
     restoration: Mapping[str, ArtifactRef],
 ) -> ExperienceRef:
     """What the update learns from, and the next KL coefficient. `carried`, `restoration`: see `IterationRecord`."""
     spec = context.spec
+    kl = spec.advantages.kl
+    scheduled = isinstance(kl, FixedKl) and kl.schedule != "constant"
     job = ComputeAdvantagesJob(
         model=spec.model,
         temperature=spec.rollout.temperature,
@@ -35,6 +39,8 @@ def compute_advantages(
         training=spec.training,
         optimizer=OptimizerSettings.of(spec.update),
         kl_coef=kl_coef,
+        iteration=iteration - 1 if scheduled else 0,
+        decay_iterations=spec.update.decay_iterations if scheduled else None,
         carried=carried.get(COMPUTE_ADVANTAGES.name, {}),
         deterministic=spec.engines.deterministic,
     )

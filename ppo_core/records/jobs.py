@@ -149,6 +149,7 @@ class ComputeAdvantagesJob(TrainingJob):
     """Rollouts and scores to experience. Inputs: checkpoint, reference, rollouts, scores; and what `Replay` says.
 
     `carried` is what the job of the iteration before said under that name: numbers that go on over iterations.
+    `iteration`, from 0, and `decay_iterations` are for a price of divergence that has a schedule.
     """
 
     temperature: float
@@ -157,6 +158,8 @@ class ComputeAdvantagesJob(TrainingJob):
     # Nothing is trained here, but the checkpoint is loaded with its optimizer, and so stays loaded for the update.
     optimizer: OptimizerSettings
     kl_coef: float
+    iteration: int = 0
+    decay_iterations: int | None = None
     carried: dict[str, float] = Field({})
 
 

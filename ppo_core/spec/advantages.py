@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from ppo_core.spec.section import Fraction, NonNegative, Section
+from ppo_core.spec.section import CoefficientSchedule, Fraction, NonNegative, Section, check_schedule
 
 Estimator = Literal["k1", "k2", "k3", "abs"]
 MinibatchWhitening = Literal["none", "centred", "scaled"]
@@ -18,6 +18,14 @@ class FixedKl(Section):
     kind: Literal["fixed"] = Field("fixed", description="This kind")
     coef: NonNegative = Field(0.01, description="Price in reward of one nat of divergence")
     estimator: Estimator = Field("k1", description="Schulman's estimator of the divergence per token")
+    length_normalised: bool = Field(False, description="The price is divided by the response's number of tokens")
+    schedule: CoefficientSchedule = Field("constant", description="How coef falls over update.decay_iterations")
+    final_fraction: Fraction = Field(0.0, description="With a schedule: it ends at this fraction of coef")
+
+    @model_validator(mode="after")
+    def _what_falls_is_there(self) -> Self:
+        check_schedule(self, "schedule", coef="coef", final="final_fraction")
+        return self
 
 
 class AdaptiveKl(Section):
@@ -28,6 +36,9 @@ class AdaptiveKl(Section):
     target: PositiveFloat = Field(6.0, description="KL per response (summed over its tokens)")
     horizon: PositiveInt = Field(10_000, description="In responses")
     estimator: Estimator = Field("k1", description="Schulman's estimator of the divergence per token")
+    length_normalised: bool = Field(
+        False, description="The price is divided by the response's number of tokens; the target is not"
+    )
 
 
 class OverlongSpec(Section):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+CoefficientSchedule = Literal["constant", "linear", "cosine"]
 
 
 def in_order(schema: dict[str, Any]) -> None:
@@ -23,3 +25,17 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False, json_schema_extra=in_order
     )
+
+
+def check_schedule(section: Section, schedule: str, *, coef: str, final: str) -> None:
+    """Raise ValueError for a schedule of nothing, and for an end (`final`) without a schedule; all are field names."""
+    values, default = vars(section), type(section).model_fields[final].default
+    if values[schedule] != "constant" and not values[coef]:
+        raise ValueError(
+            f"{schedule}={values[schedule]} has no meaning with {coef}=0: leave it out, or set {coef} above 0"
+        )
+    if values[schedule] == "constant" and values[final] != default:
+        raise ValueError(
+            f"{final}={values[final]:g} has no meaning with {schedule}=constant: leave it out, or set {schedule} to "
+            "linear or cosine"
+        )

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from ppo_core.spec.section import Beta, Fraction, NonNegative, Section
+from ppo_core.spec.section import Beta, CoefficientSchedule, Fraction, NonNegative, Section, check_schedule
 
 
 class UpdateSpec(Section):
@@ -39,9 +39,17 @@ class UpdateSpec(Section):
         None, description="Largest change of a value that the critic is rewarded for; none: no clipping"
     )
     entropy_coef: NonNegative = Field(0.0, description="Weight of the entropy bonus per token")
+    entropy_schedule: CoefficientSchedule = Field(
+        "constant", description="How entropy_coef falls over decay_iterations"
+    )
+    final_entropy_fraction: Fraction = Field(0.0, description="With a schedule: it ends at this fraction")
     kl_loss_coef: NonNegative = Field(
         0.0, description="Weight of the KL to the reference in the loss, per token, beside that in the reward"
     )
+    kl_loss_schedule: CoefficientSchedule = Field(
+        "constant", description="How kl_loss_coef falls over decay_iterations"
+    )
+    final_kl_loss_fraction: Fraction = Field(0.0, description="With a schedule: it ends at this fraction")
     kl_loss_estimator: Literal["k2", "k3", "k1+", "k3+"] = Field(
         "k2",
         description="k2 has the gradient of the KL; k3 is what GRPO's authors take; k1+ and k3+ have the value of k1 "
@@ -70,6 +78,12 @@ class UpdateSpec(Section):
                 f"final_lr_fraction={self.final_lr_fraction} has no meaning with schedule=constant: leave it out, or "
                 "set schedule to linear or cosine"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _what_falls_is_there(self) -> Self:
+        check_schedule(self, "entropy_schedule", coef="entropy_coef", final="final_entropy_fraction")
+        check_schedule(self, "kl_loss_schedule", coef="kl_loss_coef", final="final_kl_loss_fraction")
         return self
 
     @model_validator(mode="after")

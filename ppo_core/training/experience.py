@@ -19,9 +19,10 @@ from ppo_core.data.batches import lengths_of
 from ppo_core.kl import kl_estimate, next_kl_coef
 from ppo_core.masking import masked_mean, scale, whiten
 from ppo_core.models.forward import Models, Need
-from ppo_core.records import RolloutRow, ScoreRow, TokenSequence
+from ppo_core.records import ComputeAdvantagesJob, RolloutRow, ScoreRow, TokenSequence
 from ppo_core.rewards import ScoreMoments, token_rewards
-from ppo_core.spec import AdaptiveKl, AdvantageSpec, TrainingSpec
+from ppo_core.schedules import coefficient
+from ppo_core.spec import AdaptiveKl, AdvantageSpec, FixedKl, TrainingSpec
 from ppo_core.training.ranks import Ranks, share_of
 from ppo_core.training.shaping import shape_scores
 
@@ -123,6 +124,8 @@ def build_experience(
         raw, finished, generated.sum(1), spec, max_response_tokens=max_response_tokens, moments=moments
     )
     kl = kl_estimate(predictions.old_logprobs, predictions.reference_logprobs, estimator=spec.kl.estimator)
+    if spec.kl.length_normalised:
+        kl = kl / mask.sum(1, keepdim=True).clamp(min=1)
     rewards = priced = token_rewards(shaped.scores, kl, mask, kl_coef=kl_coef)
     if spec.whiten_rewards:
         rewards = whiten(rewards, mask, shift_mean=False)
@@ -157,6 +160,15 @@ def build_experience(
         **estimate.measured,
     }
     return experience, metrics
+
+
+def coefficient_at(job: ComputeAdvantagesJob) -> float:
+    """The job's KL coefficient, where its schedule has it at the job's iteration."""
+    kl = job.advantages.kl
+    if not isinstance(kl, FixedKl) or job.decay_iterations is None:
+        return job.kl_coef
+    at, until, fraction = job.iteration, job.decay_iterations, kl.final_fraction
+    return coefficient(job.kl_coef, iteration=at, decay_iterations=until, schedule=kl.schedule, final_fraction=fraction)
 
 
 def coefficient_after(spec: AdvantageSpec, kl_coef: float, metrics: dict[str, float], num_sequences: int) -> float:

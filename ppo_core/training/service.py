@@ -27,7 +27,7 @@ from ppo_core.records import (
 from ppo_core.training.checkpoint import full_weights, write_checkpoint, write_start
 from ppo_core.training.deepspeed_engine import Trainable, models_of
 from ppo_core.training.determinism import deterministic
-from ppo_core.training.experience import build_experience, coefficient_after, predict
+from ppo_core.training.experience import build_experience, coefficient_after, coefficient_at, predict
 from ppo_core.training.learner import Learner, LoadConfig
 from ppo_core.training.ranks import Ranks, first_rank_only
 from ppo_core.training.replay import hold_checkpoint, run_update
@@ -114,7 +114,7 @@ class TrainingEngine:
             predictions,
             algorithm,
             spec.advantages,
-            kl_coef=spec.kl_coef,
+            kl_coef=coefficient_at(spec),
             max_response_tokens=spec.max_response_tokens,
             moments=moments,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,7 +22,8 @@ from ppo_core.metrics import Maximum, Mean, approximate_kl
 from ppo_core.models.forward import Need, Outputs
 from ppo_core.off_policy import importance
 from ppo_core.records import TokenSequence, UpdatePolicyJob
-from ppo_core.schedules import cosine_learning_rate, learning_rate
+from ppo_core.schedules import coefficient, cosine_learning_rate, learning_rate
+from ppo_core.spec import UpdateSpec
 from ppo_core.training.deepspeed_engine import Trainable, models_of
 from ppo_core.training.experience import Experience
 from ppo_core.training.networks import NETWORKS
@@ -59,6 +61,16 @@ def rates_at(job: UpdatePolicyJob) -> dict[str, float]:
     }
 
 
+def settings_at(job: UpdatePolicyJob) -> UpdateSpec:
+    """The update's settings with the coefficients that they have at the job's iteration."""
+    spec = job.update
+    assert spec.decay_iterations is not None
+    at = partial(coefficient, iteration=job.iteration, decay_iterations=spec.decay_iterations)
+    entropy = at(spec.entropy_coef, schedule=spec.entropy_schedule, final_fraction=spec.final_entropy_fraction)
+    kl = at(spec.kl_loss_coef, schedule=spec.kl_loss_schedule, final_fraction=spec.final_kl_loss_fraction)
+    return spec.model_copy(update={"entropy_coef": entropy, "kl_loss_coef": kl})
+
+
 class Update:
     """One iteration's update of the networks on `experience`."""
 
@@ -70,6 +82,7 @@ class Update:
         self.experience, self.job, self.ranks, self.rates = experience, job, ranks, rates_at(job)
         self.sequences: list[TokenSequence] = experience.sequences()
         self.lengths = lengths_of(self.sequences)
+        self.spec = settings_at(job)
         self.advantages = experience.advantages.clone()
         self.measured: dict[str, Mean | Maximum] = {}
         self.losses: dict[str, float] = {}
@@ -97,6 +110,7 @@ class Update:
             **({KL_TO_OLD: self._kl_to_old(tick)} if asked else {}),
             **{name: self._over_ranks(part) for name, part in sorted(self.measured.items())},
             **{f"{name}/skipped_steps": float(count) for name, count in self.skipped.items()},
+            **self._coefficients(),
             **{f"{name}/learning_rate": rate for name, rate in self.rates.items()},
             "update/optimizer_steps": float(steps),
         }
@@ -142,8 +156,8 @@ class Update:
         minibatch = self._minibatch(rows, max(len(response) for _, response in batch))
         for name in self.rates:
             objective = self.algorithm.objectives[name]
-            outputs = self.models.forward(batch, objective.need(self.job.update))
-            loss = objective.loss(outputs, minibatch, self.job.update, normalizer)
+            outputs = self.models.forward(batch, objective.need(self.spec))
+            loss = objective.loss(outputs, minibatch, self.spec, normalizer)
             self._backward(name, loss.total, outputs)
             for key, part in loss.measured.items():
                 self._add(f"{name}/{key}", part)
@@ -202,6 +216,15 @@ class Update:
             return False
         now = self._mean("policy/approximate_kl")
         return self._over_ranks(Mean(now.total - before.total, now.count - before.count)) > limit
+
+    def _coefficients(self) -> dict[str, float]:
+        """Those of the loss that have a schedule, as they were in this iteration."""
+        update, found = self.job.update, dict[str, float]()
+        if update.entropy_schedule != "constant":
+            found["policy/entropy_coef"] = self.spec.entropy_coef
+        if update.kl_loss_schedule != "constant":
+            found["policy/kl_loss_coef"] = self.spec.kl_loss_coef
+        return found
 
     def _kl_to_old(self, tick: Callable[[int, int, str], None]) -> float:
         """KL(old policy, policy) in nats per token, of the policy as it is now, over all responses."""

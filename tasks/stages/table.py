@@ -94,7 +94,7 @@ COMPUTE_ADVANTAGES = StageDefinition(
     "compute_advantages",
     ExperienceRef,
     inputs={"checkpoint": PREVIOUS, "reference": REFERENCE, "rollouts": "rollouts", "scores": "scores"},
-    facts=("kl_coef", "carried", "restoration"),
+    facts=("iteration", "kl_coef", "carried", "restoration"),
     label="advantages",
     kept=False,
 )

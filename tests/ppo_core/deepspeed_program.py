@@ -136,6 +136,10 @@ def updates(root: Path, ranks: Ranks) -> Facts:
     for kind in ("centred", "scaled"):
         cases[f"whitened {kind}"] = far, halves.model_copy(update={"whitening": kind})
         cases[f"{kind} by hand"] = whitened_by_hand(far, halves, kind), halves
+    schedules = {"entropy_schedule": "linear", "kl_loss_schedule": "cosine", "decay_iterations": 4}
+    falling = update_job(entropy_coef=0.3, kl_loss_coef=2.0, **schedules)
+    cases["scheduled"] = experience, falling.model_copy(update={"iteration": 2})
+    cases["at its value"] = experience, update_job(entropy_coef=0.15, kl_loss_coef=1.0, iteration=2)
     penalised = KlPenaltyPpoSpec(coef=PENALTY)
     cases["penalised"] = experience, update_job(**RECIPES[0]).model_copy(update={"algorithm": penalised})
     facts: Facts = {}

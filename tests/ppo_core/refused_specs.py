@@ -50,6 +50,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"update": {"kl_loss_estimator": "k1"}}, "kl_loss_estimator='k1': Input should be 'k2', 'k3', 'k1.' or 'k3.'"),
     (
+        {"update": {"entropy_schedule": "linear"}},
+        "entropy_schedule=linear has no meaning with entropy_coef=0: leave it out, or set entropy_coef above 0",
+    ),
+    (
+        {"update": {"kl_loss_coef": 1, "final_kl_loss_fraction": 0.5}},
+        "final_kl_loss_fraction=0.5 has no meaning with kl_loss_schedule=constant: leave it out, or set kl_loss_sch",
+    ),
+    (
+        {"advantages": {"kl": {"coef": 0, "schedule": "cosine"}}},
+        "schedule=cosine has no meaning with coef=0: leave it out",
+    ),
+    ({"advantages": {"kl": {"kind": "adaptive", "schedule": "linear"}}}, "kl.adaptive.schedule: unknown key"),
+    (
         {"update": {"importance_cap": 3}},
         "importance_cap=3 has no meaning with importance_correction=none: leave it out",
     ),

@@ -21,10 +21,16 @@ import torch
 from torch import Tensor
 
 from ppo_core.algorithms.ppo import PPO
-from ppo_core.records import RolloutRow, ScoreRow
+from ppo_core.records import ComputeAdvantagesJob, OptimizerSettings, RolloutRow, ScoreRow
 from ppo_core.rewards import ScoreMoments
-from ppo_core.spec import AdaptiveKl, AdvantageSpec, FixedKl
-from ppo_core.training.experience import Experience, Predictions, build_experience, coefficient_after
+from ppo_core.spec import AdaptiveKl, AdvantageSpec, FixedKl, ModelSpec, TrainingSpec, UpdateSpec
+from ppo_core.training.experience import (
+    Experience,
+    Predictions,
+    build_experience,
+    coefficient_after,
+    coefficient_at,
+)
 from ppo_core.training.shaping import moments_with
 
 ROLLOUTS = [
@@ -186,6 +192,33 @@ def test_responses_near_the_limit_lose_score() -> None:
     assert_close(experience.rewards, [[-0.05, 4.8, 0.0], [-0.1, 0.0, 0.0], [0.0, 0.0, 0.0]])
     assert metrics["reward/overlong"] == pytest.approx(2 / 3)
     assert "reward/overlong" not in built("terminal")[1]
+
+
+def test_a_price_by_length_is_divided_by_the_tokens_that_count() -> None:
+    """k1 of [0.5, -0.5] over two tokens, of [1, 0, 0] over three, at 0.1."""
+    experience, metrics = built("terminal", kl=FixedKl(length_normalised=True))
+    assert_close(experience.rewards, [[-0.025, 5.025, 0.0], [-0.1 / 3, 0.0, 0.5], [0.0, 0.0, 0.0]])
+    assert metrics["kl/reference"] == pytest.approx(0.5, abs=1e-6)
+
+
+@pytest.mark.parametrize(("schedule", "expected"), [("constant", 0.4), ("linear", 0.25), ("cosine", 0.25)])
+def test_a_price_with_a_schedule_is_what_it_is_at_the_iteration(schedule: str, expected: float) -> None:
+    """Half way from 0.4 to a quarter of it: 0.25 on the line, and on the cosine too."""
+    fraction = {} if schedule == "constant" else {"final_fraction": 0.25}
+    kl = FixedKl.model_validate({"coef": 0.4, "schedule": schedule, **fraction})
+    job = ComputeAdvantagesJob(
+        model=ModelSpec(path="policy"),
+        temperature=1.0,
+        advantages=AdvantageSpec(kl=kl),
+        max_response_tokens=3,
+        training=TrainingSpec(),
+        optimizer=OptimizerSettings.of(UpdateSpec()),
+        kl_coef=0.4,
+        iteration=3,
+        decay_iterations=6,
+    )
+    assert coefficient_at(job) == pytest.approx(expected)
+    assert coefficient_at(job.model_copy(update={"advantages": AdvantageSpec(kl=AdaptiveKl())})) == 0.4
 
 
 def test_nothing_scored_is_all_zeros_and_finite() -> None:

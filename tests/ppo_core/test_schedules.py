@@ -18,7 +18,7 @@ COSINE = {"warmup_steps": 4, "total_steps": 14, "final_fraction": 0.1}
 
 
 def test_docstring_examples() -> None:
-    assert doctest.testmod(schedules) == (0, 2)
+    assert doctest.testmod(schedules) == (0, 3)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ppo_core.training.update import rates_at
+from ppo_core.training.update import rates_at, settings_at
 from tests.ppo_core.deepspeed_program import PENALTY, RECIPES
 from tests.ppo_core.plain_torch import (
     plain_entropy,
@@ -165,6 +165,30 @@ def test_rates_fall_as_the_schedule_says(schedule: str, expected: list[float]) -
     job = update_job(schedule=schedule, decay_iterations=3, learning_rate=0.6, **{"final_lr_fraction": 0.1, **final})
     rates = [rates_at(job.model_copy(update={"iteration": iteration}))["policy"] for iteration in range(5)]
     assert rates == pytest.approx(expected)
+
+
+def test_coefficients_of_the_loss_fall_as_their_schedules_say() -> None:
+    """0.4 to a quarter of it along a line; 0.8 to half of it along a cosine, a third of which is cos 60 degrees."""
+    job = update_job(
+        decay_iterations=3,
+        entropy_coef=0.4,
+        entropy_schedule="linear",
+        final_entropy_fraction=0.25,
+        kl_loss_coef=0.8,
+        kl_loss_schedule="cosine",
+        final_kl_loss_fraction=0.5,
+    )
+    found = [settings_at(job.model_copy(update={"iteration": iteration})) for iteration in range(5)]
+    assert [spec.entropy_coef for spec in found] == pytest.approx([0.4, 0.3, 0.2, 0.1, 0.1])
+    assert [spec.kl_loss_coef for spec in found] == pytest.approx([0.8, 0.7, 0.5, 0.4, 0.4])
+    assert settings_at(update_job(entropy_coef=0.4)).entropy_coef == 0.4
+
+
+def test_a_scheduled_coefficient_is_what_the_loss_is_made_with(trained: Path) -> None:
+    assert_same_weights(trained, "scheduled", "at its value")
+    facts = facts_of(trained)["scheduled"]
+    assert (facts["policy/entropy_coef"], facts["policy/kl_loss_coef"]) == pytest.approx((0.15, 1.0))
+    assert "policy/entropy_coef" not in facts_of(trained)["at its value"]
 
 
 def test_the_policys_schedule_begins_where_the_critic_no_longer_learns_alone() -> None:
