@@ -45,6 +45,8 @@ def _answers(context: RunContext, checkpoint: CheckpointRef, dataset: DatasetRef
         shuffle=False,
         samples_per_prompt=1,
         max_response_tokens=spec.rollout.max_response_tokens,
+        stop=spec.rollout.stop,
+        stop_token_ids=spec.rollout.stop_token_ids,
         temperature=temperature,
         model=spec.model,
         kv_cache_gib=spec.engines.kv_cache_gib,

@@ -31,6 +31,8 @@ def generate_rollouts(
         shuffle=spec.dataset.shuffle,
         samples_per_prompt=spec.rollout.samples_per_prompt,
         max_response_tokens=spec.rollout.max_response_tokens,
+        stop=spec.rollout.stop,
+        stop_token_ids=spec.rollout.stop_token_ids,
         temperature=spec.rollout.temperature,
         model=spec.model,
         kv_cache_gib=spec.engines.kv_cache_gib,

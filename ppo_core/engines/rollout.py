@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ppo_core.data.tables import longest_prompt, read_prompts, read_rollouts, write_rollouts
 from ppo_core.engines.children import ChildWatch
 from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
-from ppo_core.engines.rollout_limits import GIB, check_limits, engines_refusal
+from ppo_core.engines.rollout_limits import GIB, check_limits, check_room, check_stop_tokens, engines_refusal
 from ppo_core.engines.vllm_worker import WeightSwap
 from ppo_core.permissions import Permissions, permissions_of
 from ppo_core.records import GenerateJob, GenerateShardJob, InputError, PromptRow, RolloutRow
@@ -76,7 +76,7 @@ class RolloutEngine:
         if wish.get("chat") and tokenizer.chat_template:
             question = [{"role": "user", "content": question}]
         ids = encode_prompt(tokenizer, question)
-        _check_room(policy.path, ids, wish["max_tokens"], trust_remote_code=self._trusted)
+        check_room(policy.path, ids, wish["max_tokens"], trust_remote_code=self._trusted)
         spec = GenerateJob(
             seed=wish["seed"],
             stream="sample",
@@ -102,6 +102,7 @@ class RolloutEngine:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
+        check_stop_tokens(spec.stop_token_ids, len(self._tokenizer))
         salt = str(self._digest)
         requests = [{"prompt_token_ids": prompts[draw.row].prompt_token_ids, "cache_salt": salt} for draw in wanted]
         parameters = [
@@ -111,8 +112,10 @@ class RolloutEngine:
                 max_tokens=spec.max_response_tokens,
                 logprobs=0,
                 flat_logprobs=True,
-                stop_token_ids=self._stop_ids,
-                detokenize=False,
+                stop_token_ids=sorted({*self._stop_ids, *spec.stop_token_ids}),
+                stop=list(spec.stop),
+                include_stop_str_in_output=True,
+                detokenize=bool(spec.stop),
                 output_kind=RequestOutputKind.FINAL_ONLY,  # else each step copies what every request has so far
             )
             for draw in wanted
@@ -162,7 +165,13 @@ class RolloutEngine:
         """Have the policy of `digest` in vLLM: by a swap where the engine can stay, else by a new engine."""
         from ppo_core.data.tokenization import load_tokenizer, stop_token_ids
 
-        shape = ((policy / "config.json").read_text(), spec.model.dtype, spec.kv_cache_gib, spec.tensor_parallel_size)
+        shape = (
+            (policy / "config.json").read_text(),
+            spec.model.dtype,
+            spec.kv_cache_gib,
+            spec.tensor_parallel_size,
+            bool(spec.stop),
+        )
         if self._llm is None or self._shape is None or self._shape[1:] != shape or self._shape[0] < context:
             self._watch.retire()
             self._llm, self._digest = None, None
@@ -206,7 +215,7 @@ def start_vllm(policy: Path, spec: GenerateJob, context: int, *, trust_remote_co
             dtype=spec.model.dtype,
             load_format="safetensors",
             max_model_len=context,
-            skip_tokenizer_init=True,
+            skip_tokenizer_init=not spec.stop,  # vLLM looks for these in the text
             trust_remote_code=trust_remote_code,
             enforce_eager=not on_gpu,
             distributed_executor_backend="mp" if spec.tensor_parallel_size > 1 else "uni",
@@ -230,20 +239,7 @@ def sampled_logprobs(logprobs: Any, count: int) -> list[float]:
     """The sampled token's logprob at each position, from vLLM's flat form."""
     if count == 0:
         return []
-    return [float(logprobs.logprobs[start]) for start in logprobs.start_indices]
-
-
-def _check_room(policy: Path, prompt_ids: list[int], max_tokens: int, *, trust_remote_code: bool) -> None:
-    from ppo_core.data.tokenization import context_length, model_config
-
-    limit = context_length(model_config(str(policy), None, trust_remote_code=trust_remote_code))
-    if not prompt_ids:
-        raise InputError("the prompt has no tokens: give it some text")
-    if limit is not None and len(prompt_ids) + max_tokens > limit:
-        raise InputError(
-            f"max_tokens={max_tokens} does not fit the model's context {limit} after the prompt of "
-            f"{len(prompt_ids)} tokens: lower it to {max(limit - len(prompt_ids), 0)}, or shorten the prompt"
-        )
+    return [float(logprobs.logprobs[start]) for start in logprobs.start_indices[:count]]
 
 
 def needed_context(dataset: Path, spec: GenerateJob) -> int:

@@ -6,6 +6,7 @@ import ast
 import math
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -199,3 +200,26 @@ def _returned(function: ast.FunctionDef) -> list[int]:
         return []
     numbers = [item.value for item in last.value.elts if isinstance(item, ast.Constant)]
     return [number for number in numbers if isinstance(number, int)]
+
+
+def check_room(policy: Path, prompt_ids: list[int], max_tokens: int, *, trust_remote_code: bool) -> None:
+    """Raise InputError for a prompt without tokens, and where the model has no room for it and the response."""
+    from ppo_core.data.tokenization import context_length, model_config
+
+    limit = context_length(model_config(str(policy), None, trust_remote_code=trust_remote_code))
+    if not prompt_ids:
+        raise InputError("the prompt has no tokens: give it some text")
+    if limit is not None and len(prompt_ids) + max_tokens > limit:
+        raise InputError(
+            f"max_tokens={max_tokens} does not fit the model's context {limit} after the prompt of "
+            f"{len(prompt_ids)} tokens: lower it to {max(limit - len(prompt_ids), 0)}, or shorten the prompt"
+        )
+
+
+def check_stop_tokens(token_ids: Sequence[int], vocabulary: int) -> None:
+    """Raise InputError for ids that are none of the tokenizer's: they would end nothing."""
+    if unknown := [token for token in token_ids if token >= vocabulary]:
+        raise InputError(
+            f"rollout.stop_token_ids={unknown} are none of the {vocabulary} tokens of the tokenizer: give ids below "
+            f"{vocabulary}"
+        )

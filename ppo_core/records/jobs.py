@@ -52,7 +52,7 @@ class GenerateJob(Section):
     """Sample responses. Inputs: checkpoint, dataset.
 
     `stream` is the iteration, or a name such as `evaluation`: part of every request's seed. `position` is the data
-    cursor: prompts drawn so far. `temperature` 0 is greedy.
+    cursor: prompts drawn so far. `temperature` 0 is greedy. `stop` and `stop_token_ids` end a response beside EOS.
     """
 
     seed: int
@@ -63,6 +63,8 @@ class GenerateJob(Section):
     shuffle: bool
     samples_per_prompt: int
     max_response_tokens: int
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     temperature: float
     model: ModelSpec
     kv_cache_gib: float

@@ -48,8 +48,9 @@ class RolloutRow:
     >>> RolloutRow("3f1c", 0, [10, 20], [8, 2], "2", [-0.5, -0.1], "stop").finished
     True
 
-    `response_token_ids` includes the EOS when `finish_reason` is "stop"; `sampler_logprobs` has one entry per response
-    token, of the distribution that was really sampled; `response` is the text without special tokens at its end.
+    `response_token_ids` includes what ended it (EOS, or a stop that the spec names) when `finish_reason` is "stop";
+    `sampler_logprobs` has one entry per response token, of the distribution that was really sampled; `response` is the
+    text without special tokens at its end.
     """
 
     prompt_id: str
@@ -62,7 +63,7 @@ class RolloutRow:
 
     @property
     def finished(self) -> bool:
-        """Whether the policy ended the response by itself (EOS), not the length limit."""
+        """Whether the policy ended the response by itself (EOS, or a stop of the spec), not the length limit."""
         return self.finish_reason == "stop"
 
 

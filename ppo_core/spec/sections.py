@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from ppo_core.spec.paths import UserPath
 from ppo_core.spec.section import Beta, Fraction, NonNegative, Section
@@ -73,6 +73,13 @@ class RolloutSpec(Section):
     prompts_per_iteration: PositiveInt = Field(256, description="Prompts drawn from the dataset per iteration")
     samples_per_prompt: PositiveInt = Field(1, description="Responses to each of these prompts; rloo compares them")
     max_response_tokens: PositiveInt = Field(48, description="A response is cut at this length")
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (),
+        description="Texts that end a response, which they belong to, beside EOS; to be named again where it is served",
+    )
+    stop_token_ids: tuple[NonNegativeInt, ...] = Field(
+        (), description="Tokens that end a response, which they belong to, beside EOS"
+    )
     temperature: Annotated[float, Field(ge=0.01, le=10.0)] = Field(1.0, description="Also divides the trainer's logits")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Must stay 1 while logprobs are trained on")
     top_k: int = Field(-1, ge=-1, description="Must stay -1 (off) while logprobs are trained on")

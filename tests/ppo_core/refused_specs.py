@@ -105,6 +105,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"seed": -1}, "seed=-1: Input should be greater than or equal to 0"),
     ({"rollout": {"temperature": float("inf")}}, "rollout.temperature=inf: Input should be a finite number"),
     ({"rollout": {"temperature": 0}}, "rollout.temperature=0: Input should be greater than or equal to 0.01"),
+    ({"rollout": {"stop": [""]}}, "rollout.stop.0='': String should have at least 1 character"),
+    ({"rollout": {"stop_token_ids": [-1]}}, "rollout.stop_token_ids.0=-1: Input should be greater than or equal to 0"),
     ({"rollout": {"top_p": 0.9}}, r"rollout: top_p=0.9, top_k=-1 cut .* Set top_p: 1 and top_k: -1"),
     ({"rollout": {"top_k": 50}}, r"rollout: top_p=1.0, top_k=50 cut .* Set top_p: 1 and top_k: -1"),
     ({"update": {"betas": [0.9, 1.0]}}, "update.betas.1=1.0: Input should be less than 1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from tests.ppo_core.tiny_policies import (
     forward_logprobs,
     greedy_tokens,
     make_policy,
+    make_tokenizer,
     next_probabilities,
 )
 
@@ -217,6 +219,43 @@ def test_a_response_ends_with_its_first_stop_token_or_at_the_limit(
         assert set(endings) == {*stops, "length"}
     for longer, shorter in zip(one, two, strict=True):
         assert longer.response_token_ids[: len(shorter.response_token_ids)] == shorter.response_token_ids
+
+
+def cut_at(row: RolloutRow, ends: Callable[[list[int]], bool]) -> tuple[list[int], str]:
+    """What a response is that ends as soon as its tokens so far do; by reading them one by one."""
+    for count in range(1, len(row.response_token_ids) + 1):
+        if ends(row.response_token_ids[:count]):
+            return row.response_token_ids[:count], "stop"
+    return row.response_token_ids, row.finish_reason
+
+
+def test_a_response_ends_with_the_first_text_or_token_that_the_spec_names(
+    rollout: Client, policies: dict[tuple[bool, str], Path], dataset: Path
+) -> None:
+    checkpoint, asked = policies[True, "A"], {**ALL, "samples_per_prompt": 4}
+    whole = rollout.generate(checkpoint, dataset, **asked)
+    tokenizer = make_tokenizer()
+
+    def text(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+    stop = text(whole[0].response_token_ids[3:5])  # two words with the space between them
+    token = whole[1].response_token_ids[5]
+    named = {
+        "stop": ([stop, "w7"], lambda ids: any(s in text(ids) for s in (stop, "w7"))),
+        "stop_token_ids": ([token], lambda ids: ids[-1] == token),
+    }
+    for name, (value, ends) in named.items():
+        rows = rollout.generate(checkpoint, dataset, **asked, **{name: value})
+        expected = [cut_at(row, ends) for row in whole]
+        assert [(row.response_token_ids, row.finish_reason) for row in rows] == expected
+        assert sum(cut != row.response_token_ids for (cut, _), row in zip(expected, whole, strict=True)) > 0
+        for row, before in zip(rows, whole, strict=True):
+            assert row.sampler_logprobs == before.sampler_logprobs[: len(row.response_token_ids)]
+            assert row.response == text(row.response_token_ids)
+    with pytest.raises(EngineJobError, match=r"stop_token_ids=\[66, 99\] are none of the 66 tokens") as failure:
+        rollout.generate(checkpoint, dataset, **asked, stop_token_ids=[1, 66, 99])
+    assert failure.value.error_type == "InputError"
 
 
 def test_a_response_may_fill_the_context_to_the_last_token(rollout: Client, tmp_path: Path) -> None:
