@@ -74,9 +74,16 @@ def shared_records(
         }
         if record is source and spec.schedule == "synchronous":
             told["sampler"] = None  # from here on every policy answers for itself
+        if record is source and price(spec) != price(before):
+            told["next_kl_coef"] = spec.advantages.kl.coef
         shared[record.iteration] = record.model_copy(update=told).model_dump(mode="json")
         previous = record_digest(shared[record.iteration])
     return shared
+
+
+def price(spec: RunSpec) -> tuple[str, float]:
+    """What the price of divergence begins with: the records tell only how it goes on."""
+    return spec.advantages.kl.kind, spec.advantages.kl.coef
 
 
 def changed_sections(spec: RunSpec, made_with: RunSpec) -> dict[str, Any]:

@@ -63,6 +63,21 @@ def test_it_shares_every_artifact_before_and_goes_on_from_there(source: ToyRun) 
     assert source.engines.count("generate_rollouts") == 2  # iteration 3's came from the store
 
 
+@pytest.mark.parametrize("change", ["advantages.kl.coef=0.5", "advantages.kl={kind: adaptive, coef: 0.5}"])
+def test_another_price_of_divergence_counts_from_there_on(source: ToyRun, change: str) -> None:
+    fork = forked(source, 2, change)
+    coefficients = [record.next_kl_coef for record in source.records()]
+    assert [record.next_kl_coef for record in fork.records()] == [*coefficients[:2], 0.5]
+    assert coefficients[2] != 0.5
+    assert forked_again(source).records()[-1].next_kl_coef == coefficients[2]
+
+
+def forked_again(source: ToyRun) -> ToyRun:
+    """Another fork from there, with another setting."""
+    fork_run(source.name, 2, "other", ["update.learning_rate=0.01"])
+    return ToyRun(source.home, name="other", engines=source.engines)
+
+
 def test_with_no_other_setting_it_repeats_the_run(source: ToyRun) -> None:
     fork = forked(source, 1)
     go_on(fork)
