@@ -9,7 +9,7 @@ from infra.artifacts import ArtifactRef
 from ppo_core.records import UpdatePolicyJob
 from tasks.stages.context import RunContext
 from tasks.stages.model_card import describe_policy
-from tasks.stages.references import CheckpointRef, DatasetRef, ExperienceRef
+from tasks.stages.references import CheckpointRef, DatasetRef, ExperienceRef, StageRef
 from tasks.stages.stage import StageSpec, run_cached, stage
 from tasks.stages.table import UPDATE_POLICY
 
@@ -18,6 +18,7 @@ from tasks.stages.table import UPDATE_POLICY
 def update_policy(
     context: RunContext,
     checkpoint: CheckpointRef,
+    reference: CheckpointRef,
     experience: ExperienceRef,
     dataset: DatasetRef,
     *,
@@ -44,6 +45,8 @@ def update_policy(
         full=full,
         deterministic=spec.engines.deterministic,
     )
-    inputs = {"checkpoint": checkpoint, "experience": experience}
+    inputs: dict[str, StageRef] = {"checkpoint": checkpoint, "experience": experience}
+    if spec.model.lora is not None:  # its weights, which no checkpoint after it has without adapters in them
+        inputs["reference"] = reference
     finish = partial(describe_policy, context_length=dataset.context_length)
     return run_cached(context, StageSpec(UPDATE_POLICY, job, inputs, finish=finish, restoration=restoration))

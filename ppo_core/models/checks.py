@@ -13,6 +13,7 @@ from ppo_core.engines.rollout_limits import (
     machine_memory_gib,
 )
 from ppo_core.models.loading import empty_policy, load_policy
+from ppo_core.models.lora import target_layers
 from ppo_core.models.weight_files import tensor_shapes, weight_files
 from ppo_core.records import CheckRunJob, InputError
 
@@ -30,6 +31,8 @@ def check_model(
     spec = job.dataset.model
     _refuse_quantised(config, str(folder or "model.config"))
     model = empty_policy(config, str(folder or spec.config), trust_remote_code=trust_remote_code)
+    if spec.lora is not None:
+        target_layers(model, spec.lora)
     attention, ranks = attention_of(config), job.engines.tensor_parallel_size
     if attention is not None:
         check_heads(attention, ranks=ranks, gpu=job.gpu is not False)

@@ -7,6 +7,7 @@ training (DeepSpeed): callers see token sequences and tensors aligned with the r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ppo_core.logprobs import device_of, response_logprobs, response_values
+from ppo_core.models.lora import without_adapters
 from ppo_core.models.packing import packs
 
 
@@ -48,7 +50,8 @@ class Outputs(NamedTuple):
 class Models:
     """Trained networks by name (`policy`, `critic`), and the frozen `reference` where there is one.
 
-    Each is a module, or what runs it for training. Logits are divided by `temperature`.
+    Without one it is the policy without its adapters. Each is a module, or what runs it for training. Logits are
+    divided by `temperature`.
     """
 
     networks: Mapping[str, Any]
@@ -69,11 +72,16 @@ class Models:
         elif need.logprobs:
             logprobs = response_logprobs(self.networks["policy"], batch, temperature=self.temperature)
         if need.reference_logprobs:
-            with torch.no_grad():
-                reference_logprobs = response_logprobs(self.reference, batch, temperature=self.temperature)
+            reference_logprobs = self._reference_logprobs(batch)
         if need.values:
             values, final_values = response_values(self.networks["critic"], batch)
         return Outputs(logprobs, entropy, values, final_values, reference_logprobs)
+
+    def _reference_logprobs(self, batch: Sequence[Any]) -> Tensor:
+        alone = self.reference is None
+        model = self.networks["policy"] if alone else self.reference
+        with torch.no_grad(), without_adapters(model) if alone else nullcontext():
+            return response_logprobs(model, batch, temperature=self.temperature)
 
     @property
     def packed(self) -> bool:

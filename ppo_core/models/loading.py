@@ -162,9 +162,10 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def _save_pretrained(model: Any, weights: dict[str, Tensor], folder: Path) -> None:
-    buffers = {name: b for name, b in model.state_dict().items() if name not in weights}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}  # adapters' too, which stay out
+    buffers = {name: b for name, b in model.state_dict().items() if name not in parameters}
     tied = {name: weights[owner] for name, owner in _tied_names(model, weights).items()}
-    state = {**{k: v for k, v in buffers.items() if k not in tied}, **weights, **tied}
+    state = {**buffers, **weights, **tied}
     model.save_pretrained(folder, state_dict=state)
 
 

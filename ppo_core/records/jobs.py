@@ -166,7 +166,7 @@ class ComputeAdvantagesJob(TrainingJob):
 
 
 class UpdatePolicyJob(TrainingJob):
-    """One update. Inputs: checkpoint, experience; and what `Replay` says.
+    """One update. Inputs: checkpoint, experience; with `model.lora` also reference; and what `Replay` says.
 
     `iteration` counts from 0, for the schedules and the order. `whitening` is what is done to the advantages of each
     minibatch; `max_response_tokens` is for losses over a fixed length. `rate_factor` multiplies every learning rate.

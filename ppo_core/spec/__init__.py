@@ -3,6 +3,7 @@
 from ppo_core.spec.advantages import AdaptiveKl, AdvantageSpec, FixedKl, OverlongSpec
 from ppo_core.spec.algorithms import AlgorithmSpec, GrpoSpec, KlPenaltyPpoSpec, PpoSpec, ReinforceSpec, RlooSpec
 from ppo_core.spec.loading import SpecError, differing_keys
+from ppo_core.spec.lora import LoraSpec
 from ppo_core.spec.promotion import PromotionSpec
 from ppo_core.spec.rewards import RewardSpec
 from ppo_core.spec.run_spec import RunSpec
@@ -32,6 +33,7 @@ __all__ = [
     "GrpoSpec",
     "GuardsSpec",
     "KlPenaltyPpoSpec",
+    "LoraSpec",
     "ModelSpec",
     "OverlongSpec",
     "PpoSpec",

@@ -45,6 +45,15 @@ def check_master_weights(model: ModelSpec, training: TrainingSpec) -> None:
         )
 
 
+def check_frozen_weights(model: ModelSpec, training: TrainingSpec) -> None:
+    """Raise ValueError where the ranks would share the weights that adapters leave as they are."""
+    if model.lora is not None and training.zero_stage == 3:
+        raise ValueError(
+            "model.lora with training.zero_stage=3: adapters are not trained on weights that ranks share among them; "
+            "set zero_stage to 2, or leave model.lora out"
+        )
+
+
 def check_ranks_divide(training: TrainingSpec, batches: dict[str, int]) -> None:
     """Raise ValueError where one of the batches (sequences, by what people call it) cannot be shared by all ranks."""
     for what, batch in batches.items():

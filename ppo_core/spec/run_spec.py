@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from ppo_core.spec.advantages import AdaptiveKl, AdvantageSpec
 from ppo_core.spec.algorithms import AlgorithmSpec, PpoSpec
-from ppo_core.spec.flow_spec import FlowSpec, check_master_weights, check_ranks_divide, divisors
+from ppo_core.spec.flow_spec import FlowSpec, check_frozen_weights, check_master_weights, check_ranks_divide, divisors
 from ppo_core.spec.promotion import PromotionSpec
 from ppo_core.spec.reward_kinds import HttpRewardSpec, JudgeSpec
 from ppo_core.spec.rewards import RewardSpec
@@ -67,6 +67,7 @@ class RunSpec(FlowSpec):
             )
         check_ranks_divide(self.training, self._trained_batches())
         check_master_weights(self.model, self.training)
+        check_frozen_weights(self.model, self.training)
         return self
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from ppo_core.spec.lora import LoraSpec
 from ppo_core.spec.paths import UserPath
 from ppo_core.spec.section import Beta, Fraction, NonNegative, Section
 
@@ -41,6 +42,9 @@ class ModelSpec(Section):
     config: dict[str, Any] | None = Field(None, description="Hugging Face configuration of a new model")
     tokenizer: UserPath | None = Field(None, description="Folder of the tokenizer; default: the model's own")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Of weights in forward and backward passes")
+    lora: LoraSpec | None = Field(
+        None, description="PPO trains low-rank adapters, and no weight itself; none: all weights. `sft` trains them all"
+    )
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

@@ -16,8 +16,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, float32
 
+from ppo_core.models.adapter_files import save_adapters
 from ppo_core.models.loading import save_policy
-from ppo_core.records import Replay
+from ppo_core.models.lora import adapt, adapters_of, merged
+from ppo_core.records import Replay, derive_seed
+from ppo_core.spec import LoraSpec
 from ppo_core.training.deepspeed_engine import MOMENTS, Trainable, full_shape
 from ppo_core.training.intact import optimizer_shards
 from ppo_core.training.networks import NETWORKS
@@ -25,6 +28,7 @@ from ppo_core.training.ranks import Ranks
 from ppo_core.training.state import CheckpointState
 
 SHARD_BYTES = 2 << 30
+ADAPTERS = "adapters"
 
 
 def write_checkpoint(
@@ -42,9 +46,11 @@ def write_checkpoint(
     """
     written = {"policy": trainables["policy"]} if replay else trainables
     for name, trainable in written.items():
-        weights = full_weights(trainable, ranks)
+        trained = trained_weights(trainable, ranks)
         if ranks.is_first:
-            NETWORKS[name].save(trainable.module, weights, tokenizer, folder / name)
+            NETWORKS[name].save(trainable.module, merged(trainable.module, trained), tokenizer, folder / name)
+            if adapters_of(trainable.module):
+                save_adapters(trainable.module, trained, folder / ADAPTERS / name)
     if not replay:
         if ranks.is_first:
             (folder / "optimizer").mkdir()
@@ -64,27 +70,42 @@ def write_start(
     identity: str,
     networks: Sequence[str],
     dtype: str,
+    lora: LoraSpec | None = None,
+    seed: int = 0,
     trust_remote_code: bool = False,
 ) -> None:
-    """Write checkpoint 0: the policy, the other `networks` as they begin, no optimizer steps. On rank 0 only."""
+    """Write checkpoint 0: the policy, the other `networks` as they begin, no optimizer steps. On rank 0 only.
+
+    With `lora` the adapters too, by `seed`. Raises InputError where they do not fit.
+    """
     save_policy(policy, weights, tokenizer, folder / "policy")
     for name in networks:
-        network = NETWORKS[name]
+        network, module = NETWORKS[name], policy
         if network.begin is not None:
             module = network.begin(folder / "policy", dtype=dtype, trust_remote_code=trust_remote_code)
             network.save(module, {key: p.detach() for key, p in module.named_parameters()}, tokenizer, folder / name)
+        if lora is not None:
+            adapt(module, lora, seed=derive_seed(seed, "adapters", name))
+            learns = {key: p.detach() for key, p in module.named_parameters() if p.requires_grad}
+            save_adapters(module, learns, folder / ADAPTERS / name)
     none = dict.fromkeys(networks, 0)
     CheckpointState(identity=identity, full=True, num_steps=none, skipped_steps=none, replay=()).write(folder)
 
 
-def full_weights(trainable: Trainable, ranks: Ranks) -> dict[str, Tensor]:
-    """Full weights in the module's dtype, gathered by all ranks, kept on rank 0 only."""
+def trained_weights(trainable: Trainable, ranks: Ranks) -> dict[str, Tensor]:
+    """What learns, in full and in the module's dtype, gathered by all ranks, kept on rank 0 only."""
     weights = {}
     for name, parameter in trainable.parameters():
         full = trainable.weight(parameter)
         if ranks.is_first:
             weights[name] = full.to(trainable.dtype).contiguous()
     return weights
+
+
+def full_weights(trainable: Trainable, ranks: Ranks) -> dict[str, Tensor]:
+    """The same of the whole network, with adapters added to the weights that they change."""
+    trained = trained_weights(trainable, ranks)
+    return merged(trainable.module, trained) if ranks.is_first else {}
 
 
 def load_optimizer(folder: Path, part: str, trainable: Trainable, num_steps: int) -> None:

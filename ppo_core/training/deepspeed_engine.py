@@ -42,7 +42,9 @@ class Trainable:
         enable_packing(module)
         if recompute:
             module.gradient_checkpointing_enable({"use_reentrant": False})
-        self._engine: Any = deepspeed.initialize(model=module, config=_config(settings, zero_stage, dtype))[0]
+        learns = (p for p in module.parameters() if p.requires_grad)
+        config = _config(settings, zero_stage, dtype)
+        self._engine: Any = deepspeed.initialize(model=module, model_parameters=learns, config=config)[0]
         # The library recomputes activations in training mode only; dropout is zero anyway.
         self._engine.train(recompute)
         if zero_stage == 0:

@@ -9,11 +9,13 @@ from torch import nn
 
 from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.tokenization import load_tokenizer
+from ppo_core.models.adapter_files import load_adapters
 from ppo_core.models.loading import load_policy
+from ppo_core.models.lora import adapt
 from ppo_core.models.packing import enable_packing
 from ppo_core.records import ComputeAdvantagesJob, InputError, OptimizerSettings, UpdatePolicyJob
-from ppo_core.spec import ModelSpec, TrainingSpec
-from ppo_core.training.checkpoint import load_optimizer
+from ppo_core.spec import LoraSpec, ModelSpec, TrainingSpec
+from ppo_core.training.checkpoint import ADAPTERS, load_optimizer
 from ppo_core.training.deepspeed_engine import Trainable
 from ppo_core.training.networks import NETWORKS
 from ppo_core.training.ranks import Ranks
@@ -28,13 +30,15 @@ class LoadConfig(NamedTuple):
     dtype: str
     zero_stage: int
     activation_checkpointing: bool
+    lora: LoraSpec | None
 
     @classmethod
     def of(cls, job: ComputeAdvantagesJob | UpdatePolicyJob) -> LoadConfig:
         """That of a job."""
         optimizer = job.optimizer if isinstance(job, ComputeAdvantagesJob) else OptimizerSettings.of(job.update)
-        training, networks = job.training, algorithm_of(job.algorithm).networks
-        return cls(networks, optimizer, job.model.dtype, training.zero_stage, training.activation_checkpointing)
+        training, model, networks = job.training, job.model, algorithm_of(job.algorithm).networks
+        recompute = training.activation_checkpointing
+        return cls(networks, optimizer, model.dtype, training.zero_stage, recompute, model.lora)
 
     @property
     def training(self) -> TrainingSpec:
@@ -59,15 +63,16 @@ class Learner:
         """Whether `checkpoint` of that identity, held so, would load nothing."""
         return (self.identity, self._config) == (identity, config) and bool(self.trainables)
 
-    def checkpoint(self, folder: Path, config: LoadConfig) -> dict[str, Trainable]:
+    def checkpoint(self, folder: Path, config: LoadConfig, start: Path | None = None) -> dict[str, Trainable]:
         """The networks with their optimizers, exactly as the full checkpoint in `folder` has them.
 
-        A thin one is good enough where its training state is held already. Raises InputError for a bad checkpoint.
+        A thin one is good enough where its training state is held already. The weights that adapters leave as they are
+        come from `start`, the run's checkpoint 0. Raises InputError for a bad checkpoint.
         """
         state = read_state(folder)
         if not self.holds(state.identity, config):
             self.forget()
-            self._load(folder, state, config)
+            self._load(folder, state, config, start)
             self.identity, self._config = state.identity, config
         return self.trainables
 
@@ -96,17 +101,22 @@ class Learner:
             trainable.close()
         self.trainables, self.identity = {}, None
 
-    def _load(self, folder: Path, state: CheckpointState, config: LoadConfig) -> None:
+    def _load(self, folder: Path, state: CheckpointState, config: LoadConfig, start: Path | None) -> None:
         if not state.full:
             raise InputError(f"{folder} is a thin checkpoint, without its optimizers: give the last full one")
         check_networks(folder, state, config.networks)
-        trusted = self.trust_remote_code
+        trusted, whole = self.trust_remote_code, folder if config.lora is None else start
+        if whole is None:
+            raise InputError(f"{folder} holds adapters beside weights of the run's start: give that as `reference`")
         if self.ranks.is_first:
             for name in config.networks:
-                NETWORKS[name].check(folder, trust_remote_code=trusted)
+                NETWORKS[name].check(whole, trust_remote_code=trusted)
         self.tokenizer = load_tokenizer(folder / "policy", trust_remote_code=trusted)
         for name in config.networks:
-            module = NETWORKS[name].load(folder / name, dtype=config.dtype, trust_remote_code=trusted)
+            module = NETWORKS[name].load(whole / name, dtype=config.dtype, trust_remote_code=trusted)
+            if config.lora is not None:
+                adapt(module, config.lora)
+                load_adapters(module, folder / ADAPTERS / name)
             trainable = self.trainables[name] = Trainable(module, config.optimizer, config.training, dtype=config.dtype)
             load_optimizer(folder, name, trainable, state.num_steps[name])
             trainable.skipped_in_a_row = state.skipped_steps[name]

@@ -40,15 +40,15 @@ def hold_checkpoint(
     Raises InputError where they are missing or other networks, and where the updates give other weights than the
     checkpoint has.
     """
-    folder = inputs["checkpoint"].path
+    folder, start = inputs["checkpoint"].path, inputs["reference"].path if "reference" in inputs else None
     state = read_state(folder)
     check_networks(folder, state, config.networks)
     if not state.full and not learner.holds(state.identity, config):
         if learner.identity != state.identity:
             _check_inputs(folder, state, inputs, learner.ranks.world_size)
             _replay(learner, folder, state, inputs, tick)
-        _hold_as(learner, config)
-    return learner.checkpoint(folder, config)
+        _hold_as(learner, config, start)
+    return learner.checkpoint(folder, config, start)
 
 
 def run_update(learner: Learner, experience: JobInput, spec: UpdatePolicyJob, tick: Tick) -> dict[str, float]:
@@ -67,11 +67,12 @@ def _replay(learner: Learner, folder: Path, state: CheckpointState, inputs: Mapp
     if learner.ranks.is_first:
         check_policy(folder)
     specs = [update.spec for update in state.replay]
+    start = inputs["reference"].path if "reference" in inputs else None
     for number, spec in enumerate(specs):
         config = LoadConfig.of(spec)
         if number == 0:
-            learner.checkpoint(inputs["base"].path, config)
-        _hold_as(learner, config)
+            learner.checkpoint(inputs["base"].path, config, start)
+        _hold_as(learner, config, start)
         # What the update did once it may do again, whatever the limit was at that time.
         unlimited = spec.model_copy(update={"max_skipped_steps": sys.maxsize})
 
@@ -82,7 +83,7 @@ def _replay(learner: Learner, folder: Path, state: CheckpointState, inputs: Mapp
     _check_same_policy(learner, folder, state)
 
 
-def _hold_as(learner: Learner, config: LoadConfig) -> None:
+def _hold_as(learner: Learner, config: LoadConfig, start: Path | None) -> None:
     """The same weights as another job wants them, by way of files, as if a full checkpoint lay between the two."""
     identity = str(learner.identity)
     if learner.holds(identity, config):
@@ -90,7 +91,7 @@ def _hold_as(learner: Learner, config: LoadConfig) -> None:
     with tempfile.TemporaryDirectory() as mine:
         folder = Path(learner.ranks.broadcast(mine))
         write_checkpoint(folder, learner.trainables, learner.tokenizer, learner.ranks, identity=identity)
-        learner.checkpoint(folder, config)
+        learner.checkpoint(folder, config, start)
         learner.ranks.barrier()
 
 

@@ -12,6 +12,7 @@ from ppo_core.data.tokenization import load_tokenizer
 from ppo_core.engines.protocol import EngineDefect, Job, JobInput
 from ppo_core.engines.vector_math import prepare_vector_math
 from ppo_core.models.loading import create_policy, load_policy, save_policy
+from ppo_core.models.lora import target_layers
 from ppo_core.models.precision import compute_in
 from ppo_core.records import (
     ComputeAdvantagesJob,
@@ -76,6 +77,8 @@ class TrainingEngine:
         self.learner.forget()
         tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=self.trust_remote_code)
         policy = self._start_model(job, spec, tokenizer)
+        if spec.model.lora is not None:
+            target_layers(policy, spec.model.lora)
         weights = {name: p.detach() for name, p in policy.named_parameters()}
         if self.ranks.is_first:
             identity = content_digest(["start_policy", job.spec, {name: i.digest for name, i in job.inputs.items()}])
@@ -88,6 +91,8 @@ class TrainingEngine:
                     identity=identity,
                     networks=algorithm_of(spec.algorithm).networks,
                     dtype=spec.model.dtype,
+                    lora=spec.model.lora,
+                    seed=spec.seed,
                     trust_remote_code=self.trust_remote_code,
                 )
         self.ranks.barrier()
@@ -101,8 +106,9 @@ class TrainingEngine:
         check_aligned(rollouts, scores)
         algorithm = algorithm_of(spec.algorithm)
         trainables = hold_checkpoint(self.learner, job.inputs, LoadConfig.of(spec), job.progress)
-        start = job.inputs["reference"]
-        reference = self.learner.reference(start.path / "policy", start.digest, model=spec.model)
+        start, reference = job.inputs["reference"], None
+        if spec.model.lora is None:
+            reference = self.learner.reference(start.path / "policy", start.digest, model=spec.model)
         models = models_of(trainables, temperature=spec.temperature, reference=reference)
         sequences = [TokenSequence(row.prompt_token_ids, row.response_token_ids) for row in rollouts]
         with deterministic(spec.deterministic), compute_in(spec.training.compute_dtype, models.device):

@@ -104,7 +104,7 @@ UPDATE_POLICY = StageDefinition(
     "training",
     "update_policy",
     CheckpointRef,
-    inputs={"checkpoint": PREVIOUS, "experience": "experience", "dataset": "dataset"},
+    inputs={"checkpoint": PREVIOUS, "reference": REFERENCE, "experience": "experience", "dataset": "dataset"},
     facts=("iteration", "carried", "rate_factor", "full", "restoration"),
     label="update",
     kept=False,

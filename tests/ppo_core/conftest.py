@@ -21,6 +21,7 @@ ALONE = (
     *(f"replayed/{name}" for name in ("stages", "paths", "factor", "advantages", "refusals", "damaged")),
     *(f"skipped/{name}" for name in ("skip", "give_up", "mutants")),
     *(f"rloo/{name}" for name in ("runs", "updates", "refusals")),
+    *(f"adapted/{name}" for name in ("runs", "updates", "refusals")),
 )
 TIMEOUT_S = 2400
 # A busy machine is slow to draw examples too.
@@ -65,6 +66,12 @@ def skipped(programs: Path) -> Path:
 def rloo(programs: Path) -> Path:
     """What an algorithm without a critic has left."""
     return programs / "rloo"
+
+
+@pytest.fixture(scope="session")
+def adapted(programs: Path) -> Path:
+    """What the training of adapters alone has left."""
+    return programs / "adapted"
 
 
 def run_program(scenarios: Sequence[str], folder: Path, *, world_size: int) -> None:

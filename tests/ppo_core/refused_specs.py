@@ -113,6 +113,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"update": {"num_minibatches": 3}}, r"update.num_minibatches=3 does not divide the 256 .* \[1, 2, 4, 8, 16, "),
     ({"training": {"num_ranks": 3}}, r"training.num_ranks=3 does not divide the 64 .* \[1, 2, 4, 8, 16, 32, 64\]"),
     ({"sft": {"data": "a", "batch_size": 9}, "training": {"num_ranks": 2}}, r"2 does not divide the 9 .* an SFT batch"),
+    ({"model": {"path": "a", "lora": {"rank": 0}}}, "model.lora.rank=0: Input should be greater than or equal to 1"),
+    ({"model": {"path": "a", "lora": {"rnk": 8}}}, r"model.lora.rnk: unknown key; did you mean rank\?"),
+    ({"model": {"path": "a", "lora": {"target_modules": []}}}, "model.lora.target_modules"),
+    (
+        {"model": {"path": "a", "lora": {}}, "training": {"zero_stage": 3}},
+        "model.lora with training.zero_stage=3: .* set zero_stage to 2, or leave model.lora out",
+    ),
     ({"model": {"path": "a", "dtype": "bfloat16"}}, "bfloat16 with training.zero_stage=0 .* set zero_stage to 1"),
     ({"model": {}}, "model: give exactly one of path .* and config"),
     ({"model": {"path": "a", "config": {"model_type": "llama"}}}, "model: give exactly one of path"),

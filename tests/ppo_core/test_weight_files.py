@@ -35,10 +35,11 @@ def configure(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def checked(folder: Path) -> dict[str, Any]:
+def checked(folder: Path, **model: Any) -> dict[str, Any]:
     """As the scoring engine's job does it; a GPU takes heads of any size."""
+    model = {"path": str(folder), **model}
     base = RunSpec.model_validate(
-        {"dataset": {"train": "rows.jsonl"}, "model": {"path": str(folder)}, "reward": {"function": "reward.py:f"}}
+        {"dataset": {"train": "rows.jsonl"}, "model": model, "reward": {"function": "reward.py:f"}}
     )
     data = {"dataset": base.dataset, "model": base.model, "reward": base.reward}
     job = CheckRunJob.model_validate(
@@ -56,6 +57,23 @@ def test_a_folder_as_it_was_saved_fits_by_its_headers_alone(name: str, tmp_path:
     folder, policy = tiny_folder(tmp_path, name), tiny_policy(name)
     assert fits(policy, tensor_shapes(folder))
     assert checked(folder)["parameters"] == sum(parameter.numel() for parameter in policy.parameters())
+
+
+@pytest.mark.parametrize(
+    ("lora", "words"),
+    [
+        (
+            {"target_modules": ["q", "v_proj"]},
+            "target_modules: q names no linear layer .* there are down_proj, gate_pr",
+        ),
+        ({"target_modules": ["lm_head"]}, "lm_head names no linear layer .*the output embedding gets no adapter"),
+        ({"rank": 33}, r"rank=33 is above 32, the smaller side of model.layers.0.self_attn.q_proj: lower it to 32 or "),
+    ],
+)
+def test_adapters_that_do_not_fit_are_found_without_the_weights(whole: Path, lora: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        checked(whole, lora=lora)
+    assert checked(whole, lora={"rank": 32, "target_modules": ["v_proj"]})["parameters"] > 0
 
 
 def test_shards_are_read_by_their_index_and_a_missing_one_is_named(folder: Path) -> None:

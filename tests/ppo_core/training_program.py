@@ -15,13 +15,14 @@ from pathlib import Path
 import torch
 
 from ppo_core.training.ranks import Ranks
-from tests.ppo_core import deepspeed_program, replay_program, rloo_program, skip_program
+from tests.ppo_core import deepspeed_program, lora_program, replay_program, rloo_program, skip_program
 
 PROGRAMS = {
     "trained": deepspeed_program.SCENARIOS,
     "replayed": replay_program.SCENARIOS,
     "skipped": skip_program.SCENARIOS,
     "rloo": rloo_program.SCENARIOS,
+    "adapted": lora_program.SCENARIOS,
 }
 
 
