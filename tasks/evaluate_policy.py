@@ -52,6 +52,7 @@ def _answers(context: RunContext, checkpoint: CheckpointRef, dataset: DatasetRef
         kv_cache_gib=spec.engines.kv_cache_gib,
         tensor_parallel_size=spec.engines.tensor_parallel_size,
         deterministic=spec.engines.deterministic,
+        weights=spec.evaluation.weights,
     )
     outcome = sample_responses(context, SAMPLE_ANSWERS, job, {"checkpoint": checkpoint, "dataset": dataset})
     return outcome.result() if isinstance(outcome, State) else outcome

@@ -17,8 +17,6 @@ from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef
 from tasks.stages.stage import completed, stage
 
-POLICY = "policy"
-
 
 class RegisteredPolicy(BaseModel):
     """A version in the model registry."""
@@ -50,7 +48,7 @@ def register_policy(context: RunContext, record: IterationRecord, best: Best) ->
     registered = register(
         context.settings.tracking_uri,
         name=spec.model_name,
-        source=f"{context.store.location(best.checkpoint.bare())}/policy",
+        source=f"{context.store.location(best.checkpoint.bare())}/{handed_over(context, best)}",
         tags=lineage,
         aliases=[spec.registry.alias] if spec.registry.alias else [],
         description=f"Policy of run {context.run}, iteration {best.iteration}; {in_words}.",
@@ -101,8 +99,14 @@ def is_stored(context: RunContext, checkpoint: CheckpointRef) -> bool:
         return False
 
 
+def handed_over(context: RunContext, best: Best) -> str:
+    """The folder in the checkpoint of what the run evaluates; the policy in one that a fork has from before."""
+    wanted, files = context.spec.evaluation.weights, context.store.manifest(best.checkpoint.bare()).files
+    return wanted if any(name.startswith(f"{wanted}/") for name in files) else "policy"
+
+
 def export_best(context: RunContext, best: Best) -> Path:
     """Put a copy of the best policy so far into the run's own folder, with a manifest that proves it."""
     target, ref = context.settings.best_policy_folder(context.run), best.checkpoint.bare()
-    export_part(context.store.fetch(ref), context.store.manifest(ref), ref, POLICY, target)
+    export_part(context.store.fetch(ref), context.store.manifest(ref), ref, handed_over(context, best), target)
     return target

@@ -43,6 +43,7 @@ def update_policy(
         rate_factor=rate_factor,
         max_skipped_steps=spec.guards.max_skipped_steps,
         full=full,
+        reference=spec.advantages.reference,
         deterministic=spec.engines.deterministic,
     )
     inputs: dict[str, StageRef] = {"checkpoint": checkpoint, "experience": experience}

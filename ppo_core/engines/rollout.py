@@ -18,7 +18,14 @@ from typing import Any, Literal
 from ppo_core.data.tables import longest_prompt, read_prompts, read_rollouts, write_rollouts
 from ppo_core.engines.children import ChildWatch
 from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
-from ppo_core.engines.rollout_limits import GIB, check_limits, check_room, check_stop_tokens, engines_refusal
+from ppo_core.engines.rollout_limits import (
+    GIB,
+    check_limits,
+    check_room,
+    check_stop_tokens,
+    engines_refusal,
+    weights_folder,
+)
 from ppo_core.engines.vllm_worker import WeightSwap
 from ppo_core.permissions import Permissions, permissions_of
 from ppo_core.records import GenerateJob, GenerateShardJob, InputError, PromptRow, RolloutRow
@@ -59,7 +66,8 @@ class RolloutEngine:
             )
         checkpoint = job.inputs["checkpoint"]
         context = needed_context(job.inputs["dataset"].path, spec)
-        self._hold(checkpoint.path / "policy", checkpoint.digest, spec, context)
+        digest = checkpoint.digest if spec.weights == "policy" else f"{checkpoint.digest}/{spec.weights}"
+        self._hold(weights_folder(checkpoint.path, spec), digest, spec, context)
         rows = draw_prompts(len(prompts), spec.position, spec.num_prompts, seed=spec.seed, shuffle=spec.shuffle)
         ids = [prompt.prompt_id for prompt in prompts]
         # All of them, also for a part: which sample of its prompt one is depends on those before it.

@@ -32,6 +32,17 @@ OTHER_CACHES = (
 """Keys of configurations whose layers do not keep a key and a value of every head and token."""
 
 
+def weights_folder(checkpoint: Path, spec: GenerateJob) -> Path:
+    """The model in a checkpoint that a job means. Raises InputError where there is none."""
+    folder = checkpoint / spec.weights
+    if not folder.is_dir():
+        raise InputError(
+            f"{checkpoint} has no {spec.weights}: where it was made update.ema_decay was not set; set "
+            "evaluation.weights to policy"
+        )
+    return folder
+
+
 @dataclass(frozen=True)
 class Attention:
     """A model's attention: numbers of layers, heads and heads with keys and values, and the size of one head.

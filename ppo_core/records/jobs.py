@@ -11,8 +11,11 @@ from ppo_core.spec import (
     AlgorithmSpec,
     DatasetSpec,
     EnginesSpec,
+    EvaluatedWeights,
+    FixedReference,
     ModelSpec,
     PpoSpec,
+    ReferenceSpec,
     RewardSpec,
     Section,
     SupervisedSpec,
@@ -46,6 +49,7 @@ class StartPolicyJob(Section):
     seed: int
     model: ModelSpec
     algorithm: AlgorithmSpec = PpoSpec()
+    ema: bool = False
 
 
 class GenerateJob(Section):
@@ -53,6 +57,7 @@ class GenerateJob(Section):
 
     `stream` is the iteration, or a name such as `evaluation`: part of every request's seed. `position` is the data
     cursor: prompts drawn so far. `temperature` 0 is greedy. `stop` and `stop_token_ids` end a response beside EOS.
+    `weights` is the checkpoint's folder of who answers.
     """
 
     seed: int
@@ -70,6 +75,7 @@ class GenerateJob(Section):
     kv_cache_gib: float
     tensor_parallel_size: int
     deterministic: bool = False
+    weights: EvaluatedWeights = "policy"
 
 
 class GenerateShardJob(Section):
@@ -183,6 +189,7 @@ class UpdatePolicyJob(TrainingJob):
     rate_factor: float = 1.0
     max_skipped_steps: int = 3
     full: bool = True
+    reference: ReferenceSpec = FixedReference()
 
 
 class Replay(Section):

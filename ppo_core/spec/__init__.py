@@ -5,6 +5,7 @@ from ppo_core.spec.algorithms import AlgorithmSpec, GrpoSpec, KlPenaltyPpoSpec, 
 from ppo_core.spec.loading import SpecError, differing_keys
 from ppo_core.spec.lora import LoraSpec
 from ppo_core.spec.promotion import PromotionSpec
+from ppo_core.spec.reference import AveragedReference, FixedReference, ReferenceSpec, SteppedReference
 from ppo_core.spec.rewards import RewardSpec
 from ppo_core.spec.run_spec import RunSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
@@ -12,6 +13,7 @@ from ppo_core.spec.section import Section
 from ppo_core.spec.sections import (
     DatasetSpec,
     EnginesSpec,
+    EvaluatedWeights,
     EvaluationSpec,
     ModelSpec,
     RegistrySpec,
@@ -25,11 +27,14 @@ __all__ = [
     "AdaptiveKl",
     "AdvantageSpec",
     "AlgorithmSpec",
+    "AveragedReference",
     "CheckpointSpec",
     "DatasetSpec",
     "EnginesSpec",
+    "EvaluatedWeights",
     "EvaluationSpec",
     "FixedKl",
+    "FixedReference",
     "GrpoSpec",
     "GuardsSpec",
     "KlPenaltyPpoSpec",
@@ -38,6 +43,7 @@ __all__ = [
     "OverlongSpec",
     "PpoSpec",
     "PromotionSpec",
+    "ReferenceSpec",
     "RegistrySpec",
     "ReinforceSpec",
     "RewardSpec",
@@ -46,6 +52,7 @@ __all__ = [
     "RunSpec",
     "Section",
     "SpecError",
+    "SteppedReference",
     "SupervisedSpec",
     "TrainingSpec",
     "UpdateSpec",

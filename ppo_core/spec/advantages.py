@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from ppo_core.spec.reference import FixedReference, ReferenceSpec
 from ppo_core.spec.section import CoefficientSchedule, Fraction, NonNegative, Section, check_schedule
 
 Estimator = Literal["k1", "k2", "k3", "abs"]
@@ -60,6 +61,9 @@ class AdvantageSpec(Section):
         "none",
         description="Divide scores by the standard deviation of all scores of the run so far; mean_std: less their "
         "mean",
+    )
+    reference: ReferenceSpec = Field(
+        FixedReference(), description="Whom the divergence is from: kind fixed (the start), every (iterations) or ema"
     )
     score_clip: PositiveFloat | None = Field(
         None, description="Scores, after score_norm, are clipped to [-score_clip, score_clip]"

@@ -135,6 +135,25 @@ class RunSpec(FlowSpec):
         return self
 
     @model_validator(mode="after")
+    def _evaluated_weights_are_made(self) -> Self:
+        if self.evaluation.weights == "ema" and self.update.ema_decay is None:
+            raise ValueError(
+                "evaluation.weights=ema needs the average that update.ema_decay makes, and it is off: set it to 0.9 or "
+                "so, or evaluation.weights to policy"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_have_their_start_as_reference(self) -> Self:
+        kind = self.advantages.reference.kind
+        if self.model.lora is not None and kind != "fixed":
+            raise ValueError(
+                f"advantages.reference.kind={kind} with model.lora: the reference of a policy with adapters is the "
+                "policy without them; set it to fixed, or leave model.lora out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _algorithm_fits(self) -> Self:
         problems = self.algorithm.problems(self.rollout, self.advantages, self.update)
         if problems:

@@ -14,6 +14,7 @@ from ppo_core.spec.lora import LoraSpec
 from ppo_core.spec.paths import UserPath
 from ppo_core.spec.section import Beta, Fraction, NonNegative, Section
 
+EvaluatedWeights = Literal["policy", "ema"]
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
 LONGEST_ALIAS = 255
 
@@ -132,6 +133,11 @@ class EvaluationSpec(Section):
     every: PositiveInt = Field(5, description="Iterations between evaluations; the first and the last always are")
     num_prompts: PositiveInt = Field(256, description="Held-out prompts per evaluation")
     pass_score: float = Field(1.0, description="A response whose score reaches this counts as accurate")
+    weights: EvaluatedWeights = Field(
+        "policy",
+        description="What of a checkpoint is evaluated, registered and exported: the policy as trained, or its moving "
+        "average ema (update.ema_decay)",
+    )
 
 
 class EnginesSpec(Section):

@@ -69,6 +69,9 @@ class UpdateSpec(Section):
     importance_floor: Fraction = Field(0.5, description="With mask: tokens below are left out")
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm")
     max_kl: PositiveFloat | None = Field(None, description="Stop the PPO epochs when the KL per token passes this")
+    ema_decay: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
+        None, description="Decay per iteration of a moving average of the policy, beside it in checkpoints; none: none"
+    )
 
     @model_validator(mode="after")
     def _constant_rates_stay(self) -> Self:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, float32
@@ -28,7 +29,7 @@ from ppo_core.training.ranks import Ranks
 from ppo_core.training.state import CheckpointState
 
 SHARD_BYTES = 2 << 30
-ADAPTERS = "adapters"
+ADAPTERS, EMA = "adapters", "ema"
 
 
 def write_checkpoint(
@@ -72,13 +73,16 @@ def write_start(
     dtype: str,
     lora: LoraSpec | None = None,
     seed: int = 0,
+    ema: bool = False,
     trust_remote_code: bool = False,
 ) -> None:
     """Write checkpoint 0: the policy, the other `networks` as they begin, no optimizer steps. On rank 0 only.
 
-    With `lora` the adapters too, by `seed`. Raises InputError where they do not fit.
+    With `lora` the adapters too, by `seed`; with `ema` the policy as the average of itself.
     """
     save_policy(policy, weights, tokenizer, folder / "policy")
+    if ema:
+        save_policy(policy, {name: weight.to(float32) for name, weight in weights.items()}, tokenizer, folder / EMA)
     for name in networks:
         network, module = NETWORKS[name], policy
         if network.begin is not None:
@@ -92,19 +96,19 @@ def write_start(
     CheckpointState(identity=identity, full=True, num_steps=none, skipped_steps=none, replay=()).write(folder)
 
 
-def trained_weights(trainable: Trainable, ranks: Ranks) -> dict[str, Tensor]:
-    """What learns, in full and in the module's dtype, gathered by all ranks, kept on rank 0 only."""
+def trained_weights(trainable: Trainable, ranks: Ranks, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """What learns, in full and in the module's dtype or another, gathered by all ranks, kept on rank 0 only."""
     weights = {}
     for name, parameter in trainable.parameters():
         full = trainable.weight(parameter)
         if ranks.is_first:
-            weights[name] = full.to(trainable.dtype).contiguous()
+            weights[name] = full.to(dtype or trainable.dtype).contiguous()
     return weights
 
 
-def full_weights(trainable: Trainable, ranks: Ranks) -> dict[str, Tensor]:
+def full_weights(trainable: Trainable, ranks: Ranks, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """The same of the whole network, with adapters added to the weights that they change."""
-    trained = trained_weights(trainable, ranks)
+    trained = trained_weights(trainable, ranks, dtype)
     return merged(trainable.module, trained) if ranks.is_first else {}
 
 

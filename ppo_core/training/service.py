@@ -25,6 +25,7 @@ from ppo_core.records import (
     content_digest,
     derive_seed,
 )
+from ppo_core.training.averages import reference_folder, write_averages
 from ppo_core.training.checkpoint import full_weights, write_checkpoint, write_start
 from ppo_core.training.deepspeed_engine import Trainable, models_of
 from ppo_core.training.determinism import deterministic
@@ -93,6 +94,7 @@ class TrainingEngine:
                     dtype=spec.model.dtype,
                     lora=spec.model.lora,
                     seed=spec.seed,
+                    ema=spec.ema,
                     trust_remote_code=self.trust_remote_code,
                 )
         self.ranks.barrier()
@@ -108,7 +110,11 @@ class TrainingEngine:
         trainables = hold_checkpoint(self.learner, job.inputs, LoadConfig.of(spec), job.progress)
         start, reference = job.inputs["reference"], None
         if spec.model.lora is None:
-            reference = self.learner.reference(start.path / "policy", start.digest, model=spec.model)
+            checkpoint = job.inputs["checkpoint"]
+            folder = reference_folder(checkpoint.path, start.path, spec.advantages.reference)
+            # A moved reference comes with each checkpoint; the start is held as long as the run has it.
+            digest = start.digest if start.path in folder.parents else f"{checkpoint.digest}/reference"
+            reference = self.learner.reference(folder, digest, model=spec.model)
         models = models_of(trainables, temperature=spec.temperature, reference=reference)
         sequences = [TokenSequence(row.prompt_token_ids, row.response_token_ids) for row in rollouts]
         with deterministic(spec.deterministic), compute_in(spec.training.compute_dtype, models.device):
@@ -155,6 +161,7 @@ class TrainingEngine:
             identity=str(self.learner.identity),
             replay=() if spec.full else (*before.replay, made),
         )
+        write_averages(job.inputs["checkpoint"].path, job.output, self.learner, spec)
         carry = algorithm_of(spec.algorithm).carry
         carried = {} if carry is None or KL_TO_OLD not in metrics else {"carried": dict(carry(metrics[KL_TO_OLD]))}
         return {"metrics": metrics, "full": spec.full, **carried}

@@ -90,13 +90,14 @@ def evaluate_held_out(
 
 
 def fitted(context: RunContext, policy: Policy, like: Policy) -> RunSpec:
-    """The context's spec with what belongs to the policy and not to the test: its precision and its tokenizer."""
+    """The context's spec with what belongs to the policy and not to the test: precision, tokenizer, which weights."""
     tokenizers = [context.store.manifest(one.checkpoint.bare()).files.get(TOKENIZER_FILE) for one in (policy, like)]
     if tokenizers[0] is not None and tokenizers[0] == tokenizers[1]:
         model = context.spec.model.model_copy(update={"dtype": policy.spec.model.dtype})
     else:
         model = absolute(policy.spec.model, Path(policy.spec.folder))
-    return context.spec.model_copy(update={"model": model})
+    evaluation = context.spec.evaluation.model_copy(update={"weights": policy.spec.evaluation.weights})
+    return context.spec.model_copy(update={"model": model, "evaluation": evaluation})
 
 
 def absolute(model: ModelSpec, folder: Path) -> ModelSpec:

@@ -15,12 +15,13 @@ from tasks.stages.references import CheckpointRef
 
 @dataclass(frozen=True)
 class RunSoFar:
-    """A run's records, how many iterations it is meant to have, and where its last checkpoint lies."""
+    """A run's records, how many iterations it is meant to have, where its last checkpoint lies, what is evaluated."""
 
     run: str
     records: list[IterationRecord]
     iterations: int
     location: str
+    weights: str = "policy"
 
     def summary(self) -> str:
         """Position and best policy in a few lines."""
@@ -39,7 +40,8 @@ def read_run(run: str) -> RunSoFar:
     chain = committed(run)
     assert chain.spec is not None
     last, planned = chain.records[-1], int(chain.spec["iterations"])
-    return RunSoFar(run, chain.records, max(planned, last.iteration), location_of(last.checkpoint))
+    weights = chain.spec.get("evaluation", {}).get("weights", "policy")
+    return RunSoFar(run, chain.records, max(planned, last.iteration), location_of(last.checkpoint), weights)
 
 
 def read_status(run: str) -> tuple[RunSoFar | None, list[str]]:

@@ -9,6 +9,8 @@ from infra.mlflow.model_files import write_mlmodel
 
 
 def describe_policy(checkpoint: Path, *, context_length: int | None) -> None:
-    """Write the MLmodel files into a checkpoint's `policy/`; the same bytes for a checkpoint of the same derivation."""
+    """Write the MLmodel files beside a checkpoint's policy, and its average; the same bytes for the same derivation."""
     identity = str(json.loads((checkpoint / "state.json").read_text())["identity"])
-    write_mlmodel(checkpoint / "policy", digest_seed=identity, context_length=context_length)
+    for folder in (checkpoint / "policy", checkpoint / "ema"):
+        if folder.is_dir():
+            write_mlmodel(folder, digest_seed=identity, context_length=context_length)

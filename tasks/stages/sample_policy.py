@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -10,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 from infra.artifacts import ArtifactMissing, ArtifactRef, open_store
 from infra.artifacts.export import check_export
 from infra.engines.protocol import EngineInput, EngineJob
-from infra.mlflow.registry import describe
+from infra.mlflow.registry import SOURCE_TAG, describe
 from infra.settings import Settings
 from ppo_core.records import InputError
 from tasks.checks.state_folder import require_writable_state
@@ -47,7 +48,7 @@ def find_policy(model: str, settings: Settings) -> Path:
     """The Hugging Face folder of a registered model, a folder, or a run's best policy."""
     if model.startswith("models:/"):
         version = describe(settings.tracking_uri, model)
-        if CHECKPOINT_TAG in version.tags and (stored := stored_policy(version.tags[CHECKPOINT_TAG], settings)):
+        if CHECKPOINT_TAG in version.tags and (stored := stored_policy(version.tags, settings)):
             return stored
         source = version.source
         if not source.startswith("file://"):
@@ -58,13 +59,14 @@ def find_policy(model: str, settings: Settings) -> Path:
         return Path(model).absolute()
     if "/" in model:
         raise InputError(f"{model} is no Hugging Face folder (no config.json): give a folder, a run or models:/…")
-    best = read_run(model).records[-1].best
-    return open_store(settings.store_root).fetch(best.checkpoint.bare()) / "policy"
+    run = read_run(model)
+    best = open_store(settings.store_root).fetch(run.records[-1].best.checkpoint.bare())
+    return best / (run.weights if (best / run.weights).is_dir() else "policy")
 
 
-def stored_policy(reference: str, settings: Settings) -> Path | None:
+def stored_policy(tags: Mapping[str, str], settings: Settings) -> Path | None:
     """The folder of the policy in our store that a version's lineage names, wherever MLflow sees it; None if gone."""
-    checkpoint = ArtifactRef.model_validate(json.loads(reference))
+    checkpoint = ArtifactRef.model_validate(json.loads(tags[CHECKPOINT_TAG]))
     with suppress(ArtifactMissing):
-        return open_store(settings.store_root).fetch(checkpoint) / "policy"
+        return open_store(settings.store_root).fetch(checkpoint) / tags.get(SOURCE_TAG, "policy").rpartition("/")[2]
     return None

@@ -58,3 +58,24 @@ def test_asking_a_damaged_copy_of_the_best_policy_is_refused(run: ToyRun) -> Non
     (folder / "config.json").touch()
     with pytest.raises(ArtifactCorrupted, match="best-policy is damaged"):
         find_policy(str(folder), Settings())
+
+
+def test_where_averages_are_evaluated_the_average_is_exported_registered_and_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path))
+    plain, averaged = (
+        ToyRun(tmp_path, ("iterations=2", "update.ema_decay=0.5", *more), name)
+        for name, more in {"plain": (), "averaged": ("evaluation.weights=ema",)}.items()
+    )
+    evaluated = [run.train()[-1].evaluation for run in (plain, averaged)]
+    assert evaluated[0] is not None
+    assert evaluated[1] is not None
+    assert plain.policies() == averaged.policies()
+    assert evaluated[0].digest != evaluated[1].digest
+    best = averaged.records()[-1].best
+    ema = (averaged.place(best.checkpoint) / "ema/model.safetensors").read_text()
+    assert (export_best(averaged.context(), best) / "model.safetensors").read_text() == ema
+    assert find_policy("averaged", Settings()) == averaged.place(best.checkpoint) / "ema"
+    assert find_policy("plain", Settings()).name == "policy"
+    assert (averaged.place(best.checkpoint) / "ema/MLmodel").is_file()

@@ -22,6 +22,7 @@ ALONE = (
     *(f"skipped/{name}" for name in ("skip", "give_up", "mutants")),
     *(f"rloo/{name}" for name in ("runs", "updates", "refusals")),
     *(f"adapted/{name}" for name in ("runs", "updates", "refusals")),
+    "averaged/runs",
 )
 TIMEOUT_S = 2400
 # A busy machine is slow to draw examples too.
@@ -72,6 +73,12 @@ def rloo(programs: Path) -> Path:
 def adapted(programs: Path) -> Path:
     """What the training of adapters alone has left."""
     return programs / "adapted"
+
+
+@pytest.fixture(scope="session")
+def averaged(programs: Path) -> Path:
+    """What updates with averages and references that move have left."""
+    return programs / "averaged"
 
 
 def run_program(scenarios: Sequence[str], folder: Path, *, world_size: int) -> None:

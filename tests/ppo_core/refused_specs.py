@@ -120,6 +120,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"model": {"path": "a", "lora": {}}, "training": {"zero_stage": 3}},
         "model.lora with training.zero_stage=3: .* set zero_stage to 2, or leave model.lora out",
     ),
+    (
+        {"evaluation": {"weights": "ema"}},
+        "evaluation.weights=ema needs the average that update.ema_decay makes, and it is off: set it to 0.9 or so",
+    ),
+    ({"update": {"ema_decay": 1}}, "update.ema_decay=1: Input should be less than 1"),
+    ({"advantages": {"reference": {"kind": "every"}}}, "reference.every.iterations: is required, and missing"),
+    (
+        {"advantages": {"reference": {"kind": "ema"}}, "model": {"path": "a", "lora": {}}},
+        "advantages.reference.kind=ema with model.lora: .* set it to fixed, or leave model.lora out",
+    ),
     ({"model": {"path": "a", "dtype": "bfloat16"}}, "bfloat16 with training.zero_stage=0 .* set zero_stage to 1"),
     ({"model": {}}, "model: give exactly one of path .* and config"),
     ({"model": {"path": "a", "config": {"model_type": "llama"}}}, "model: give exactly one of path"),

@@ -33,6 +33,11 @@ def read_weights(folder: Path) -> Weights:
     return Weights(*((folder / name).read_text() for name in PARTS.values()))
 
 
+def averaged(job: EngineJob) -> bool:
+    """Whether the checkpoint that a job makes has an average of the policy."""
+    return bool(job.spec.get("ema") or job.spec.get("update", {}).get("ema_decay"))
+
+
 def write_checkpoint(job: EngineJob, weights: Weights, identity: str, replay: tuple[Replay, ...]) -> None:
     """A full checkpoint, or with `replay` a thin one."""
     assert job.output is not None
@@ -40,8 +45,12 @@ def write_checkpoint(job: EngineJob, weights: Weights, identity: str, replay: tu
         if name == PARTS["policy"] or not replay:
             (job.output / name).parent.mkdir()
             (job.output / name).write_text(text)
+    if averaged(job):
+        (job.output / "ema").mkdir()
+        (job.output / "ema/model.safetensors").write_text(content_digest(["ema", weights.policy]))
     for name, document in CARD.items():
-        (job.output / "policy" / name).write_text(json.dumps(document))
+        for folder in ("policy", "ema") if averaged(job) else ("policy",):
+            (job.output / folder / name).write_text(json.dumps(document))
     state = CheckpointState(
         identity=identity,
         full=not replay,

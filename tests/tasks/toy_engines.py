@@ -155,7 +155,8 @@ def merge_rollouts(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
 
 def responses(engines: ToyEngines, job: EngineJob, spec: Mapping[str, Any], numbers: range) -> list[str]:
     """Those to the prompts of these numbers."""
-    policy, dataset = content(job.inputs["checkpoint"], PARTS["policy"]), content(job.inputs["dataset"], "dataset.json")
+    weights, dataset = f"{spec['weights']}/model.safetensors", content(job.inputs["dataset"], "dataset.json")
+    policy = content(job.inputs["checkpoint"], weights)
     read = ["generate_rollouts", engines.salts.get("generate_rollouts"), dict(spec), policy, dataset]
     return [content_digest([*read, number]) for number in numbers]
 
