@@ -81,8 +81,12 @@ def response_logprobs(
 
 def response_values(critic: Any, sequences: Sequence[Any]) -> Values:
     """The critic's values in fp32: `[B, R]` before each response token, and `[B]` after the last one."""
-    layout = _layout_for(critic, sequences)
-    outputs = critic(**layout.inputs).float()
+    return aligned_values(critic, sequences, critic(**_layout_for(critic, sequences).inputs).float())
+
+
+def aligned_values(model: Any, sequences: Sequence[Any], outputs: Tensor) -> Values:
+    """The same of values `[rows, columns]` that `model` gave of all tokens in a pass over the sequences."""
+    layout = _layout_for(model, sequences)
     return Values(layout.to_batch(layout.at_responses(outputs)), outputs.flatten(0, 1)[layout.last])
 
 

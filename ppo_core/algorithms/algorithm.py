@@ -81,12 +81,14 @@ class Algorithm:
 
     `carry` makes of KL(old policy, policy) in nats per token, after an update, new values of the algorithm's own
     settings for the next iteration; None: they stay, and nobody measures it.
+    With `value_head` the policy gives the values too, in the same pass.
     """
 
     predictions: Need
     estimate: Callable[[Batch, AdvantageSpec], Estimate]
     objectives: Mapping[str, Objective]
     carry: Callable[[float], Mapping[str, float]] | None = None
+    value_head: bool = False
 
     @property
     def networks(self) -> tuple[str, ...]:

@@ -6,9 +6,18 @@ from ppo_core.algorithms.algorithm import Algorithm
 from ppo_core.algorithms.grpo import grpo
 from ppo_core.algorithms.kl_penalty import kl_penalty_ppo
 from ppo_core.algorithms.ppo import PPO
+from ppo_core.algorithms.ppo_shared import ppo_shared
 from ppo_core.algorithms.reinforce import reinforce
 from ppo_core.algorithms.rloo import RLOO
-from ppo_core.spec import AlgorithmSpec, GrpoSpec, KlPenaltyPpoSpec, PpoSpec, ReinforceSpec, RlooSpec
+from ppo_core.spec import (
+    AlgorithmSpec,
+    GrpoSpec,
+    KlPenaltyPpoSpec,
+    PpoSharedSpec,
+    PpoSpec,
+    ReinforceSpec,
+    RlooSpec,
+)
 
 
 def algorithm_of(spec: AlgorithmSpec) -> Algorithm:
@@ -18,6 +27,8 @@ def algorithm_of(spec: AlgorithmSpec) -> Algorithm:
             return PPO
         case KlPenaltyPpoSpec():
             return kl_penalty_ppo(spec)
+        case PpoSharedSpec():
+            return ppo_shared(spec)
         case RlooSpec():
             return RLOO
         case GrpoSpec():

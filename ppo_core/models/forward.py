@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ppo_core.logprobs import device_of, response_logprobs, response_values
+from ppo_core.logprobs import aligned_values, device_of, response_logprobs, response_values
+from ppo_core.models.head import values_beside
 from ppo_core.models.lora import without_adapters
 from ppo_core.models.packing import packs
 
@@ -61,20 +62,25 @@ class Models:
     def forward(self, batch: Sequence[Any], need: Need) -> Outputs:
         """Run what `need` asks for on B pairs of token ids, prompt and response. The reference gets no gradient."""
         logprobs = entropy = values = final_values = reference_logprobs = None
-        if need.entropy is not None:
-            logprobs, entropy = response_logprobs(
-                self.networks["policy"],
-                batch,
-                temperature=self.temperature,
-                with_entropy=True,
-                detach_entropy=need.entropy == "detached",
-            )
-        elif need.logprobs:
-            logprobs = response_logprobs(self.networks["policy"], batch, temperature=self.temperature)
+        policy, critic = self.networks["policy"], self.networks.get("critic")
+        beside = values_beside(policy) if need.values and critic is None else nullcontext(list[Tensor]())
+        with beside as found:
+            if need.entropy is not None:
+                logprobs, entropy = response_logprobs(
+                    policy,
+                    batch,
+                    temperature=self.temperature,
+                    with_entropy=True,
+                    detach_entropy=need.entropy == "detached",
+                )
+            elif need.logprobs:
+                logprobs = response_logprobs(policy, batch, temperature=self.temperature)
         if need.reference_logprobs:
             reference_logprobs = self._reference_logprobs(batch)
         if need.values:
-            values, final_values = response_values(self.networks["critic"], batch)
+            values, final_values = (
+                aligned_values(policy, batch, found[0]) if critic is None else response_values(critic, batch)
+            )
         return Outputs(logprobs, entropy, values, final_values, reference_logprobs)
 
     def _reference_logprobs(self, batch: Sequence[Any]) -> Tensor:

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ppo_core.models.loading import INSIDE_POLICY
+
 KEPT = 2**26
 CHUNK = 2**23  # logits at a time where they are not kept
 BLOCK = 2**20  # logits at a time in what is done element by element: they stay in a core's cache
@@ -127,6 +129,20 @@ def token_logprobs_at(
         yield
     finally:
         del head.forward
+
+
+@contextmanager
+def values_beside(model: Any) -> Iterator[list[Tensor]]:
+    """Inside, each pass of a policy with a value head adds the values `[rows, columns]` of all tokens to the list."""
+    value_head = next(module for name, module in model.named_modules() if name.rpartition(".")[2] == INSIDE_POLICY)
+    found: list[Tensor] = []
+    handle = model.get_output_embeddings().register_forward_pre_hook(
+        lambda _, hidden: found.append(value_head(hidden[0])[..., 0].float())
+    )
+    try:
+        yield found
+    finally:
+        handle.remove()
 
 
 @contextmanager

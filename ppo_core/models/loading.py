@@ -16,6 +16,7 @@ from ppo_core.data.tokenization import REMOTE_CODE, model_config, shortened
 from ppo_core.records import InputError, needs_own_code
 
 VALUE_HEAD = "value_head.safetensors"
+INSIDE_POLICY = "ppo_value_head"
 # What transformers raises for a folder that holds no such model. Not RuntimeError: a GPU without memory raises that.
 BAD_FOLDER = (OSError, ValueError, KeyError, ImportError, AttributeError, SafetensorError)
 
@@ -130,6 +131,22 @@ def _refuse_other_weights(path: str | Path, mismatched: Any, missing: Any) -> No
 def critic_from_policy(path: Path, *, dtype: str, trust_remote_code: bool = False) -> Critic:
     """A critic whose trunk is a copy of the policy's."""
     return Critic(_prepared(load_policy(path, dtype=dtype, trust_remote_code=trust_remote_code).base_model))
+
+
+def add_value_head(policy: Any) -> nn.Linear:
+    """Give a causal LM a scalar head, zero at the start, which none of its own forward passes uses."""
+    hidden = policy.config.get_text_config().hidden_size
+    head = nn.Linear(hidden, 1, bias=False, dtype=policy.dtype)
+    nn.init.zeros_(head.weight)
+    policy.add_module(INSIDE_POLICY, head)
+    return head
+
+
+def load_value_head(policy: Any, file: Path) -> None:
+    """Give a causal LM the value head of a checkpoint. Raises InputError where there is none."""
+    if not file.is_file():
+        raise InputError(f"{file} is missing: the checkpoint was made by another algorithm, or is incomplete")
+    add_value_head(policy).load_state_dict(load_file(file))
 
 
 def load_critic(folder: Path, *, dtype: str, trust_remote_code: bool = False) -> Critic:

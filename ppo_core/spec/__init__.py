@@ -1,7 +1,15 @@
 """The spec of a run, torch-free: `RunSpec` and its sections. `RunSpec.from_yaml(path)` reads it."""
 
 from ppo_core.spec.advantages import AdaptiveKl, AdvantageSpec, FixedKl, OverlongSpec
-from ppo_core.spec.algorithms import AlgorithmSpec, GrpoSpec, KlPenaltyPpoSpec, PpoSpec, ReinforceSpec, RlooSpec
+from ppo_core.spec.algorithms import (
+    AlgorithmSpec,
+    GrpoSpec,
+    KlPenaltyPpoSpec,
+    PpoSharedSpec,
+    PpoSpec,
+    ReinforceSpec,
+    RlooSpec,
+)
 from ppo_core.spec.loading import SpecError, differing_keys
 from ppo_core.spec.lora import LoraSpec
 from ppo_core.spec.promotion import PromotionSpec
@@ -41,6 +49,7 @@ __all__ = [
     "LoraSpec",
     "ModelSpec",
     "OverlongSpec",
+    "PpoSharedSpec",
     "PpoSpec",
     "PromotionSpec",
     "ReferenceSpec",

@@ -59,6 +59,18 @@ class PpoSpec(_Algorithm):
     kind: Literal["ppo"] = Field("ppo", description="This algorithm")
 
 
+class PpoSharedSpec(_Algorithm):
+    """PPO with a value head on the policy in place of a critic, and one loss for both."""
+
+    kind: Literal["ppo_shared"] = Field("ppo_shared", description="This algorithm")
+    value_coef: PositiveFloat = Field(0.1, description="Weight of the value loss (half a squared error) in the loss")
+
+    MEANINGLESS: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("update.critic_learning_rate", "update.critic_warmup_iterations"),
+        "policy and values are one network, and algorithm.value_coef weighs the value loss",
+    )
+
+
 class KlPenaltyPpoSpec(_Algorithm):
     """PPO with a price on leaving the old policy in place of the clip (Schulman et al. 2017, section 4)."""
 
@@ -139,4 +151,6 @@ class ReinforceSpec(_WithoutCritic):
     }
 
 
-AlgorithmSpec = Annotated[PpoSpec | RlooSpec | GrpoSpec | ReinforceSpec | KlPenaltyPpoSpec, Field(discriminator="kind")]
+AlgorithmSpec = Annotated[
+    PpoSpec | PpoSharedSpec | KlPenaltyPpoSpec | RlooSpec | GrpoSpec | ReinforceSpec, Field(discriminator="kind")
+]

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from ppo_core.spec.advantages import AdaptiveKl, AdvantageSpec
-from ppo_core.spec.algorithms import AlgorithmSpec, PpoSpec
+from ppo_core.spec.algorithms import AlgorithmSpec, PpoSharedSpec, PpoSpec
 from ppo_core.spec.flow_spec import FlowSpec, check_frozen_weights, check_master_weights, check_ranks_divide, divisors
 from ppo_core.spec.promotion import PromotionSpec
 from ppo_core.spec.reward_kinds import HttpRewardSpec, JudgeSpec
@@ -40,7 +40,8 @@ class RunSpec(FlowSpec):
     sft: SupervisedSpec | None = Field(None, description="The supervised start; none: PPO starts from the model itself")
     algorithm: AlgorithmSpec = Field(
         PpoSpec(),
-        description="What trains the policy: kind ppo, kl_penalty_ppo; rloo, grpo or reinforce, which train no critic",
+        description="What trains the policy: kind ppo, ppo_shared, kl_penalty_ppo; rloo, grpo or reinforce, without "
+        "values",
     )
     rollout: RolloutSpec = Field(RolloutSpec(), description="What the policy samples in one iteration")
     reward: RewardSpec = Field(description="Who scores a response")
@@ -150,6 +151,15 @@ class RunSpec(FlowSpec):
             raise ValueError(
                 f"advantages.reference.kind={kind} with model.lora: the reference of a policy with adapters is the "
                 "policy without them; set it to fixed, or leave model.lora out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _no_adapters_below_a_value_head(self) -> Self:
+        if self.model.lora is not None and isinstance(self.algorithm, PpoSharedSpec):
+            raise ValueError(
+                "model.lora with algorithm.kind=ppo_shared: adapters learn beside a critic, or without values; set "
+                "algorithm.kind to ppo, rloo, grpo or reinforce"
             )
         return self
 

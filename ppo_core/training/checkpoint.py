@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, float32
 
 from ppo_core.models.adapter_files import save_adapters
-from ppo_core.models.loading import save_policy
+from ppo_core.models.loading import INSIDE_POLICY, VALUE_HEAD, add_value_head, save_policy
 from ppo_core.models.lora import adapt, adapters_of, merged
 from ppo_core.records import Replay, derive_seed
 from ppo_core.spec import LoraSpec
@@ -30,6 +30,7 @@ from ppo_core.training.state import CheckpointState
 
 SHARD_BYTES = 2 << 30
 ADAPTERS, EMA = "adapters", "ema"
+HEAD = f"{INSIDE_POLICY}.weight"
 
 
 def write_checkpoint(
@@ -49,7 +50,10 @@ def write_checkpoint(
     for name, trainable in written.items():
         trained = trained_weights(trainable, ranks)
         if ranks.is_first:
-            NETWORKS[name].save(trainable.module, merged(trainable.module, trained), tokenizer, folder / name)
+            weights = merged(trainable.module, trained)
+            NETWORKS[name].save(trainable.module, without_head(weights), tokenizer, folder / name)
+            if HEAD in weights and not replay:
+                save_file({"weight": weights[HEAD]}, folder / VALUE_HEAD)
             if adapters_of(trainable.module):
                 save_adapters(trainable.module, trained, folder / ADAPTERS / name)
     if not replay:
@@ -74,11 +78,13 @@ def write_start(
     lora: LoraSpec | None = None,
     seed: int = 0,
     ema: bool = False,
+    value_head: bool = False,
     trust_remote_code: bool = False,
 ) -> None:
     """Write checkpoint 0: the policy, the other `networks` as they begin, no optimizer steps. On rank 0 only.
 
-    With `lora` the adapters too, by `seed`; with `ema` the policy as the average of itself.
+    With `lora` the adapters too, by `seed`; with `ema` the policy as the average of itself;
+    with `value_head` one.
     """
     save_policy(policy, weights, tokenizer, folder / "policy")
     if ema:
@@ -92,6 +98,8 @@ def write_start(
             adapt(module, lora, seed=derive_seed(seed, "adapters", name))
             learns = {key: p.detach() for key, p in module.named_parameters() if p.requires_grad}
             save_adapters(module, learns, folder / ADAPTERS / name)
+    if value_head:
+        save_file({"weight": add_value_head(policy).weight.detach()}, folder / VALUE_HEAD)
     none = dict.fromkeys(networks, 0)
     CheckpointState(identity=identity, full=True, num_steps=none, skipped_steps=none, replay=()).write(folder)
 
@@ -109,7 +117,12 @@ def trained_weights(trainable: Trainable, ranks: Ranks, dtype: torch.dtype | Non
 def full_weights(trainable: Trainable, ranks: Ranks, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """The same of the whole network, with adapters added to the weights that they change."""
     trained = trained_weights(trainable, ranks, dtype)
-    return merged(trainable.module, trained) if ranks.is_first else {}
+    return without_head(merged(trainable.module, trained)) if ranks.is_first else {}
+
+
+def without_head(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of a policy as others load it: its value head lies beside it."""
+    return {name: weight for name, weight in weights.items() if name != HEAD}
 
 
 def load_optimizer(folder: Path, part: str, trainable: Trainable, num_steps: int) -> None:

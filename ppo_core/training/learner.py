@@ -10,7 +10,7 @@ from torch import nn
 from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.tokenization import load_tokenizer
 from ppo_core.models.adapter_files import load_adapters
-from ppo_core.models.loading import load_policy
+from ppo_core.models.loading import VALUE_HEAD, load_policy, load_value_head
 from ppo_core.models.lora import adapt
 from ppo_core.models.packing import enable_packing
 from ppo_core.records import ComputeAdvantagesJob, InputError, OptimizerSettings, UpdatePolicyJob
@@ -31,14 +31,22 @@ class LoadConfig(NamedTuple):
     zero_stage: int
     activation_checkpointing: bool
     lora: LoraSpec | None
+    value_head: bool
 
     @classmethod
     def of(cls, job: ComputeAdvantagesJob | UpdatePolicyJob) -> LoadConfig:
         """That of a job."""
         optimizer = job.optimizer if isinstance(job, ComputeAdvantagesJob) else OptimizerSettings.of(job.update)
-        training, model, networks = job.training, job.model, algorithm_of(job.algorithm).networks
-        recompute = training.activation_checkpointing
-        return cls(networks, optimizer, model.dtype, training.zero_stage, recompute, model.lora)
+        training, model, algorithm = job.training, job.model, algorithm_of(job.algorithm)
+        return cls(
+            algorithm.networks,
+            optimizer,
+            model.dtype,
+            training.zero_stage,
+            training.activation_checkpointing,
+            model.lora,
+            algorithm.value_head,
+        )
 
     @property
     def training(self) -> TrainingSpec:
@@ -117,6 +125,8 @@ class Learner:
             if config.lora is not None:
                 adapt(module, config.lora)
                 load_adapters(module, folder / ADAPTERS / name)
+            if config.value_head:
+                load_value_head(module, folder / VALUE_HEAD)
             trainable = self.trainables[name] = Trainable(module, config.optimizer, config.training, dtype=config.dtype)
             load_optimizer(folder, name, trainable, state.num_steps[name])
             trainable.skipped_in_a_row = state.skipped_steps[name]

@@ -78,6 +78,7 @@ class TrainingEngine:
         self.learner.forget()
         tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=self.trust_remote_code)
         policy = self._start_model(job, spec, tokenizer)
+        algorithm = algorithm_of(spec.algorithm)
         if spec.model.lora is not None:
             target_layers(policy, spec.model.lora)
         weights = {name: p.detach() for name, p in policy.named_parameters()}
@@ -90,11 +91,12 @@ class TrainingEngine:
                     weights,
                     tokenizer,
                     identity=identity,
-                    networks=algorithm_of(spec.algorithm).networks,
+                    networks=algorithm.networks,
                     dtype=spec.model.dtype,
                     lora=spec.model.lora,
                     seed=spec.seed,
                     ema=spec.ema,
+                    value_head=algorithm.value_head,
                     trust_remote_code=self.trust_remote_code,
                 )
         self.ranks.barrier()

@@ -23,6 +23,8 @@ ALONE = (
     *(f"rloo/{name}" for name in ("runs", "updates", "refusals")),
     *(f"adapted/{name}" for name in ("runs", "updates", "refusals")),
     "averaged/runs",
+    "shared/runs",
+    "shared/updates",
 )
 TIMEOUT_S = 2400
 # A busy machine is slow to draw examples too.
@@ -79,6 +81,12 @@ def adapted(programs: Path) -> Path:
 def averaged(programs: Path) -> Path:
     """What updates with averages and references that move have left."""
     return programs / "averaged"
+
+
+@pytest.fixture(scope="session")
+def shared(programs: Path) -> Path:
+    """What a policy with a value head has left."""
+    return programs / "shared"
 
 
 def run_program(scenarios: Sequence[str], folder: Path, *, world_size: int) -> None:

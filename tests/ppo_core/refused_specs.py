@@ -130,6 +130,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"advantages": {"reference": {"kind": "ema"}}, "model": {"path": "a", "lora": {}}},
         "advantages.reference.kind=ema with model.lora: .* set it to fixed, or leave model.lora out",
     ),
+    (
+        {"algorithm": {"kind": "ppo_shared"}, "model": {"path": "a", "lora": {}}},
+        "model.lora with algorithm.kind=ppo_shared: .* set algorithm.kind to ppo, rloo, grpo or reinforce",
+    ),
+    (
+        {"algorithm": {"kind": "ppo_shared"}, "update": {"critic_learning_rate": 1.0}},
+        "critic_learning_rate=1.0 has no meaning with algorithm.kind=ppo_shared .* algorithm.value_coef weighs",
+    ),
     ({"model": {"path": "a", "dtype": "bfloat16"}}, "bfloat16 with training.zero_stage=0 .* set zero_stage to 1"),
     ({"model": {}}, "model: give exactly one of path .* and config"),
     ({"model": {"path": "a", "config": {"model_type": "llama"}}}, "model: give exactly one of path"),
@@ -142,8 +150,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "two rewards share a name .*: give one of them another `name`",
     ),
     ({"advantages": {"kl": ADAPTIVE}}, "horizon=51 is too short for the 256 responses .* Raise it to at least 52"),
-    ({"algorithm": {"kind": "rlo"}}, "algorithm.kind='rlo': choose one of 'ppo', 'rloo', 'grpo', 'reinforce'"),
-    ({"algorithm": {}}, "algorithm.kind: is required, and missing: choose one of 'ppo', 'rloo', 'grpo', 'reinforce'"),
+    (
+        {"algorithm": {"kind": "rlo"}},
+        "algorithm.kind='rlo': choose one of 'ppo', 'ppo_shared', 'kl_penalty_ppo', 'rloo', 'grpo', 'r",
+    ),
+    (
+        {"algorithm": {}},
+        "algorithm.kind: is required, and missing: choose one of 'ppo', 'ppo_shared', 'kl_penalty_ppo', 'rloo', ",
+    ),
     ({"algorithm": {"kind": "rloo", "kin": 1}}, r"algorithm.rloo.kin: unknown key; did you mean kind\?"),
     (
         RLOO,

@@ -15,7 +15,15 @@ from pathlib import Path
 import torch
 
 from ppo_core.training.ranks import Ranks
-from tests.ppo_core import averages_program, deepspeed_program, lora_program, replay_program, rloo_program, skip_program
+from tests.ppo_core import (
+    averages_program,
+    deepspeed_program,
+    lora_program,
+    replay_program,
+    rloo_program,
+    shared_program,
+    skip_program,
+)
 
 PROGRAMS = {
     "trained": deepspeed_program.SCENARIOS,
@@ -24,6 +32,7 @@ PROGRAMS = {
     "rloo": rloo_program.SCENARIOS,
     "adapted": lora_program.SCENARIOS,
     "averaged": averages_program.SCENARIOS,
+    "shared": shared_program.SCENARIOS,
 }
 
 
