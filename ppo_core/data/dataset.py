@@ -1,19 +1,18 @@
-"""From a user's rows to checked, tokenized prompts and SFT examples."""
+"""From a user's rows to checked, tokenized prompts and SFT examples, a thousand rows at a time."""
 
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
-from ppo_core.data.jsonl import json_array, read_jsonl
+from ppo_core.data.rows import Row, check_text, shown
 from ppo_core.records import InputError, PromptRow, canonical_json
-from ppo_core.scoring.plugins import RAISED, Sources, load_function, place_of
 
-DRIVE = re.compile(r"[A-Za-z]:[\\/]")
-"""How an absolute path of Windows begins, whose colon names no function."""
+ROWS_AT_ONCE = 1000
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,50 +31,38 @@ class Longest(NamedTuple):
     tokens: int
 
 
-def longest_of(prompts: Sequence[PromptRow], source: str) -> Longest:
-    """Of the rows that `source` gave; the first where several are as long."""
-    number, row = max(enumerate(prompts, 1), key=lambda item: len(item[1].prompt_token_ids))
-    return Longest(f"{source}: row {number}", len(row.prompt_token_ids))
+@dataclass
+class PromptMaker:
+    """Makes prompts of rows; `longest` is the first of the longest so far.
 
+    A prompt_id is a hash of prompt, answer and metadata, with a count for repeats.
+    """
 
-def read_rows(source: str, sources: Sources) -> list[dict[str, Any]]:
-    """The rows of a JSONL file or of a `file.py:function` of the user. Raises InputError naming the line."""
-    generated = ":" in source and not DRIVE.match(source)
-    rows = _generated(source, sources) if generated else read_jsonl(sources.folder / source)
-    if not rows:
-        raise InputError(f"{source} holds no rows: give at least one prompt")
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, Mapping):
-            array = isinstance(row, list) and not generated
-            remedy = f": {json_array(sources.folder / source)}" if array else ""
-            raise InputError(f"{source}: row {number} is {type(row).__name__}, not an object with a `prompt`{remedy}")
-        _check_prompt(source, number, row)
-    return rows
+    tokenizer: Any
+    answer_column: str
+    limits: Limits
+    longest: Longest = field(default=Longest("", 0))
+    seen: dict[str, int] = field(default_factory=dict)
 
+    def prompts(self, rows: Iterable[Row]) -> Iterator[PromptRow]:
+        """Tokenized and checked. Raises InputError naming the row."""
+        for some in in_parts(rows, ROWS_AT_ONCE):
+            tokens = _encoded(self.tokenizer, some)
+            for (where, row), ids in zip(some, tokens, strict=True):
+                _check_length(where, ids, self.limits)
+                if len(ids) > self.longest.tokens:
+                    self.longest = Longest(where, len(ids))
+                answer = row.get(self.answer_column)
+                metadata = {key: value for key, value in row.items() if key not in ("prompt", self.answer_column)}
+                yield PromptRow(
+                    self._prompt_id(where, row["prompt"], answer, metadata), row["prompt"], ids, answer, metadata
+                )
 
-def prompt_rows(
-    rows: Iterable[Mapping[str, Any]], tokenizer: Any, *, source: str, answer_column: str, limits: Limits
-) -> list[PromptRow]:
-    """Tokenize and check prompts; prompt_id is a hash of prompt, answer and metadata, with a count for repeats."""
-    seen: dict[str, int] = {}
-    prompts = []
-    for number, row in enumerate(rows, 1):
-        where = f"{source}: row {number}"
-        ids = _encoded(where, tokenizer, row["prompt"])
-        _check_length(where, ids, limits)
-        answer = row.get(answer_column)
-        metadata = {key: value for key, value in row.items() if key not in ("prompt", answer_column)}
-        try:
-            content = canonical_json([row["prompt"], answer, metadata]).encode()
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InputError(f"{where} is not plain JSON ({error}): give finite numbers and text") from None
-        base = hashlib.sha256(content).hexdigest()[:16]
-        seen[base] = seen.get(base, 0) + 1
-        prompt_id = base if seen[base] == 1 else f"{base}-{seen[base]}"
-        prompts.append(PromptRow(prompt_id, row["prompt"], ids, answer, metadata))
-    if prompts:
-        check_room(longest_of(prompts, source), limits)
-    return prompts
+    def _prompt_id(self, where: str, prompt: Any, answer: Any, metadata: Mapping[str, Any]) -> str:
+        content = _as_json(where, [prompt, answer, metadata], {self.answer_column: answer, **metadata})
+        base = hashlib.sha256(content.encode()).hexdigest()[:16]
+        count = self.seen[base] = self.seen.get(base, 0) + 1
+        return base if count == 1 else f"{base}-{count}"
 
 
 def check_room(longest: Longest, limits: Limits) -> None:
@@ -90,27 +77,21 @@ def check_room(longest: Longest, limits: Limits) -> None:
 
 
 def supervised_rows(
-    rows: Iterable[Mapping[str, Any]], tokenizer: Any, *, source: str, context_length: int | None
-) -> list[dict[str, list[int]]]:
+    rows: Iterable[Row], tokenizer: Any, *, context_length: int | None
+) -> Iterator[dict[str, list[int]]]:
     """Tokenized SFT examples: `prompt_token_ids` and `completion_token_ids` (ending in EOS)."""
     from ppo_core.data.tokenization import encode_completion
 
-    examples = []
-    for number, row in enumerate(rows, 1):
-        completion = completion_text(row)
-        if completion is None:
-            raise InputError(
-                f"{source}: row {number} has completion={row.get('completion')!r}: SFT needs the columns prompt and "
-                "completion, a text or a list of one message"
-            )
-        where = f"{source}: row {number}"
-        _check_text(f"{where} has a completion", completion)
-        prompt, answer = _encoded(where, tokenizer, row["prompt"]), encode_completion(tokenizer, completion)
-        length = len(prompt) + len(answer)
-        if context_length is not None and length > context_length:
-            raise InputError(f"{where} has {length} tokens, beyond the model's context {context_length}: shorten it")
-        examples.append({"prompt_token_ids": prompt, "completion_token_ids": answer})
-    return examples
+    for some in in_parts(rows, ROWS_AT_ONCE):
+        completions = [_completion(row) for row in some]
+        for row, prompt, completion in zip(some, _encoded(tokenizer, some), completions, strict=True):
+            answer = encode_completion(tokenizer, completion)
+            length = len(prompt) + len(answer)
+            if context_length is not None and length > context_length:
+                raise InputError(
+                    f"{row.where} has {length} tokens, beyond the model's context {context_length}: shorten it"
+                )
+            yield {"prompt_token_ids": prompt, "completion_token_ids": answer}
 
 
 def completion_text(row: Mapping[str, Any]) -> str | None:
@@ -121,58 +102,52 @@ def completion_text(row: Mapping[str, Any]) -> str | None:
     return completion if isinstance(completion, str) else None
 
 
-def _generated(source: str, sources: Sources) -> list[dict[str, Any]]:
-    function = load_function(source, sources)
-    try:
-        return list(function())
-    except RAISED as error:
-        place = place_of(error, sources)
-        raise InputError(f"{source} yields no rows, it raised {type(error).__name__}: {error}{place}") from error
+def in_parts(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """All items, at most `size` at a time."""
+    remaining = iter(items)
+    while part := list(islice(remaining, size)):
+        yield part
 
 
-def _check_prompt(source: str, number: int, row: Mapping[str, Any]) -> None:
-    prompt, where = row.get("prompt"), f"{source}: row {number}"
-    if isinstance(prompt, str) and prompt:
-        _check_text(f"{where} has a prompt", prompt)
-        return
-    messages = isinstance(prompt, list) and prompt and all(isinstance(m, Mapping) and "role" in m for m in prompt)
-    if not messages:
-        found = "" if "prompt" in row else f"; its columns are {', '.join(sorted(map(str, row))) or 'none'}"
-        raise InputError(f"{where} has prompt={prompt!r}: it must be a text or a list of messages with roles{found}")
-    for count, message in enumerate(prompt or [], 1):
-        _check_message(f"{where}: message {count} of the prompt", message)
-
-
-def _check_message(where: str, message: Mapping[str, Any]) -> None:
-    content = message.get("content")
-    if isinstance(content, str):
-        _check_text(f"{where} has a content", content)
-    elif isinstance(content, list):
+def _completion(row: Row) -> str:
+    completion = completion_text(row.content)
+    if completion is None:
         raise InputError(
-            f"{where} has a list of parts as its content: join their texts into one, as models of text read"
+            f"{row.where} has completion={shown(row.content.get('completion'))}: SFT needs the columns prompt and "
+            "completion, a text or a list of one message"
         )
-    elif not message.get("tool_calls"):
-        lack = f"content={content!r}" if "content" in message else "no content"
-        raise InputError(f"{where} has {lack}: give it a text, as in {{'role': 'user', 'content': 'What is 1+1?'}}")
+    check_text(f"{row.where} has a completion", completion)
+    return completion
 
 
-def _check_text(what: str, text: str) -> None:
+def _as_json(where: str, content: Any, columns: Mapping[str, Any]) -> str:
     try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"{what} with {text[error.start]!r} at character {error.start + 1}, a lone surrogate, half of a "
-            "character: take it out, or write both halves"
-        ) from None
+        return canonical_json(content)
+    except (TypeError, ValueError, RecursionError) as error:
+        named = next((f" in column {name!r}" for name, value in columns.items() if not _is_json(value)), "")
+        raise InputError(f"{where} is not plain JSON{named} ({error}): give finite numbers and text") from None
 
 
-def _encoded(where: str, tokenizer: Any, prompt: Any) -> list[int]:
-    from ppo_core.data.tokenization import encode_prompt  # transformers: two thirds of a second
+def _is_json(value: Any) -> bool:
+    try:
+        canonical_json(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _encoded(tokenizer: Any, rows: list[Row]) -> list[list[int]]:
+    from ppo_core.data.tokenization import encode_prompt, encode_prompts  # transformers: two thirds of a second
 
     try:
-        return encode_prompt(tokenizer, prompt)
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+        return encode_prompts(tokenizer, [row.content["prompt"] for row in rows])
+    except InputError:
+        for where, row in rows:  # one by one, for the name of the row
+            try:
+                encode_prompt(tokenizer, row["prompt"])
+            except InputError as error:
+                raise InputError(f"{where}: {error}") from None
+        raise
 
 
 def _check_length(where: str, ids: list[int], limits: Limits) -> None:

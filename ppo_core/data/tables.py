@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,6 +14,7 @@ import pyarrow.parquet as pq
 
 from ppo_core.records import InputError, PromptRow, RolloutRow, ScoreRow
 
+ROWS_AT_ONCE = 4096
 TOKENS = pa.list_(pa.int32())
 PROMPTS = pa.schema(
     [
@@ -23,6 +26,7 @@ PROMPTS = pa.schema(
         ("metadata", pa.string()),
     ]
 )
+EXAMPLES = pa.schema([("prompt_token_ids", pa.list_(pa.int64())), ("completion_token_ids", pa.list_(pa.int64()))])
 ROLLOUTS = pa.schema(
     [
         ("prompt_id", pa.string()),
@@ -36,9 +40,9 @@ ROLLOUTS = pa.schema(
 )
 
 
-def write_prompts(path: Path, rows: Sequence[PromptRow]) -> None:
+def prompt_table(rows: Iterable[PromptRow]) -> pa.Table:
     """Text prompts go to `prompt`, chats as JSON to `messages`, the other is null; answers of any type are JSON."""
-    documents = [
+    documents = (
         {
             "prompt_id": row.prompt_id,
             "prompt": row.prompt if isinstance(row.prompt, str) else None,
@@ -48,8 +52,26 @@ def write_prompts(path: Path, rows: Sequence[PromptRow]) -> None:
             "metadata": json.dumps(row.metadata, sort_keys=True),
         }
         for row in rows
-    ]
-    pq.write_table(pa.Table.from_pylist(documents, schema=PROMPTS), path)
+    )
+    return table_of(documents, PROMPTS)
+
+
+def example_table(examples: Iterable[Mapping[str, list[int]]]) -> pa.Table:
+    """SFT examples: `prompt_token_ids` and `completion_token_ids`."""
+    return table_of(examples, EXAMPLES)
+
+
+def table_of(documents: Iterable[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    """One table of many rows, of which only some are Python's objects at a time; its bytes do not tell of parts."""
+    remaining, batches = iter(documents), []
+    while part := list(islice(remaining, ROWS_AT_ONCE)):
+        batches.append(pa.RecordBatch.from_pylist(part, schema=schema))
+    return pa.Table.from_batches(batches, schema=schema).combine_chunks()
+
+
+def write_prompts(path: Path, rows: Iterable[PromptRow]) -> None:
+    """A dataset's `train.parquet` or `eval.parquet`."""
+    pq.write_table(prompt_table(rows), path)
 
 
 def read_prompts(path: Path) -> list[PromptRow]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +71,27 @@ def check_kept(tokenizer: Any, config: Any, *, trust_remote_code: bool = False) 
 
 def encode_prompt(tokenizer: Any, prompt: str | Messages) -> list[int]:
     """Token ids of a prompt: text as it is (with the tokenizer's own BOS), messages through the chat template."""
-    if isinstance(prompt, str):
-        return list(tokenizer(prompt).input_ids)
+    (ids,) = encode_prompts(tokenizer, [prompt])
+    return ids
+
+
+def encode_prompts(tokenizer: Any, prompts: Sequence[str | Messages]) -> list[list[int]]:
+    """The same of many prompts, in two calls of the tokenizer: of texts, and of messages."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    chats = [prompt for prompt in prompts if not isinstance(prompt, str)]
+    of_texts = iter(tokenizer(texts).input_ids if texts else [])
+    of_chats = iter(_encode_chats(tokenizer, chats) if chats else [])
+    return [list(next(of_texts if isinstance(prompt, str) else of_chats)) for prompt in prompts]
+
+
+def _encode_chats(tokenizer: Any, chats: list[Messages]) -> list[list[int]]:
     if not tokenizer.chat_template:
         raise InputError(
             "prompts are lists of messages, but the tokenizer has no chat template: give prompts as text, or a "
             "tokenizer with chat_template"
         )
     try:
-        return list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False))
+        return list(tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=True, return_dict=False))
     except (jinja2.TemplateError, TypeError, ValueError) as error:
         raise InputError(
             f"the tokenizer's chat template refuses the messages ({type(error).__name__}: {shortened(error)}): write "

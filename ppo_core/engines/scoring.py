@@ -11,19 +11,12 @@ import statistics
 import sys
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ppo_core.data.dataset import read_rows
-from ppo_core.data.tables import read_prompts, read_rollouts, write_prompts, write_rollouts, write_scores
+from ppo_core.data.rows import read_rows
+from ppo_core.data.tables import read_prompts, read_rollouts, write_rollouts, write_scores
 from ppo_core.engines.protocol import Job, serve, take_over_stdout
-from ppo_core.engines.start import (
-    TRIAL_ROWS,
-    example_completions,
-    read_start,
-    sources_of,
-    untokenized,
-)
+from ppo_core.engines.start import example_completions, read_start, scan, sources_of
 from ppo_core.models.weight_files import tensor_shapes
 from ppo_core.permissions import permissions_of
 from ppo_core.records import CheckRunJob, EvaluateJob, PrepareDatasetJob, RolloutRow, ScoreJob, ScoreRow
@@ -44,10 +37,9 @@ def prepare_dataset(job: Job) -> dict[str, Any]:
     """Write `train.parquet`, `eval.parquet` and `sft.parquet`, after every check that needs no model weights."""
     spec = PrepareDatasetJob.model_validate(job.spec)
     found = read_start(job, spec)
-    for split, prompts in found.prompts.items():
-        write_prompts(job.output / f"{split}.parquet", prompts)
-    if found.examples is not None:
-        pq.write_table(pa.Table.from_pylist(found.examples), job.output / "sft.parquet")
+    tables = found.prompts if found.examples is None else {**found.prompts, "sft": found.examples}
+    for name, table in tables.items():
+        pq.write_table(table, job.output / f"{name}.parquet")
     return {"counts": found.counts(), "context_length": found.context_length}
 
 
@@ -64,13 +56,13 @@ def check_run(job: Job) -> dict[str, Any]:
         found.config,
         model,
         spec,
-        tokens=found.longest_prompt() + spec.dataset.max_response_tokens,
+        tokens=found.longest_prompt + spec.dataset.max_response_tokens,
         trust_remote_code=job.permissions.trust_remote_code,
     )
     return {
         "counts": found.counts(),
         "context_length": found.context_length,
-        "longest_prompt": found.longest_prompt(),
+        "longest_prompt": found.longest_prompt,
         "scores": found.trial_scores,
         "errors": found.trial_errors,
         **facts,
@@ -120,11 +112,10 @@ def try_reward(job: Job) -> dict[str, Any]:
     """Scores of a few rows with trial completions, without a model: what `ppoflow reward` shows."""
     sources, column = sources_of(job), job.spec["answer_column"]
     rewards = WeightedRewards(RewardSpec.model_validate(job.spec["reward"]), sources, column, job.progress)
-    rows = read_rows(job.spec["train"], sources)[:TRIAL_ROWS]
-    prompts = [untokenized(row, column) for row in rows]
-    rewards.check_rows(prompts)
+    prompts = scan(read_rows(job.spec["train"], sources), rewards, column, job).first
     sft_data = job.spec["sft_data"]
-    examples = None if sft_data is None or job.spec["completions"] else read_rows(sft_data, sources)
+    wanted = sft_data is not None and not job.spec["completions"]
+    examples = (row.content for row in read_rows(sft_data, sources)) if wanted else None
     texts = job.spec["completions"] or example_completions(examples, prompts)
     completions = [texts[index % len(texts)] for index in range(len(prompts))]
     parts = rewards.score([Sample(row, text) for row, text in zip(prompts, completions, strict=True)])

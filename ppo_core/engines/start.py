@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ppo_core.data.dataset import (
     Limits,
+    PromptMaker,
     check_room,
     completion_text,
-    longest_of,
-    prompt_rows,
-    read_rows,
+    in_parts,
     supervised_rows,
 )
+from ppo_core.data.rows import Row, Rows, read_rows
+from ppo_core.data.tables import example_table, prompt_table
 from ppo_core.engines.protocol import Job
 from ppo_core.records import InputError, PrepareDatasetJob, PromptRow
 from ppo_core.scoring.plugins import Sources
@@ -29,11 +33,12 @@ ROWS_PER_REPORT = 1000
 class Start:
     """Prompts by split, SFT examples (None: no SFT), and what the rewards say of the first few rows, or why nothing.
 
-    `config` is the model's Hugging Face configuration.
+    `config` is the model's Hugging Face configuration, `longest_prompt` the tokens of the longest of all splits.
     """
 
-    prompts: dict[str, list[PromptRow]]
-    examples: list[dict[str, list[int]]] | None
+    prompts: dict[str, pa.Table]
+    examples: pa.Table | None
+    longest_prompt: int
     config: Any
     context_length: int | None
     trial_scores: list[float | None]
@@ -44,9 +49,13 @@ class Start:
         rows = {split: len(prompts) for split, prompts in self.prompts.items()}
         return rows if self.examples is None else {**rows, "sft": len(self.examples)}
 
-    def longest_prompt(self) -> int:
-        """Tokens of the longest prompt of all splits."""
-        return max(len(row.prompt_token_ids) for prompts in self.prompts.values() for row in prompts)
+
+@dataclass(frozen=True)
+class Scanned:
+    """How many rows a source has, and its first few."""
+
+    count: int
+    first: list[PromptRow]
 
 
 def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
@@ -57,31 +66,28 @@ def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
     sources, column = sources_of(job), spec.dataset.answer_column
     rewards = WeightedRewards(spec.reward, sources, column, job.progress)
     splits = {"train": spec.dataset.train, "eval": spec.dataset.evaluation, "sft": spec.sft_data}
-    named = {split: source for split, source in splits.items() if source is not None}
-    rows = {split: read_rows(source, sources) for split, source in named.items()}
-    _check_enough(rows.get("eval"), spec)
-    for split in {"train", "eval"} & set(rows):
-        rewards.check_rows([untokenized(row, column) for row in rows[split]])
-    tried = [untokenized(row, column) for row in rows["train"][:TRIAL_ROWS]]
-    completions = example_completions(rows.get("sft"), tried)
+    rows = {split: read_rows(source, sources) for split, source in splits.items() if source is not None}
+    scanned = {split: scan(rows[split], rewards, column, job) for split in ("train", "eval") if split in rows}
+    if "eval" in scanned:
+        _check_enough(scanned["eval"].count, spec)
+    tried = scanned["train"].first
+    completions = example_completions((row.content for row in rows["sft"]) if "sft" in rows else None, tried)
     parts = rewards.score([Sample(row, text) for row, text in zip(tried, completions, strict=True)])
     tokenizer, config, context = _read_model(job, spec)
     limits = Limits(context, spec.dataset.max_prompt_tokens, spec.max_response_tokens)
-    anywhere = replace(limits, context_length=None)  # the longest of all splits says what fits
-    prompts: dict[str, list[PromptRow]] = {}
-    for split in ("train", "eval"):
-        if split in named:
-            source, given = named[split], with_progress(rows[split], named[split], job)
-            prompts[split] = prompt_rows(given, tokenizer, source=source, answer_column=column, limits=anywhere)
-            _check_vocabulary(source, prompts[split], tokenizer, config)
-    longest = [longest_of(found, named[split]) for split, found in prompts.items()]
+    prompts, longest = {}, []
+    for split, found in scanned.items():
+        maker = PromptMaker(tokenizer, column, limits)
+        prompts[split] = prompt_table(maker.prompts(with_progress(rows[split], found.count, job)))
+        _check_vocabulary(rows[split].source, prompts[split], tokenizer, config)
+        longest.append(maker.longest)
     check_room(max(longest, key=lambda found: found.tokens), limits)
     examples = None
-    if "sft" in named:
-        given = with_progress(rows["sft"], named["sft"], job)
-        examples = supervised_rows(given, tokenizer, source=named["sft"], context_length=context)
+    if "sft" in rows:
+        examples = example_table(supervised_rows(with_progress(rows["sft"], 0, job), tokenizer, context_length=context))
     trial = [rewards.total(part.scores) for part in parts]
-    return Start(prompts, examples, config, context, trial, [part.error() for part in parts])
+    most = max(found.tokens for found in longest)
+    return Start(prompts, examples, most, config, context, trial, [part.error() for part in parts])
 
 
 def sources_of(job: Job) -> Sources:
@@ -90,11 +96,27 @@ def sources_of(job: Job) -> Sources:
     return Sources(given.path, permitted.plugins, permitted.trust_remote_code, given.digest)
 
 
-def example_completions(examples: Sequence[dict[str, Any]] | None, prompts: Sequence[PromptRow]) -> list[str]:
+def scan(rows: Rows, rewards: WeightedRewards, column: str, job: Job) -> Scanned:
+    """Have each row checked, for itself and by the rewards. Raises InputError."""
+    count, first = 0, list[PromptRow]()
+    for part in in_parts(rows, ROWS_PER_REPORT):
+        given = [untokenized(row.content, column) for row in part]
+        rewards.check_rows(given, count + 1)
+        count, first = count + len(part), first or given[:TRIAL_ROWS]
+        if len(part) == ROWS_PER_REPORT:
+            job.progress(0, 0, f"{count:,} rows of {rows.source} read")
+    return Scanned(count, first)
+
+
+def example_completions(examples: Iterable[Mapping[str, Any]] | None, prompts: Sequence[PromptRow]) -> list[str]:
     """Completions to try a reward on: those of the SFT rows in turn, else the reference answers; every second empty."""
     if examples is not None:
-        known = {str(row["prompt"]): completion_text(row) or "" for row in examples}
-        texts = [known.get(str(row.prompt), completion_text(examples[0]) or "") for row in prompts]
+        wanted, known, first = {str(row.prompt) for row in prompts}, dict[str, str](), None
+        for example in examples:
+            first = completion_text(example) or "" if first is None else first
+            if str(example["prompt"]) in wanted:
+                known[str(example["prompt"])] = completion_text(example) or ""
+        texts = [known.get(str(row.prompt), first or "") for row in prompts]
     else:
         texts = ["" if row.reference_answer is None else str(row.reference_answer) for row in prompts]
     return [text if index % 2 == 0 else "" for index, text in enumerate(texts)]
@@ -106,12 +128,12 @@ def untokenized(row: Mapping[str, Any], column: str) -> PromptRow:
     return PromptRow("", row["prompt"], [], row.get(column), metadata)
 
 
-def with_progress(rows: list[dict[str, Any]], source: str, job: Job) -> Iterator[dict[str, Any]]:
+def with_progress(rows: Rows, total: int, job: Job) -> Iterator[Row]:
     """The rows, with a sign of life after every thousand: a large file must not look like a hung engine."""
     for number, row in enumerate(rows, 1):
         yield row
         if number % ROWS_PER_REPORT == 0:
-            job.progress(number, len(rows), f"rows of {source} tokenized")
+            job.progress(number, total, f"rows of {rows.source} tokenized")
 
 
 def _read_model(job: Job, spec: PrepareDatasetJob) -> tuple[Any, Any, int | None]:
@@ -126,19 +148,19 @@ def _read_model(job: Job, spec: PrepareDatasetJob) -> tuple[Any, Any, int | None
     return tokenizer, config, context_length(config)
 
 
-def _check_enough(rows: Sequence[Any] | None, spec: PrepareDatasetJob) -> None:
-    if rows is not None and len(rows) < spec.num_eval_prompts:
+def _check_enough(rows: int, spec: PrepareDatasetJob) -> None:
+    if rows < spec.num_eval_prompts:
         raise InputError(
-            f"evaluation.num_prompts={spec.num_eval_prompts} is more than the {len(rows)} rows of "
+            f"evaluation.num_prompts={spec.num_eval_prompts} is more than the {rows} rows of "
             f"{spec.dataset.evaluation}: lower it"
         )
 
 
-def _check_vocabulary(source: str, prompts: list[PromptRow], tokenizer: Any, config: Any) -> None:
+def _check_vocabulary(source: str, prompts: pa.Table, tokenizer: Any, config: Any) -> None:
     size = int(config.get_text_config().vocab_size)
-    for token in {int(tokenizer.eos_token_id), *(token for row in prompts for token in row.prompt_token_ids)}:
-        if token >= size:
-            raise InputError(
-                f"{source}: the tokenizer writes {tokenizer.convert_ids_to_tokens(token)!r} as token {token}, but the "
-                f"model's vocab_size is {size}: give the model's own tokenizer, or a model of at least {len(tokenizer)}"
-            )
+    token = max(int(tokenizer.eos_token_id), pc.max(pc.list_flatten(prompts["prompt_token_ids"])).as_py())
+    if token >= size:
+        raise InputError(
+            f"{source}: the tokenizer writes {tokenizer.convert_ids_to_tokens(token)!r} as token {token}, but the "
+            f"model's vocab_size is {size}: give the model's own tokenizer, or a model of at least {len(tokenizer)}"
+        )

@@ -28,10 +28,10 @@ class FunctionReward:
         self.function = load_function(spec.function, sources)
         self.form = form_of(list(inspect.signature(self.function).parameters))
 
-    def check_rows(self, rows: Sequence[PromptRow]) -> None:
+    def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
         """Each argument without a default must be a column, with a value in every row."""
         for column in self._required():
-            for number, row in enumerate(rows, 1):
+            for number, row in enumerate(rows, first):
                 if columns_of(row, self.answer_column).get(column) is None:
                     raise InputError(
                         f"{self.name} needs the column {column!r}, which row {number} ({shorten(row.prompt)}) lacks: "

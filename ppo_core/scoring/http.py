@@ -25,7 +25,7 @@ class HttpReward:
         self.spec = spec
         self.endpoint = Endpoint(spec, spec.url, progress)
 
-    def check_rows(self, rows: Sequence[PromptRow]) -> None:
+    def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
         """The server gets all columns, and knows itself what it needs."""
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:

@@ -24,10 +24,10 @@ class JudgeReward:
         self.answer_column = answer_column
         self.endpoint = Endpoint(spec, f"{spec.url.rstrip('/')}/chat/completions", progress)
 
-    def check_rows(self, rows: Sequence[PromptRow]) -> None:
+    def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
         """A rubric with {answer} needs one in each row."""
         if any(name == "answer" for _, name, _, _ in Formatter().parse(self.spec.rubric)):
-            require_answers(self.spec.component, rows, self.answer_column)
+            require_answers(self.spec.component, rows, self.answer_column, first)
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         """An answer without a score in its last line is asked for again, and in the end is none."""

@@ -25,7 +25,7 @@ class ModelReward:
         self.sources = sources
         self.progress = progress
 
-    def check_rows(self, rows: Sequence[PromptRow]) -> None:
+    def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
         """Any row will do: the trial of the first rows says what the model cannot read."""
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:

@@ -45,7 +45,7 @@ Score = float | None | NotScored
 class Reward(Protocol):
     """One kind of reward, made once for a job."""
 
-    def check_rows(self, rows: Sequence[PromptRow]) -> None:
+    def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
         """Raise InputError where a row lacks what this reward needs, naming the row, before anything is sampled."""
 
     def score(self, samples: Sequence[Sample]) -> Sequence[Score]:
@@ -56,9 +56,9 @@ def ignore_progress(done: int, total: int, note: str) -> None:
     """Nobody waits."""
 
 
-def require_answers(name: str, rows: Sequence[PromptRow], answer_column: str) -> None:
+def require_answers(name: str, rows: Sequence[PromptRow], answer_column: str, first: int = 1) -> None:
     """Raise InputError for the first row without a reference answer."""
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(rows, first):
         if row.reference_answer is None:
             raise InputError(
                 f"the reward {name} compares with the column {answer_column!r}, which row {number} "

@@ -21,9 +21,9 @@ class ExactMatch:
     spec: ExactMatchSpec
     answer_column: str
 
-    def check_rows(self, rows: Sequence[PromptRow]) -> None:
+    def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
         """Each row needs a reference answer."""
-        require_answers(self.spec.component, rows, self.answer_column)
+        require_answers(self.spec.component, rows, self.answer_column, first)
 
     def score(self, samples: Sequence[Sample]) -> list[float | None]:
         """Compared as text."""
@@ -40,10 +40,10 @@ class Number:
     spec: NumberSpec
     answer_column: str
 
-    def check_rows(self, rows: Sequence[PromptRow]) -> None:
+    def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
         """Each row needs a reference answer with a number in it."""
-        require_answers(self.spec.component, rows, self.answer_column)
-        for number, row in enumerate(rows, 1):
+        require_answers(self.spec.component, rows, self.answer_column, first)
+        for number, row in enumerate(rows, first):
             if last_number(str(row.reference_answer)) is None:
                 raise InputError(
                     f"the reward {self.spec.component} compares numbers, and the {self.answer_column} of row {number} "
@@ -71,7 +71,7 @@ class Regex:
     def __init__(self, spec: RegexSpec) -> None:
         self.pattern = re.compile(spec.pattern)
 
-    def check_rows(self, rows: Sequence[PromptRow]) -> None:
+    def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
         """Any row will do."""
 
     def score(self, samples: Sequence[Sample]) -> list[float | None]:

@@ -69,10 +69,10 @@ class WeightedRewards:
         self.weights = {reward.component: reward.weight for reward in rewards}
         self.rewards = {reward.component: make_reward(reward, sources, answer_column, progress) for reward in rewards}
 
-    def check_rows(self, rows: Sequence[PromptRow]) -> None:
+    def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
         """Raise InputError where a row lacks what one of them needs."""
         for reward in self.rewards.values():
-            reward.check_rows(rows)
+            reward.check_rows(rows, first)
 
     def score(self, samples: Sequence[Sample]) -> list[Components]:
         """What each reward says of each sample."""

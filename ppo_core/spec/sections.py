@@ -20,10 +20,11 @@ LONGEST_ALIAS = 255
 
 
 class DatasetSpec(Section):
-    """Prompts: JSON lines, or a Python function that yields rows."""
+    """Prompts: files of rows, or Python functions that yield them; docs/data.md shows each form."""
 
     train: UserPath = Field(
-        description="JSONL file, or path/to/file.py:function, relative to the spec; column `prompt`"
+        description="File (JSONL, JSON, CSV, TSV, Parquet, Arrow), folder saved by `datasets`, or "
+        "path/to/file.py:function, relative to the spec; column `prompt`"
     )
     evaluation: UserPath | None = Field(
         None, description="Held-out prompts in the same form; none: `evaluation` is off"
@@ -61,7 +62,7 @@ class ModelSpec(Section):
 class SupervisedSpec(Section):
     """The supervised start (SFT): cross-entropy on the completions."""
 
-    data: UserPath = Field(description="JSONL or path/to/file.py:function with the columns `prompt` and `completion`")
+    data: UserPath = Field(description="As dataset.train, with the columns `prompt` and `completion`")
     num_steps: PositiveInt = Field(750, description="Optimizer steps")
     batch_size: PositiveInt = Field(32, description="Examples per optimizer step")
     learning_rate: PositiveFloat = Field(1.5e-3, description="Highest rate, reached at the end of the warm-up")

@@ -33,6 +33,8 @@ def _files(spec: RunSpec) -> Iterator[Path]:
             continue
         source = folder / name.partition(":")[0]
         yield source
+        if source.is_dir():
+            yield from source.rglob("*")
         if ":" in name:
             yield from source.parent.glob("*.py")
             yield from source.parent.glob("*/*.py")

@@ -165,9 +165,9 @@ class RunContext:
         for name in data:
             if name and ":" not in name:
                 path = self.path(name)
-                if not path.is_file():
-                    raise InputError(f"there is no file {path}: give a JSONL file or path/to/file.py:function")
-                digests[name] = file_digest(path)
+                if not path.exists():
+                    raise InputError(f"there is no file {path}: give a file of rows or path/to/file.py:function")
+                digests[name] = file_digest(path) if path.is_file() else content_digest(file_digests(path))
         return digests
 
 

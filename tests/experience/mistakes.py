@@ -207,12 +207,12 @@ IN_DATA = [
     Mistake("prompts that are not there", ("there is no file", "prompts.jsonl"), without("prompts.jsonl")),
     Mistake(
         "a table of commas",
-        ("prompts.jsonl is CSV", "JSONL", "convert it"),
+        ("prompts.jsonl is CSV", "JSONL", "rename it to prompts.csv"),
         in_file("prompts.jsonl", "prompt,answer\n1+1=,2\n"),
     ),
     Mistake(
         "one list instead of lines",
-        ("prompts.jsonl is one JSON array", "JSONL", "convert it"),
+        ("prompts.jsonl is one JSON array", "JSONL", "rename it to prompts.json"),
         in_file("prompts.jsonl", json.dumps([{"prompt": "1+1=", "answer": "2"}], indent=1)),
     ),
     Mistake("half a line", ("prompts.jsonl:2", "not JSON"), in_file("prompts.jsonl", '{"prompt": "1+1="}\n{"prom\n')),

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ppo_core.data.dataset import Limits, prompt_rows, read_rows, supervised_rows
+from ppo_core.data.dataset import Limits, PromptMaker, check_room, supervised_rows
+from ppo_core.data.rows import Row, read_rows
 from ppo_core.data.tokenization import (
     context_length,
     decode_response,
@@ -31,20 +32,37 @@ def write_lines(folder: Path, *rows: Any) -> str:
     return "rows.jsonl"
 
 
-def prompts_of(rows: list[dict[str, Any]], *, chat: bool = False, limits: Limits = FREE) -> list[Any]:
-    return prompt_rows(rows, tiny_tokenizer(chat=chat), source="rows.jsonl", answer_column="answer", limits=limits)
+def contents(source: str, folder: Path) -> list[dict[str, Any]]:
+    return [row.content for row in read_rows(source, Sources(folder))]
+
+
+def located(rows: list[dict[str, Any]], source: str = "rows.jsonl") -> list[Row]:
+    return [Row(f"{source}: row {number}", row) for number, row in enumerate(rows, 1)]
+
+
+def prompts_of(rows: list[dict[str, Any]], *, tokenizer: Any = None, limits: Limits = FREE) -> list[Any]:
+    maker = PromptMaker(tokenizer or tiny_tokenizer(), "answer", limits)
+    prompts = list(maker.prompts(located(rows)))
+    check_room(maker.longest, limits)
+    return prompts
+
+
+def examples_of(rows: list[dict[str, Any]], *, chat: bool = False, context: int | None = None) -> list[Any]:
+    return list(supervised_rows(located(rows, "a"), tiny_tokenizer(chat=chat), context_length=context))
 
 
 def test_text_prompts_with_answers_and_metadata(tmp_path: Path) -> None:
     source = write_lines(tmp_path, {"prompt": "w3 w4", "answer": 12, "level": 2}, "", {"prompt": "w5"})
-    first, second = prompts_of(read_rows(source, Sources(tmp_path)))
+    first, second = prompts_of(contents(source, tmp_path))
     assert (first.prompt, first.prompt_token_ids, first.reference_answer) == ("w3 w4", [3, 4], 12)
     assert first.metadata == {"level": 2}
     assert (second.prompt_token_ids, second.reference_answer, second.metadata) == ([5], None, {})
 
 
 def test_chats_go_through_the_template(tmp_path: Path) -> None:
-    (row,) = prompts_of(read_rows(write_lines(tmp_path, {"prompt": USER}), Sources(tmp_path)), chat=True)
+    (row,) = prompts_of(
+        contents(write_lines(tmp_path, {"prompt": USER}), tmp_path), tokenizer=tiny_tokenizer(chat=True)
+    )
     assert (row.prompt, row.prompt_token_ids) == (USER, [3, 4, 7])
 
 
@@ -69,132 +87,39 @@ def test_prompt_ids_follow_the_content_and_repeats_are_numbered() -> None:
 )
 def test_completions_end_in_eos(tmp_path: Path, completion: Any, chat: bool) -> None:
     source = write_lines(tmp_path, {"prompt": USER if chat else "w3 w4", "completion": completion})
-    rows = supervised_rows(
-        read_rows(source, Sources(tmp_path)), tiny_tokenizer(chat=chat), source=source, context_length=CONTEXT
-    )
-    assert rows == [
+    assert examples_of(contents(source, tmp_path), chat=chat, context=CONTEXT) == [
         {"prompt_token_ids": [3, 4, 7] if chat else [3, 4], "completion_token_ids": [5, 6, EOS]},
     ]
 
 
 @pytest.mark.parametrize("completion", [None, 3, [], [{"role": "assistant"}], ["w5"], [*USER, *USER]])
 def test_a_row_without_one_completion_is_refused(completion: Any) -> None:
-    with pytest.raises(InputError, match=r"rows.jsonl: row 1 has completion=.* a text or a list of one message"):
-        supervised_rows(
-            [{"prompt": "w3", "completion": completion}], tiny_tokenizer(), source="rows.jsonl", context_length=None
-        )
+    with pytest.raises(InputError, match=r"a: row 1 has completion=.* a text or a list of one message"):
+        examples_of([{"prompt": "w3", "completion": completion}])
 
 
 def test_an_example_beyond_the_context_is_refused() -> None:
     rows = [{"prompt": "w3 w4", "completion": "w5 w6"}]
-    assert supervised_rows(rows, tiny_tokenizer(), source="a", context_length=5)
+    assert examples_of(rows, context=5)
     with pytest.raises(InputError, match="a: row 1 has 5 tokens, beyond the model's context 4: shorten it"):
-        supervised_rows(rows, tiny_tokenizer(), source="a", context_length=4)
-
-
-@pytest.mark.parametrize("body", ["return [{'prompt': 'w3'}]", "yield {'prompt': 'w3'}"])
-def test_rows_may_come_from_a_function(tmp_path: Path, body: str) -> None:
-    (tmp_path / "generated.py").write_text(f"def rows():\n    {body}\n")
-    assert read_rows("generated.py:rows", Sources(tmp_path)) == [{"prompt": "w3"}]
-
-
-@pytest.mark.parametrize("body", ["raise OSError('no network')", "return None", "yield {}['a']"])
-def test_a_function_that_gives_no_rows_is_named(tmp_path: Path, body: str) -> None:
-    (tmp_path / "generated.py").write_text(f"def rows():\n    {body}\n")
-    with pytest.raises(InputError, match=r"generated.py:rows yields no rows, it raised (OSError|TypeError|KeyError): "):
-        read_rows("generated.py:rows", Sources(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ([{"prompt": "w3"}, "{broken"], r"rows.jsonl:2 is not JSON in UTF-8: Expecting property name"),
-        ([], "rows.jsonl holds no rows: give at least one prompt"),
-        (["", "  "], "rows.jsonl holds no rows"),
-        ([[1]], "row 1 is list, not an object with a `prompt`"),
-        ([{"prompt": "w3"}, {"question": "w4"}], "row 2 has prompt=None: it must be a text or a list of messages"),
-        ([{"prompt": ""}], "row 1 has prompt='': it must be"),
-        ([{"prompt": [{"content": "w3"}]}], "row 1 has prompt=.*messages with roles"),
-    ],
-)
-def test_rows_that_are_none_are_refused(tmp_path: Path, lines: list[Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        read_rows(write_lines(tmp_path, *lines), Sources(tmp_path))
-
-
-def test_files_that_are_missing_or_in_another_encoding_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"there is no file .*none.jsonl: give a JSONL file or"):
-        read_rows("none.jsonl", Sources(tmp_path))
-    (tmp_path / "latin.jsonl").write_bytes('{"prompt": "ü"}'.encode("latin-1"))
-    with pytest.raises(InputError, match=r"latin.jsonl:1 is not JSON in UTF-8"):
-        read_rows("latin.jsonl", Sources(tmp_path))
-
-
-WINDOWS = "C:\\data\\rows.jsonl"
-
-
-@pytest.mark.parametrize("first", ['{"prompt": "w3, w4"}', '\n{"prompt": "w3, w4"}'])
-def test_a_mark_of_windows_before_the_rows_is_no_part_of_them(tmp_path: Path, first: str) -> None:
-    (tmp_path / "rows.jsonl").write_bytes(first.encode("utf-8-sig"))
-    assert read_rows("rows.jsonl", Sources(tmp_path)) == [{"prompt": "w3, w4"}]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"prompt,answer\n1,2\n", r"is CSV, .*pandas.read_csv"),
-        (b"prompt\tanswer, if any\n1\t2\n", r'is TSV, .*pandas.read_csv\(.*, sep="\\t"\)'),
-        (b"PAR1\x15\x04,\x15,", r"is PARQUET, .*pandas.read_parquet"),
-        ('{"prompt": "w3, w4"}\n'.encode("utf-16"), r"is not UTF-8, but UTF-16 .* iconv -f UTF-16"),
-        ('{"prompt": "w3, w4"}\n'.encode("utf-16-le"), r"is not UTF-8"),
-        ('{"prompt": "ü, w4"}\n'.encode("latin-1"), r"rows.jsonl:1 is not JSON in UTF-8"),
-        (b'{"prompt": ' + b"[" * 100_000, r"rows.jsonl:1 is nested too deeply"),
-    ],
-)
-def test_a_file_of_another_kind_is_called_by_its_name(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "rows.jsonl").write_bytes(content)
-    with pytest.raises(InputError, match=message):
-        read_rows("rows.jsonl", Sources(tmp_path))
-
-
-def test_a_path_of_windows_names_no_function(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"there is no file .*C:.data.rows.jsonl"):
-        read_rows(WINDOWS, Sources(tmp_path))
-    (tmp_path / WINDOWS).write_text('{"prompt": "w3"}')
-    assert read_rows(WINDOWS, Sources(tmp_path)) == [{"prompt": "w3"}]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
-        ([*USER, {"role": "user"}], "row 1: message 2 of the prompt has no content: give it a text"),
-        ([{"role": "user", "content": None}], "message 1 of the prompt has content=None: give it a text"),
-        ([{"role": "user", "content": [{"type": "text", "text": "w3"}]}], "message 1 .* a list of parts .* join"),
-        ([{"role": "user", "content": "w\ud800"}], r"message 1 .* with '\\ud800' at character 2, a lone surrogate"),
-        ("w3 \ud800", r"row 1 has a prompt with '\\ud800' at character 4, a lone surrogate"),
-    ],
-)
-def test_a_message_that_is_no_text_is_named(tmp_path: Path, prompt: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        read_rows(write_lines(tmp_path, {"prompt": prompt}), Sources(tmp_path))
+        examples_of(rows, context=4)
 
 
 def test_a_completion_with_half_a_character_is_named() -> None:
-    rows = [{"prompt": "w3", "completion": "\ud800"}]
     with pytest.raises(InputError, match=r"a: row 1 has a completion with '\\ud800' at character 1"):
-        supervised_rows(rows, tiny_tokenizer(), source="a", context_length=None)
+        examples_of([{"prompt": "w3", "completion": "\ud800"}])
 
 
 def test_a_chat_template_that_refuses_says_so_with_the_row() -> None:
     tokenizer = tiny_tokenizer(chat=True)
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(InputError, match=r"rows: row 2: .* template refuses .*TemplateError: roles must alternate"):
-        prompt_rows([{"prompt": "w3"}, {"prompt": USER}], tokenizer, source="rows", answer_column="answer", limits=FREE)
+    with pytest.raises(InputError, match=r"rows.*: row 2: .* template refuses .*TemplateError: roles must alternate"):
+        prompts_of([{"prompt": "w3"}, {"prompt": USER}], tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}, b"x"])
 def test_metadata_that_is_not_json_is_refused(value: Any) -> None:
-    with pytest.raises(InputError, match=r"rows.jsonl: row 1 is not plain JSON"):
+    with pytest.raises(InputError, match=r"rows.jsonl: row 1 is not plain JSON in column 'level'"):
         prompts_of([{"prompt": "w3", "level": value}])
 
 

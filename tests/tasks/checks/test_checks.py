@@ -190,7 +190,7 @@ def own_spec(folder: Path) -> RunSpec:
     (folder / "rewards.py").write_text(REWARDS)
     row = '{"prompt": "1+1=", "answer": "2"}\n'
     (folder / "rows.jsonl").write_text(row * 2)
-    (folder / "rows.csv").write_text("prompt,answer\n1+1=,2\n")
+    (folder / "table.jsonl").write_text("prompt,answer\n1+1=,2\n")
     (folder / "array.jsonl").write_text(f"[\n{row}]\n")
     (folder / "columns.jsonl").write_text('{"question": "1+1=", "answer": "2"}\n')
     base = smoke_spec()
@@ -206,8 +206,8 @@ def own_spec(folder: Path) -> RunSpec:
     [
         ("reward.function=rewards.py:raises", r"rewards.py:raises raised TypeError: .* \(rewards.py:6\)$"),
         ("reward.function=rewards.py:wrong", r"no function 'wrong' \(it has: nobody, raises, right, slow\)$"),
-        ("dataset.train=rows.csv", r"rows.csv is CSV, and prompts are JSONL, .* python -c 'import pandas; .*read_csv"),
-        ("dataset.evaluation=array.jsonl", r"array.jsonl is one JSON array, .* python -c 'import pandas; .*read_json"),
+        ("dataset.train=table.jsonl", r"table.jsonl is CSV, and its name says JSONL: rename it to table.csv"),
+        ("dataset.evaluation=array.jsonl", r"array.jsonl is one JSON array, .*: rename it to array.json"),
         ("dataset.train=columns.jsonl", r"row 1 has prompt=None: .*; its columns are answer, question$"),
         ("evaluation.num_prompts=3", r"evaluation.num_prompts=3 is more than the 2 rows of rows.jsonl: lower it"),
         ("dataset.max_prompt_tokens=2", r"row 1 has a prompt of 4 tokens, but dataset.max_prompt_tokens=2"),

@@ -124,15 +124,16 @@ def test_what_stands_where_a_model_should_is_called_by_its_name(folder: Folder) 
 UNREADABLE = """
 import os, sys
 from pathlib import Path
-from ppo_core.data.jsonl import read_jsonl
+from ppo_core.data.files import rows_of_file
 from ppo_core.records import InputError
 from tasks.checks.model_folder import check_model_folder, require_folder
 
 if os.geteuid() == 0:
     os.setuid(65534)
 home = Path(sys.argv[1])
+read = lambda path: list(rows_of_file(path))
 for look, path in ((lambda f: check_model_folder(f, trust_remote_code=False), "closed"), (require_folder, "closed/in"),
-                   (require_folder, "open"), (read_jsonl, "rows.jsonl"), (read_jsonl, "closed/rows.jsonl")):
+                   (require_folder, "open"), (read, "rows.jsonl"), (read, "closed/rows.jsonl")):
     try:
         look(home / path)
     except InputError as error:

@@ -1,0 +1,136 @@
+"""Files of rows as people have them: what each is, and its rows one after the other.
+
+JSON lines, JSON, CSV, TSV     by the name; a name that the content contradicts is refused
+Parquet, Arrow                 by the first bytes
+a folder                       what `datasets.save_to_disk` wrote
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ppo_core.data.text_files import Found, json_array, json_lines, table_of_text
+from ppo_core.records import InputError
+
+TABLES = {".csv": ",", ".tsv": "\t"}
+BINARY = {".parquet": "Parquet", ".arrow": "Arrow", ".feather": "Arrow"}
+PARQUET, ARROW, ARROW_STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+ROWS_AT_ONCE = 1024
+FORMS = "JSONL, JSON, CSV, TSV, Parquet or Arrow, or a folder that datasets.save_to_disk wrote"
+
+
+def rows_of_file(path: Path) -> Iterator[Found]:
+    """The rows of a file or a saved dataset. Raises InputError where that is none, or cannot be read."""
+    try:
+        yield from _reader(path)(path)
+    except OSError as error:
+        if error.strerror is None:  # pyarrow's, for a file that is cut
+            raise InputError(f"{path} is damaged: {' '.join(str(error).split())}") from None
+        raise InputError(f"{path} cannot be read ({error.strerror}): give this user the right to read it") from None
+    except pa.ArrowException as error:
+        raise InputError(f"{path} is damaged: {' '.join(str(error).split())}") from None
+
+
+def _reader(path: Path) -> Callable[[Path], Iterator[Found]]:
+    if path.is_dir():
+        return _saved_dataset
+    if not path.is_file():
+        raise InputError(
+            f"there is no file {path}: give a JSONL file or another one ({FORMS}), or path/to/file.py:function, "
+            "relative to the spec"
+        )
+    with path.open("rb") as content:
+        first = content.readline(1 << 20)
+    suffix = path.suffix.lower()
+    if first.startswith(PARQUET):
+        return _parquet
+    if first.startswith((ARROW, ARROW_STREAM)):
+        return _arrow
+    if suffix in BINARY:
+        raise InputError(f"{path} is named {suffix}, and holds no {BINARY[suffix]}: give it the name of what it holds")
+    if first.startswith(UTF_16) or b"\0" in first:
+        raise InputError(
+            f"{path} is not UTF-8, but UTF-16 or no text at all: save it as UTF-8, for example with  iconv -f UTF-16 "
+            f"-t UTF-8 {path} > {path.stem}.utf8{suffix}"
+        )
+    if suffix in TABLES:
+        return lambda path: table_of_text(path, TABLES[suffix])
+    return _json_reader(path, first, suffix)
+
+
+def _json_reader(path: Path, first: bytes, suffix: str) -> Callable[[Path], Iterator[Found]]:
+    try:
+        text = first.decode("utf-8-sig").strip()
+    except UnicodeDecodeError:
+        return json_lines  # the line with that byte is named
+    if suffix == ".json":
+        if text.startswith("["):
+            return json_array
+        if text == "{":
+            raise InputError(f"{path} is one JSON object: give an array of objects, or one object per line")
+    elif text == "[":
+        raise array_named_lines(path)
+    elif not text.startswith(("[", "{")) and ("\t" in text or "," in text):
+        kind = "TSV" if "\t" in text else "CSV"
+        raise InputError(f"{path} is {kind}, and its name says JSONL: rename it to {path.stem}.{kind.lower()}")
+    return json_lines
+
+
+def array_named_lines(path: Path) -> InputError:
+    """The refusal of an array under another name."""
+    return InputError(
+        f"{path} is one JSON array, and its name says JSONL, one object per line: rename it to {path.stem}.json"
+    )
+
+
+def _parquet(path: Path) -> Iterator[Found]:
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
+            yield from _rows_of(batch)
+
+
+def _arrow(path: Path) -> Iterator[Found]:
+    """Both forms of Arrow's files: `datasets` writes streams."""
+    with pa.memory_map(str(path)) as content:
+        if content.read(len(ARROW)) == ARROW:
+            file = pa.ipc.open_file(content)
+            batches = (file.get_batch(number) for number in range(file.num_record_batches))
+        else:
+            content.seek(0)
+            batches = iter(pa.ipc.open_stream(content))
+        for batch in batches:
+            for start in range(0, len(batch), ROWS_AT_ONCE):
+                yield from _rows_of(batch.slice(start, ROWS_AT_ONCE))
+
+
+def _saved_dataset(path: Path) -> Iterator[Found]:
+    if (path / "dataset_dict.json").is_file():
+        splits = [str(name) for name in _document(path / "dataset_dict.json").get("splits", [])] or ["train"]
+        raise InputError(
+            f"{path} holds the splits {', '.join(splits)}: name one of them, as in {path.name}/{splits[0]}"
+        )
+    if not (path / "state.json").is_file():
+        raise InputError(f"{path} is a folder, and none that datasets.save_to_disk wrote: it has no state.json")
+    state = _document(path / "state.json")
+    if state.get("_indices_data_files"):
+        raise InputError(f"{path} was saved with a selection of its rows: save dataset.flatten_indices() instead")
+    for entry in state.get("_data_files", []):
+        yield from _arrow(path / Path(entry["filename"]).name)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{path} is damaged ({error}): save the dataset again") from None
+
+
+def _rows_of(batch: pa.RecordBatch) -> Iterator[Found]:
+    return (Found(None, row) for row in batch.to_pylist())

@@ -1,0 +1,127 @@
+"""A user's rows, whatever they lie in, one after the other: each an object with a `prompt`, checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ppo_core.data.files import array_named_lines, rows_of_file
+from ppo_core.data.text_files import Found
+from ppo_core.records import InputError
+from ppo_core.scoring.plugins import RAISED, Sources, load_function, place_of
+
+DRIVE = re.compile(r"[A-Za-z]:[\\/]")
+"""How an absolute path of Windows begins, whose colon names no function."""
+SHOWN = 200
+
+
+class Row(NamedTuple):
+    """A row of a user's, and where it is."""
+
+    where: str
+    content: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a source. A file is read anew each time, so that only a few of its rows are in memory."""
+
+    source: str
+    path: Path
+    generated: list[Any] | None
+
+    def __iter__(self) -> Iterator[Row]:
+        """The rows that can be used; after the last, InputError for the first that cannot be, and how many more."""
+        count, wrong, refusal = 0, 0, None
+        for found in self._found():
+            count += 1
+            try:
+                row = self._checked(count, found)
+            except InputError as error:
+                wrong, refusal = wrong + 1, refusal or error
+                continue
+            yield row
+        if refusal is not None:
+            raise InputError(f"{refusal}{f' ({wrong - 1} more rows cannot be used either)' if wrong > 1 else ''}")
+        if not count:
+            raise InputError(f"{self.source} holds no rows: give at least one prompt")
+
+    def _found(self) -> Iterator[Found]:
+        return rows_of_file(self.path) if self.generated is None else (Found(None, row) for row in self.generated)
+
+    def _checked(self, number: int, found: Found) -> Row:
+        if isinstance(found.content, InputError):
+            raise found.content
+        line = "" if found.line in (None, number) else f" (line {found.line})"
+        where, row = f"{self.source}: row {number}{line}", found.content
+        if not isinstance(row, Mapping):
+            remedy = f": {array_named_lines(self.path)}" if isinstance(row, list) and found.line is not None else ""
+            raise InputError(f"{where} is {type(row).__name__}, not an object with a `prompt`{remedy}")
+        _check_prompt(where, row)
+        return Row(where, dict(row))
+
+
+def read_rows(source: str, sources: Sources) -> Rows:
+    """The rows of a file, a saved dataset or a `file.py:function` of the user, which is called here, once.
+
+    Raises InputError for a function that gives none; what is wrong with a file, iterating says.
+    """
+    generated = ":" in source and not DRIVE.match(source)
+    return Rows(source, sources.folder / source, _generated(source, sources) if generated else None)
+
+
+def check_text(what: str, text: str) -> None:
+    """Raise InputError for a text that is no Unicode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{what} with {text[error.start]!r} at character {error.start + 1}, a lone surrogate, half of a "
+            "character: take it out, or write both halves"
+        ) from None
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+
+
+def _generated(source: str, sources: Sources) -> list[Any]:
+    function = load_function(source, sources)
+    try:
+        return list(function())
+    except RAISED as error:
+        place = place_of(error, sources)
+        raise InputError(f"{source} yields no rows, it raised {type(error).__name__}: {error}{place}") from error
+
+
+def _check_prompt(where: str, row: Mapping[str, Any]) -> None:
+    prompt = row.get("prompt")
+    if isinstance(prompt, str) and prompt:
+        check_text(f"{where} has a prompt", prompt)
+        return
+    messages = isinstance(prompt, list) and prompt and all(isinstance(m, Mapping) and "role" in m for m in prompt)
+    if not messages:
+        found = "" if "prompt" in row else f"; its columns are {', '.join(sorted(map(str, row))) or 'none'}"
+        raise InputError(
+            f"{where} has prompt={shown(prompt)}: it must be a text or a list of messages with roles{found}"
+        )
+    for count, message in enumerate(prompt or [], 1):
+        _check_message(f"{where}: message {count} of the prompt", message)
+
+
+def _check_message(where: str, message: Mapping[str, Any]) -> None:
+    content = message.get("content")
+    if isinstance(content, str):
+        check_text(f"{where} has a content", content)
+    elif isinstance(content, list):
+        raise InputError(
+            f"{where} has a list of parts as its content: join their texts into one, as models of text read"
+        )
+    elif not message.get("tool_calls"):
+        lack = f"content={content!r}" if "content" in message else "no content"
+        raise InputError(f"{where} has {lack}: give it a text, as in {{'role': 'user', 'content': 'What is 1+1?'}}")

@@ -1,0 +1,96 @@
+"""Text files of rows: JSON lines, one JSON array, and tables of commas or tabs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from codecs import BOM_UTF8
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ppo_core.records import InputError
+
+SPACE = re.compile(r"\s*")
+LONGEST_CELL = 1 << 30
+
+
+class Found(NamedTuple):
+    """What lies at a line of a file (None: the file has no lines): a row, or why none can be read there."""
+
+    line: int | None
+    content: Any
+
+
+def json_lines(path: Path) -> Iterator[Found]:
+    """The document of each line that is not empty, of UTF-8 with or without a mark (BOM)."""
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            text = line.removeprefix(BOM_UTF8).strip()
+            if text:
+                yield Found(number, _document(path, number, text))
+
+
+def json_array(path: Path) -> Iterator[Found]:
+    """The elements of an array, one after the other. Raises InputError where it ends as none."""
+    text = _text(path)
+    decode = json.JSONDecoder().raw_decode
+    place = _after_space(text, _after_space(text, 0) + 1)
+    while not text.startswith("]", place):
+        try:
+            content, end = decode(text, place)
+        except ValueError as error:
+            raise InputError(f"{path} is not JSON: {error}") from None
+        except RecursionError:
+            raise InputError(f"{path} is nested too deeply: give flatter objects") from None
+        yield Found(None, content)
+        place = _after_space(text, end)
+        if text.startswith(",", place):
+            place = _after_space(text, place + 1)
+        elif not text.startswith("]", place):
+            line = text.count("\n", 0, place) + 1
+            raise InputError(f"{path}:{line} is not JSON: a comma or ] is missing")
+
+
+def table_of_text(path: Path, delimiter: str) -> Iterator[Found]:
+    """The lines below the header, by its names. Cells are text; an empty one is missing (None)."""
+    csv.field_size_limit(LONGEST_CELL)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            header = next(reader, [])
+            if repeated := sorted({name for name in header if header.count(name) > 1}):
+                raise InputError(f"{path} has several columns {', '.join(repeated)}: give each a name of its own")
+            for cells in reader:
+                if len(cells) == len(header):
+                    yield Found(reader.line_num, {name: cell or None for name, cell in zip(header, cells, strict=True)})
+                elif cells:
+                    told = f"{path}:{reader.line_num} has {len(cells)} cells, and the header {len(header)}"
+                    yield Found(reader.line_num, InputError(f'{told}: put cells that hold {delimiter!r} in "quotes"'))
+    except csv.Error as error:
+        raise InputError(f"{path}:{reader.line_num} is no table of text: {error}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8: {error}") from None
+
+
+def _document(path: Path, number: int, line: bytes) -> Any:
+    try:
+        return json.loads(line.decode())
+    except ValueError as error:
+        return InputError(f"{path}:{number} is not JSON in UTF-8: {error} (JSONL has one object per line)")
+    except RecursionError:
+        return InputError(f"{path}:{number} is nested too deeply: give flatter objects")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8: {error}") from None
+
+
+def _after_space(text: str, place: int) -> int:
+    match = SPACE.match(text, place)
+    assert match is not None
+    return match.end()
