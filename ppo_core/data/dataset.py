@@ -113,8 +113,8 @@ def _completion(row: Row) -> str:
     completion = completion_text(row.content)
     if completion is None:
         raise InputError(
-            f"{row.where} has completion={shown(row.content.get('completion'))}: SFT needs the columns prompt and "
-            "completion, a text or a list of one message"
+            f"{row.where} has completion={shown(row.content.get('completion'))}: SFT needs a text or a list "
+            "of one message there, or another column in sft.completion_column"
         )
     check_text(f"{row.where} has a completion", completion)
     return completion

@@ -26,12 +26,47 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Columns:
+    """What the user calls the columns that are `prompt` and `completion` here, and how his prompts become messages.
+
+    Texts stay texts, unless they go through the chat template (`chat`); `system_prompt` comes first, unless the prompt
+    has one of its own.
+    """
+
+    prompt: str = "prompt"
+    completion: str = "completion"
+    chat: bool = False
+    system_prompt: str | None = None
+
+    def renamed(self, where: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The row under our names. Raises InputError where a system prompt would stand before a bare text."""
+        prompt: Any = row[self.prompt]
+        if self.chat and isinstance(prompt, str):
+            prompt = [{"role": "user", "content": prompt}]
+        if self.system_prompt is not None:
+            if isinstance(prompt, str):
+                raise InputError(
+                    f"{where} has a text as its {self.prompt}, which no chat template sees, and so no "
+                    "dataset.system_prompt: set dataset.chat=true, or take the system prompt out"
+                )
+            if prompt[0]["role"] != "system":
+                prompt = [{"role": "system", "content": self.system_prompt}, *prompt]
+        others = {name: value for name, value in row.items() if name not in (self.prompt, self.completion)}
+        completion = {"completion": row[self.completion]} if self.completion in row else {}
+        return {**others, "prompt": prompt, **completion}
+
+
+PLAIN = Columns()
+
+
+@dataclass(frozen=True)
 class Rows:
     """The rows of a source. A file is read anew each time, so that only a few of its rows are in memory."""
 
     source: str
     path: Path
     generated: list[Any] | None
+    columns: Columns = PLAIN
 
     def __iter__(self) -> Iterator[Row]:
         """The rows that can be used; after the last, InputError for the first that cannot be, and how many more."""
@@ -59,18 +94,18 @@ class Rows:
         where, row = f"{self.source}: row {number}{line}", found.content
         if not isinstance(row, Mapping):
             remedy = f": {array_named_lines(self.path)}" if isinstance(row, list) and found.line is not None else ""
-            raise InputError(f"{where} is {type(row).__name__}, not an object with a `prompt`{remedy}")
-        _check_prompt(where, row)
-        return Row(where, dict(row))
+            raise InputError(f"{where} is {type(row).__name__}, not an object with a `{self.columns.prompt}`{remedy}")
+        _check_prompt(where, row, self.columns.prompt)
+        return Row(where, self.columns.renamed(where, row))
 
 
-def read_rows(source: str, sources: Sources) -> Rows:
+def read_rows(source: str, sources: Sources, columns: Columns = PLAIN) -> Rows:
     """The rows of a file, a saved dataset or a `file.py:function` of the user, which is called here, once.
 
     Raises InputError for a function that gives none; what is wrong with a file, iterating says.
     """
     generated = ":" in source and not DRIVE.match(source)
-    return Rows(source, sources.folder / source, _generated(source, sources) if generated else None)
+    return Rows(source, sources.folder / source, _generated(source, sources) if generated else None, columns)
 
 
 def check_text(what: str, text: str) -> None:
@@ -99,16 +134,17 @@ def _generated(source: str, sources: Sources) -> list[Any]:
         raise InputError(f"{source} yields no rows, it raised {type(error).__name__}: {error}{place}") from error
 
 
-def _check_prompt(where: str, row: Mapping[str, Any]) -> None:
-    prompt = row.get("prompt")
+def _check_prompt(where: str, row: Mapping[str, Any], column: str) -> None:
+    prompt = row.get(column)
     if isinstance(prompt, str) and prompt:
         check_text(f"{where} has a prompt", prompt)
         return
     messages = isinstance(prompt, list) and prompt and all(isinstance(m, Mapping) and "role" in m for m in prompt)
     if not messages:
-        found = "" if "prompt" in row else f"; its columns are {', '.join(sorted(map(str, row))) or 'none'}"
+        names = ", ".join(sorted(map(str, row))) or "none"
+        found = "" if column in row else f"; its columns are {names}: say in prompt_column which of them it is"
         raise InputError(
-            f"{where} has prompt={shown(prompt)}: it must be a text or a list of messages with roles{found}"
+            f"{where} has {column}={shown(prompt)}: it must be a text or a list of messages with roles{found}"
         )
     for count, message in enumerate(prompt or [], 1):
         _check_message(f"{where}: message {count} of the prompt", message)

@@ -13,10 +13,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from ppo_core.data.rows import read_rows
 from ppo_core.data.tables import read_prompts, read_rollouts, write_rollouts, write_scores
 from ppo_core.engines.protocol import Job, serve, take_over_stdout
-from ppo_core.engines.start import example_completions, read_start, scan, sources_of
+from ppo_core.engines.start import example_completions, read_start, rows_of_splits, scan, sources_of
 from ppo_core.models.weight_files import tensor_shapes
 from ppo_core.permissions import permissions_of
 from ppo_core.records import CheckRunJob, EvaluateJob, PrepareDatasetJob, RolloutRow, ScoreJob, ScoreRow
@@ -110,12 +109,13 @@ def score_evaluation(job: Job) -> dict[str, Any]:
 
 def try_reward(job: Job) -> dict[str, Any]:
     """Scores of a few rows with trial completions, without a model: what `ppoflow reward` shows."""
-    sources, column = sources_of(job), job.spec["answer_column"]
-    rewards = WeightedRewards(RewardSpec.model_validate(job.spec["reward"]), sources, column, job.progress)
-    prompts = scan(read_rows(job.spec["train"], sources), rewards, column, job).first
-    sft_data = job.spec["sft_data"]
-    wanted = sft_data is not None and not job.spec["completions"]
-    examples = (row.content for row in read_rows(sft_data, sources)) if wanted else None
+    spec = PrepareDatasetJob.model_validate(job.spec["dataset"])
+    sources, column = sources_of(job), spec.dataset.answer_column
+    rewards = WeightedRewards(spec.reward, sources, column, job.progress)
+    given = rows_of_splits(spec, sources)
+    prompts = scan(given["train"], rewards, column, job).first
+    wanted = "sft" in given and not job.spec["completions"]
+    examples = (row.content for row in given["sft"]) if wanted else None
     texts = job.spec["completions"] or example_completions(examples, prompts)
     completions = [texts[index % len(texts)] for index in range(len(prompts))]
     parts = rewards.score([Sample(row, text) for row, text in zip(prompts, completions, strict=True)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from ppo_core.data.dataset import (
     in_parts,
     supervised_rows,
 )
-from ppo_core.data.rows import Row, Rows, read_rows
+from ppo_core.data.rows import Columns, Row, Rows, read_rows
 from ppo_core.data.tables import example_table, prompt_table
 from ppo_core.engines.protocol import Job
 from ppo_core.records import InputError, PrepareDatasetJob, PromptRow
@@ -65,8 +65,7 @@ def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
     """
     sources, column = sources_of(job), spec.dataset.answer_column
     rewards = WeightedRewards(spec.reward, sources, column, job.progress)
-    splits = {"train": spec.dataset.train, "eval": spec.dataset.evaluation, "sft": spec.sft_data}
-    rows = {split: read_rows(source, sources) for split, source in splits.items() if source is not None}
+    rows = rows_of_splits(spec, sources)
     scanned = {split: scan(rows[split], rewards, column, job) for split in ("train", "eval") if split in rows}
     if "eval" in scanned:
         _check_enough(scanned["eval"].count, spec)
@@ -88,6 +87,15 @@ def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
     trial = [rewards.total(part.scores) for part in parts]
     most = max(found.tokens for found in longest)
     return Start(prompts, examples, most, config, context, trial, [part.error() for part in parts])
+
+
+def rows_of_splits(spec: PrepareDatasetJob, sources: Sources) -> dict[str, Rows]:
+    """The rows to train on, to evaluate with and to start from; functions are called here."""
+    data = spec.dataset
+    columns = Columns(data.prompt_column, chat=data.chat, system_prompt=data.system_prompt)
+    examples = replace(columns, prompt=spec.sft_prompt_column, completion=spec.sft_completion_column)
+    given = {"train": (data.train, columns), "eval": (data.evaluation, columns), "sft": (spec.sft_data, examples)}
+    return {split: read_rows(source, sources, form) for split, (source, form) in given.items() if source is not None}
 
 
 def sources_of(job: Job) -> Sources:

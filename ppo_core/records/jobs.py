@@ -95,6 +95,8 @@ class PrepareDatasetJob(Section):
     dataset: DatasetSpec
     model: ModelSpec
     sft_data: str | None
+    sft_prompt_column: str = "prompt"
+    sft_completion_column: str = "completion"
     max_response_tokens: int
     num_eval_prompts: int
     reward: RewardSpec

@@ -10,6 +10,7 @@ from ppo_core.spec.algorithms import (
     ReinforceSpec,
     RlooSpec,
 )
+from ppo_core.spec.dataset import DatasetSpec
 from ppo_core.spec.loading import SpecError, differing_keys
 from ppo_core.spec.lora import LoraSpec
 from ppo_core.spec.promotion import PromotionSpec
@@ -19,7 +20,6 @@ from ppo_core.spec.run_spec import RunSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
 from ppo_core.spec.section import Section
 from ppo_core.spec.sections import (
-    DatasetSpec,
     EnginesSpec,
     EvaluatedWeights,
     EvaluationSpec,

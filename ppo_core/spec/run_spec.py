@@ -8,13 +8,13 @@ from pydantic import Field, PositiveInt, model_validator
 
 from ppo_core.spec.advantages import AdaptiveKl, AdvantageSpec
 from ppo_core.spec.algorithms import AlgorithmSpec, PpoSharedSpec, PpoSpec
+from ppo_core.spec.dataset import DatasetSpec
 from ppo_core.spec.flow_spec import FlowSpec, check_frozen_weights, check_master_weights, check_ranks_divide, divisors
 from ppo_core.spec.promotion import PromotionSpec
 from ppo_core.spec.reward_kinds import HttpRewardSpec, JudgeSpec
 from ppo_core.spec.rewards import RewardSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
 from ppo_core.spec.sections import (
-    DatasetSpec,
     EnginesSpec,
     EvaluationSpec,
     ModelSpec,

@@ -19,21 +19,6 @@ ComputeDtype = Literal["auto", "float32", "bfloat16"]
 LONGEST_ALIAS = 255
 
 
-class DatasetSpec(Section):
-    """Prompts: files of rows, or Python functions that yield them; docs/data.md shows each form."""
-
-    train: UserPath = Field(
-        description="File (JSONL, JSON, CSV, TSV, Parquet, Arrow), folder saved by `datasets`, or "
-        "path/to/file.py:function, relative to the spec; column `prompt`"
-    )
-    evaluation: UserPath | None = Field(
-        None, description="Held-out prompts in the same form; none: `evaluation` is off"
-    )
-    answer_column: str = Field("answer", description="Column with the reference answer; missing is allowed")
-    max_prompt_tokens: PositiveInt = Field(512, description="Longer prompts are an error, never cut")
-    shuffle: bool = Field(True, description="Draw prompts in a new seeded order every epoch")
-
-
 class ModelSpec(Section):
     """Where the policy starts: a Hugging Face folder, or a configuration for a model made on the spot."""
 
@@ -62,7 +47,11 @@ class ModelSpec(Section):
 class SupervisedSpec(Section):
     """The supervised start (SFT): cross-entropy on the completions."""
 
-    data: UserPath = Field(description="As dataset.train, with the columns `prompt` and `completion`")
+    data: UserPath = Field(
+        description="In any of the forms of dataset.train; prompts get the same chat template and system prompt"
+    )
+    prompt_column: str = Field("prompt", min_length=1, description="Column with the prompt")
+    completion_column: str = Field("completion", min_length=1, description="Column with the text to learn to write")
     num_steps: PositiveInt = Field(750, description="Optimizer steps")
     batch_size: PositiveInt = Field(32, description="Examples per optimizer step")
     learning_rate: PositiveFloat = Field(1.5e-3, description="Highest rate, reached at the end of the warm-up")

@@ -97,7 +97,7 @@ def _check(
 ) -> Findings:
     standing = _standing(store, name, spec)
     if standing.iteration is not None and standing.unchanged and not again:
-        _ask(engine, "try_reward", spec, {**reward_trial(spec), "completions": []})
+        _ask(engine, "try_reward", spec, reward_trial(spec, []))
         return Findings(notes)
     gpu = None if spec.engines.backend == "ray" else has_nvidia_gpu()
     job = CheckRunJob(dataset=dataset_job(spec), engines=spec.engines, gpu=gpu)

@@ -10,21 +10,21 @@ from ppo_core.spec import RunSpec
 
 def dataset_job(spec: RunSpec) -> PrepareDatasetJob:
     """What of the spec the dataset depends on."""
+    examples: dict[str, Any] = {"sft_data": None}
+    if spec.sft is not None:
+        examples["sft_data"] = spec.sft.data
+        examples["sft_prompt_column"] = spec.sft.prompt_column
+        examples["sft_completion_column"] = spec.sft.completion_column
     return PrepareDatasetJob(
         dataset=spec.dataset,
         model=spec.model,
-        sft_data=spec.sft.data if spec.sft else None,
         max_response_tokens=spec.rollout.max_response_tokens,
         num_eval_prompts=0 if spec.dataset.evaluation is None else spec.evaluation.num_prompts,
         reward=spec.reward,
+        **examples,
     )
 
 
-def reward_trial(spec: RunSpec) -> dict[str, Any]:
-    """The spec of the scoring engine's job `try_reward`, but for the completions."""
-    return {
-        "reward": spec.reward.model_dump(mode="json"),
-        "train": spec.dataset.train,
-        "sft_data": spec.sft.data if spec.sft else None,
-        "answer_column": spec.dataset.answer_column,
-    }
+def reward_trial(spec: RunSpec, completions: list[str]) -> dict[str, Any]:
+    """The spec of the scoring engine's job `try_reward`."""
+    return {"dataset": dataset_job(spec).model_dump(mode="json"), "completions": completions}

@@ -37,8 +37,8 @@ def try_reward(spec: RunSpec, completions: list[str]) -> list[TrialRow]:
     settings = Settings()
     require_writable_state(settings)
     engine = launch(EnginePlan("scoring", "reward"), settings, settings.home / "logs")
-    document = {**reward_trial(spec), "completions": completions}
-    job = EngineJob("try_reward", {"sources": EngineInput(Path(spec.folder).absolute(), "")}, None, document)
+    sources = EngineInput(Path(spec.folder).absolute(), "")
+    job = EngineJob("try_reward", {"sources": sources}, None, reward_trial(spec, completions))
     try:
         rows = ask(engine, job, silence_s=spec.engines.reward_timeout_s).result["rows"]
     finally:

@@ -12,7 +12,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from ppo_core.data.rows import read_rows
+from ppo_core.data.rows import PLAIN, Columns, read_rows
 from ppo_core.records import InputError
 from ppo_core.scoring.plugins import Sources
 
@@ -28,8 +28,8 @@ def write_lines(folder: Path, *rows: Any) -> str:
     return "rows.jsonl"
 
 
-def contents(source: str, folder: Path) -> list[dict[str, Any]]:
-    return [row.content for row in read_rows(source, Sources(folder))]
+def contents(source: str, folder: Path, columns: Columns = PLAIN) -> list[dict[str, Any]]:
+    return [row.content for row in read_rows(source, Sources(folder), columns)]
 
 
 def write_table(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -148,6 +148,41 @@ def test_of_many_unusable_rows_the_first_is_named_and_the_others_are_counted(tmp
     source = write_lines(tmp_path, {"prompt": "w3"}, "{broken", {"prompt": 4}, {"prompt": "w4"}, [1])
     with pytest.raises(InputError, match=r"rows.jsonl:2 is not JSON .* \(2 more rows cannot be used either\)$"):
         contents(source, tmp_path)
+
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "expected"),
+    [
+        (Columns("question"), {"question": "w3", "level": 1}, {"prompt": "w3", "level": 1}),
+        (Columns("question"), {"question": "w3", "prompt": "other"}, {"prompt": "w3"}),
+        (Columns("q", "a"), {"q": "w3", "a": "w4", "completion": "w5"}, {"prompt": "w3", "completion": "w4"}),
+        (Columns(chat=True), {"prompt": "w3 w4"}, {"prompt": USER}),
+        (Columns(chat=True, system_prompt="Be brief."), {"prompt": "w3 w4"}, {"prompt": [SYSTEM, *USER]}),
+        (Columns(system_prompt="Be brief."), {"prompt": USER}, {"prompt": [SYSTEM, *USER]}),
+        (Columns(system_prompt="Be long."), {"prompt": [SYSTEM, *USER]}, {"prompt": [SYSTEM, *USER]}),
+    ],
+)
+def test_columns_have_the_names_of_the_user_and_prompts_get_what_the_template_needs(
+    tmp_path: Path, columns: Columns, row: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert contents(write_lines(tmp_path, row), tmp_path, columns) == [expected]
+
+
+def test_a_system_prompt_before_a_bare_text_is_refused(tmp_path: Path) -> None:
+    source = write_lines(tmp_path, {"prompt": USER}, {"prompt": "w3"})
+    with pytest.raises(InputError, match=r"row 2 has a text as its prompt, .*system_prompt: set dataset.chat=true"):
+        contents(source, tmp_path, Columns(system_prompt="Be brief."))
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    source = write_lines(tmp_path, {"prompt": "w3", "answer": 1})
+    with pytest.raises(
+        InputError, match=r"row 1 has question=None: .*; its columns are answer, prompt: say in prompt_"
+    ):
+        contents(source, tmp_path, Columns("question"))
 
 
 @pytest.mark.parametrize("body", ["return [{'prompt': 'w3'}]", "yield {'prompt': 'w3'}"])

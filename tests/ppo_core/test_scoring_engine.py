@@ -49,6 +49,25 @@ def test_chats_go_through_the_template_and_come_to_the_reward_as_messages(
     assert [row["score"] for row in scores] == [3.0, 0.0, 1.0]
 
 
+def test_columns_have_the_users_names_and_texts_can_be_chats(
+    scoring: Client, sources: Path, model: Path, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("question,right,level\nw1 w2,w3,1\n")
+    data = {"train": str(rows), "prompt_column": "question", "answer_column": "right", "chat": True}
+    changes = {"sft_data": str(rows), "sft_prompt_column": "question", "sft_completion_column": "right"}
+    folder = prepare(
+        scoring, sources, model, "messages", dataset={**data, "system_prompt": "w4"}, num_eval_prompts=0, **changes
+    )
+    (row,) = pq.read_table(folder / "train.parquet").to_pylist()
+    assert json.loads(row["messages"])[0] == {"role": "system", "content": "w4"}
+    assert (row["reference_answer"], json.loads(row["metadata"])) == ('"w3"', {"level": "1"})
+    expected = [VOCABULARY.index(word) for word in ("<unk>", "w4", "<end>", "user", "w1", "w2", "<end>", "assistant")]
+    assert row["prompt_token_ids"] == expected
+    (example,) = pq.read_table(folder / "sft.parquet").to_pylist()
+    assert example == {"prompt_token_ids": expected, "completion_token_ids": [VOCABULARY.index("w3"), EOS]}
+
+
 def test_scores_are_the_weighted_sum_of_the_components_in_the_rollouts_order(
     scoring: Client, sources: Path, model: Path
 ) -> None:
@@ -172,13 +191,15 @@ def test_a_digest_follows_the_code(scoring: Client, tmp_path: Path) -> None:
 
 def test_a_trial_shows_rows_completions_and_scores(scoring: Client, sources: Path) -> None:
     spec = {
-        "reward": {"function": {"my_rewards.py:length": 2.0}},
-        "train": "train.jsonl",
+        "dataset": {"train": "train.jsonl"},
+        "model": {"path": "."},
         "sft_data": None,
-        "answer_column": "answer",
-        "completions": ["w1 w2 w3", ""],
+        "max_response_tokens": 8,
+        "num_eval_prompts": 0,
+        "reward": {"function": {"my_rewards.py:length": 2.0}},
     }
-    rows = scoring.run("try_reward", {"sources": sources}, spec, None).result["rows"]
+    trial = {"dataset": spec, "completions": ["w1 w2 w3", ""]}
+    rows = scoring.run("try_reward", {"sources": sources}, trial, None).result["rows"]
     assert [(row["prompt"], row["completion"], row["score"]) for row in rows] == [
         ("w1 w2", "w1 w2 w3", 6.0),
         ("w3", "", 0.0),

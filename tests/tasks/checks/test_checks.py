@@ -208,7 +208,10 @@ def own_spec(folder: Path) -> RunSpec:
         ("reward.function=rewards.py:wrong", r"no function 'wrong' \(it has: nobody, raises, right, slow\)$"),
         ("dataset.train=table.jsonl", r"table.jsonl is CSV, and its name says JSONL: rename it to table.csv"),
         ("dataset.evaluation=array.jsonl", r"array.jsonl is one JSON array, .*: rename it to array.json"),
-        ("dataset.train=columns.jsonl", r"row 1 has prompt=None: .*; its columns are answer, question$"),
+        (
+            "dataset.train=columns.jsonl",
+            r"row 1 has prompt=None: .*; its columns are answer, question: say in prompt_column which",
+        ),
         ("evaluation.num_prompts=3", r"evaluation.num_prompts=3 is more than the 2 rows of rows.jsonl: lower it"),
         ("dataset.max_prompt_tokens=2", r"row 1 has a prompt of 4 tokens, but dataset.max_prompt_tokens=2"),
         ("rollout.max_response_tokens=126", r"max_response_tokens=126 does not fit the model's context 128"),
