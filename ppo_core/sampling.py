@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from ppo_core.data.batches import permutation
+from ppo_core.data.shares import Share
 from ppo_core.records import derive_seed
 
 
@@ -17,9 +20,12 @@ class Draw:
     seed: int
 
 
-def draw_prompts(num_rows: int, position: int, count: int, *, seed: int, shuffle: bool) -> list[int]:
+def draw_prompts(
+    num_rows: int, position: int, count: int, *, seed: int, shuffle: bool, shares: Sequence[Share] = ()
+) -> list[int]:
     """Row numbers at `position`, `position + 1`, ... of an endless stream of epochs, each in its own seeded order.
 
+    With `shares` an epoch has of each source its draws, from an endless stream of the source's own.
     The data cursor is this one number, whatever the number of ranks or engines:
 
     >>> draw_prompts(3, 2, 3, seed=0, shuffle=False)
@@ -29,8 +35,22 @@ def draw_prompts(num_rows: int, position: int, count: int, *, seed: int, shuffle
     while len(rows) < count:
         epoch, start = divmod(position + len(rows), num_rows)
         order = permutation(num_rows, seed, "epoch", epoch) if shuffle else list(range(num_rows))
+        if shares:
+            mixed = _mixed(shares, epoch, seed=seed, shuffle=shuffle)
+            order = [mixed[place] for place in order]
         rows += order[start : start + count - len(rows)]
     return rows
+
+
+def _mixed(shares: Sequence[Share], epoch: int, *, seed: int, shuffle: bool) -> list[int]:
+    """The rows of one epoch, each source's spread evenly over it."""
+    placed, first = [], 0
+    for number, share in enumerate(shares):
+        own = derive_seed(seed, "source", number)
+        drawn = draw_prompts(share.rows, epoch * share.draws, share.draws, seed=own, shuffle=shuffle)
+        placed.append([((place + 0.5) / share.draws, first + row) for place, row in enumerate(drawn)])
+        first += share.rows
+    return [row for _, row in sorted(chain.from_iterable(placed), key=lambda item: item[0])]
 
 
 def draws(

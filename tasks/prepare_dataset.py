@@ -14,9 +14,8 @@ def prepare_dataset(context: RunContext) -> DatasetRef:
     """Once per run, before anything else is done: bad input ends the run here."""
     spec = context.spec
     job = dataset_job(spec)
-    data = (spec.dataset.train, spec.dataset.evaluation, job.sft_data)
     paths = {
-        "sources": context.sources(*data, *spec.reward.code),
+        "sources": context.sources(*spec.data, *spec.reward.code),
         "tokenizer": context.tokenizer(),
         **context.model_inputs(),
     }

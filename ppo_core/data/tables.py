@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ppo_core.data.shares import Share
 from ppo_core.records import InputError, PromptRow, RolloutRow, ScoreRow
 
+SOURCES = "sources.json"
+"""In a dataset of several sources."""
 ROWS_AT_ONCE = 4096
 TOKENS = pa.list_(pa.int32())
 PROMPTS = pa.schema(
@@ -40,38 +42,45 @@ ROLLOUTS = pa.schema(
 )
 
 
-def prompt_table(rows: Iterable[PromptRow]) -> pa.Table:
-    """Text prompts go to `prompt`, chats as JSON to `messages`, the other is null; answers of any type are JSON."""
-    documents = (
-        {
-            "prompt_id": row.prompt_id,
-            "prompt": row.prompt if isinstance(row.prompt, str) else None,
-            "messages": None if isinstance(row.prompt, str) else json.dumps(row.prompt),
-            "prompt_token_ids": row.prompt_token_ids,
-            "reference_answer": None if row.reference_answer is None else json.dumps(row.reference_answer),
-            "metadata": json.dumps(row.metadata, sort_keys=True),
-        }
-        for row in rows
-    )
-    return table_of(documents, PROMPTS)
-
-
-def example_table(examples: Iterable[Mapping[str, list[int]]]) -> pa.Table:
-    """SFT examples: `prompt_token_ids` and `completion_token_ids`."""
-    return table_of(examples, EXAMPLES)
-
-
-def table_of(documents: Iterable[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+class TableBuilder:
     """One table of many rows, of which only some are Python's objects at a time; its bytes do not tell of parts."""
-    remaining, batches = iter(documents), []
-    while part := list(islice(remaining, ROWS_AT_ONCE)):
-        batches.append(pa.RecordBatch.from_pylist(part, schema=schema))
-    return pa.Table.from_batches(batches, schema=schema).combine_chunks()
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._batches: list[pa.RecordBatch] = []
+        self._waiting: list[Mapping[str, Any]] = []
+
+    def add(self, document: Mapping[str, Any]) -> None:
+        """One more row."""
+        self._waiting.append(document)
+        if len(self._waiting) == ROWS_AT_ONCE:
+            self._settle()
+
+    def table(self) -> pa.Table:
+        """All rows so far."""
+        self._settle()
+        return pa.Table.from_batches(self._batches, schema=self._schema).combine_chunks()
+
+    def _settle(self) -> None:
+        self._batches.append(pa.RecordBatch.from_pylist(self._waiting, schema=self._schema))
+        self._waiting = []
+
+
+def prompt_document(row: PromptRow) -> dict[str, Any]:
+    """Text prompts go to `prompt`, chats as JSON to `messages`, the other is null; answers of any type are JSON."""
+    return {
+        "prompt_id": row.prompt_id,
+        "prompt": row.prompt if isinstance(row.prompt, str) else None,
+        "messages": None if isinstance(row.prompt, str) else json.dumps(row.prompt),
+        "prompt_token_ids": row.prompt_token_ids,
+        "reference_answer": None if row.reference_answer is None else json.dumps(row.reference_answer),
+        "metadata": json.dumps(row.metadata, sort_keys=True),
+    }
 
 
 def write_prompts(path: Path, rows: Iterable[PromptRow]) -> None:
     """A dataset's `train.parquet` or `eval.parquet`."""
-    pq.write_table(prompt_table(rows), path)
+    pq.write_table(pa.Table.from_pylist([prompt_document(row) for row in rows], schema=PROMPTS), path)
 
 
 def read_prompts(path: Path) -> list[PromptRow]:
@@ -86,6 +95,18 @@ def read_prompts(path: Path) -> list[PromptRow]:
         )
         for row in pq.read_table(path).to_pylist()
     ]
+
+
+def write_sources(path: Path, sources: Sequence[Mapping[str, Any]]) -> None:
+    """The sources of `train.parquet`, in the order of its rows: `source`, `rows`, and where weighed, its `draws`."""
+    path.write_text(json.dumps(sources, indent=2) + "\n")
+
+
+def read_shares(dataset: Path, split: str) -> list[Share]:
+    """What the sources of a dataset's split have in each epoch; empty where all rows count alike."""
+    path = dataset / SOURCES
+    documents = json.loads(path.read_text()) if split == "train" and path.is_file() else []
+    return [Share(one["rows"], one["draws"]) for one in documents if "draws" in one]
 
 
 def longest_prompt(path: Path) -> int:

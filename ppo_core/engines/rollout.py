@@ -8,14 +8,13 @@ seed, so tokens do not depend on batch order, batch size or which process answer
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import sys
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from ppo_core.data.tables import longest_prompt, read_prompts, read_rollouts, write_rollouts
+from ppo_core.data.tables import longest_prompt, read_prompts, read_rollouts, read_shares, write_rollouts
 from ppo_core.engines.children import ChildWatch
 from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.engines.rollout_limits import (
@@ -24,6 +23,7 @@ from ppo_core.engines.rollout_limits import (
     check_room,
     check_stop_tokens,
     engines_refusal,
+    stored_dtype,
     weights_folder,
 )
 from ppo_core.engines.vllm_worker import WeightSwap
@@ -68,7 +68,10 @@ class RolloutEngine:
         context = needed_context(job.inputs["dataset"].path, spec)
         digest = checkpoint.digest if spec.weights == "policy" else f"{checkpoint.digest}/{spec.weights}"
         self._hold(weights_folder(checkpoint.path, spec), digest, spec, context)
-        rows = draw_prompts(len(prompts), spec.position, spec.num_prompts, seed=spec.seed, shuffle=spec.shuffle)
+        shares = read_shares(job.inputs["dataset"].path, spec.split)
+        rows = draw_prompts(
+            len(prompts), spec.position, spec.num_prompts, seed=spec.seed, shuffle=spec.shuffle, shares=shares
+        )
         ids = [prompt.prompt_id for prompt in prompts]
         # All of them, also for a part: which sample of its prompt one is depends on those before it.
         wanted = draws(rows, ids, spec.samples_per_prompt, seed=spec.seed, stream=spec.stream)
@@ -254,12 +257,6 @@ def needed_context(dataset: Path, spec: GenerateJob) -> int:
     """Room for the longest prompt of all splits: going from one to the other must not start a second vLLM engine."""
     splits = [path for path in (dataset / "train.parquet", dataset / "eval.parquet") if path.is_file()]
     return max(longest_prompt(path) for path in splits) + spec.max_response_tokens
-
-
-def stored_dtype(policy: Path) -> Literal["float32", "bfloat16"]:
-    """What the folder's config.json says its weights are; float32 where it says nothing, or something else."""
-    config = json.loads((policy / "config.json").read_text())
-    return "bfloat16" if config.get("dtype", config.get("torch_dtype")) == "bfloat16" else "float32"
 
 
 def merge_rollouts(job: Job) -> dict[str, Any]:

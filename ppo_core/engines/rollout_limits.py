@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import math
 import os
 import re
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ppo_core.records import GenerateJob, InputError
 
@@ -41,6 +42,12 @@ def weights_folder(checkpoint: Path, spec: GenerateJob) -> Path:
             "evaluation.weights to policy"
         )
     return folder
+
+
+def stored_dtype(policy: Path) -> Literal["float32", "bfloat16"]:
+    """What the folder's config.json says its weights are; float32 where it says nothing, or something else."""
+    config = json.loads((policy / "config.json").read_text())
+    return "bfloat16" if config.get("dtype", config.get("torch_dtype")) == "bfloat16" else "float32"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,14 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from ppo_core.data.tables import read_prompts, read_rollouts, write_rollouts, write_scores
+from ppo_core.data.tables import (
+    SOURCES,
+    read_prompts,
+    read_rollouts,
+    write_rollouts,
+    write_scores,
+    write_sources,
+)
 from ppo_core.engines.protocol import Job, serve, take_over_stdout
 from ppo_core.engines.start import example_completions, read_start, rows_of_splits, scan, sources_of
 from ppo_core.models.weight_files import tensor_shapes
@@ -36,9 +43,10 @@ def prepare_dataset(job: Job) -> dict[str, Any]:
     """Write `train.parquet`, `eval.parquet` and `sft.parquet`, after every check that needs no model weights."""
     spec = PrepareDatasetJob.model_validate(job.spec)
     found = read_start(job, spec)
-    tables = found.prompts if found.examples is None else {**found.prompts, "sft": found.examples}
-    for name, table in tables.items():
-        pq.write_table(table, job.output / f"{name}.parquet")
+    for split, table in found.tables.items():
+        pq.write_table(table, job.output / f"{split}.parquet")
+    if found.sources:
+        write_sources(job.output / SOURCES, found.sources)
     return {"counts": found.counts(), "context_length": found.context_length}
 
 
@@ -62,8 +70,8 @@ def check_run(job: Job) -> dict[str, Any]:
         "counts": found.counts(),
         "context_length": found.context_length,
         "longest_prompt": found.longest_prompt,
-        "scores": found.trial_scores,
-        "errors": found.trial_errors,
+        "scores": found.trial.scores,
+        "errors": found.trial.errors,
         **facts,
     }
 
@@ -115,7 +123,7 @@ def try_reward(job: Job) -> dict[str, Any]:
     given = rows_of_splits(spec, sources)
     prompts = scan(given["train"], rewards, column, job).first
     wanted = "sft" in given and not job.spec["completions"]
-    examples = (row.content for row in given["sft"]) if wanted else None
+    examples = (row.content for row in given["sft"][0]) if wanted else None
     texts = job.spec["completions"] or example_completions(examples, prompts)
     completions = [texts[index % len(texts)] for index in range(len(prompts))]
     parts = rewards.score([Sample(row, text) for row, text in zip(prompts, completions, strict=True)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,14 +12,12 @@ import pyarrow.compute as pc
 
 from ppo_core.data.dataset import (
     Limits,
-    PromptMaker,
     check_room,
     completion_text,
     in_parts,
-    supervised_rows,
 )
+from ppo_core.data.preparation import PROMPT_SPLITS, Preparation
 from ppo_core.data.rows import Columns, Row, Rows, read_rows
-from ppo_core.data.tables import example_table, prompt_table
 from ppo_core.engines.protocol import Job
 from ppo_core.records import InputError, PrepareDatasetJob, PromptRow
 from ppo_core.scoring.plugins import Sources
@@ -30,24 +29,30 @@ ROWS_PER_REPORT = 1000
 
 
 @dataclass(frozen=True)
+class Trial:
+    """What the rewards say of the first few rows, or why nothing."""
+
+    scores: list[float | None]
+    errors: list[str | None]
+
+
+@dataclass(frozen=True)
 class Start:
-    """Prompts by split, SFT examples (None: no SFT), and what the rewards say of the first few rows, or why nothing.
+    """The tables of prompts and, as `sft`, of examples; what there is to tell of their sources; and the trial.
 
     `config` is the model's Hugging Face configuration, `longest_prompt` the tokens of the longest of all splits.
     """
 
-    prompts: dict[str, pa.Table]
-    examples: pa.Table | None
+    tables: dict[str, pa.Table]
+    sources: list[dict[str, Any]]
     longest_prompt: int
     config: Any
     context_length: int | None
-    trial_scores: list[float | None]
-    trial_errors: list[str | None]
+    trial: Trial
 
     def counts(self) -> dict[str, int]:
         """Rows by split."""
-        rows = {split: len(prompts) for split, prompts in self.prompts.items()}
-        return rows if self.examples is None else {**rows, "sft": len(self.examples)}
+        return {split: len(table) for split, table in self.tables.items()}
 
 
 @dataclass(frozen=True)
@@ -66,36 +71,39 @@ def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
     sources, column = sources_of(job), spec.dataset.answer_column
     rewards = WeightedRewards(spec.reward, sources, column, job.progress)
     rows = rows_of_splits(spec, sources)
-    scanned = {split: scan(rows[split], rewards, column, job) for split in ("train", "eval") if split in rows}
+    scanned = {split: scan(rows[split], rewards, column, job) for split in PROMPT_SPLITS if split in rows}
     if "eval" in scanned:
         _check_enough(scanned["eval"].count, spec)
     tried = scanned["train"].first
-    completions = example_completions((row.content for row in rows["sft"]) if "sft" in rows else None, tried)
+    completions = example_completions((row.content for row in rows["sft"][0]) if "sft" in rows else None, tried)
     parts = rewards.score([Sample(row, text) for row, text in zip(tried, completions, strict=True)])
     tokenizer, config, context = _read_model(job, spec)
     limits = Limits(context, spec.dataset.max_prompt_tokens, spec.max_response_tokens)
-    prompts, longest = {}, []
-    for split, found in scanned.items():
-        maker = PromptMaker(tokenizer, column, limits)
-        prompts[split] = prompt_table(maker.prompts(with_progress(rows[split], found.count, job)))
-        _check_vocabulary(rows[split].source, prompts[split], tokenizer, config)
-        longest.append(maker.longest)
-    check_room(max(longest, key=lambda found: found.tokens), limits)
-    examples = None
-    if "sft" in rows:
-        examples = example_table(supervised_rows(with_progress(rows["sft"], 0, job), tokenizer, context_length=context))
-    trial = [rewards.total(part.scores) for part in parts]
-    most = max(found.tokens for found in longest)
-    return Start(prompts, examples, most, config, context, trial, [part.error() for part in parts])
+    made = Preparation(spec.dataset, tokenizer, limits)
+    for split in (split for split in PROMPT_SPLITS if split in rows):
+        for source in rows[split]:
+            made.add_prompts(split, source.source, with_progress(source, scanned[split].count, job))
+    check_room(made.longest(), limits)
+    for source in rows.get("sft", []):
+        made.add_examples(source.source, with_progress(source, 0, job))
+    tables = made.finished()
+    for split in (split for split in PROMPT_SPLITS if split in tables):
+        _check_vocabulary(split_name(split, spec), tables[split], tokenizer, config)
+    trial = Trial([rewards.total(part.scores) for part in parts], [part.error() for part in parts])
+    return Start(tables, made.sources(), made.longest().tokens, config, context, trial)
 
 
-def rows_of_splits(spec: PrepareDatasetJob, sources: Sources) -> dict[str, Rows]:
+def rows_of_splits(spec: PrepareDatasetJob, sources: Sources) -> dict[str, list[Rows]]:
     """The rows to train on, to evaluate with and to start from; functions are called here."""
     data = spec.dataset
     columns = Columns(data.prompt_column, chat=data.chat, system_prompt=data.system_prompt)
     examples = replace(columns, prompt=spec.sft_prompt_column, completion=spec.sft_completion_column)
-    given = {"train": (data.train, columns), "eval": (data.evaluation, columns), "sft": (spec.sft_data, examples)}
-    return {split: read_rows(source, sources, form) for split, (source, form) in given.items() if source is not None}
+    given = {"train": [read_rows(source.path, sources, columns) for source in data.sources]}
+    if data.evaluation is not None:
+        given["eval"] = [read_rows(data.evaluation, sources, columns)]
+    if spec.sft_data is not None:
+        given["sft"] = [read_rows(spec.sft_data, sources, examples)]
+    return given
 
 
 def sources_of(job: Job) -> Sources:
@@ -104,16 +112,30 @@ def sources_of(job: Job) -> Sources:
     return Sources(given.path, permitted.plugins, permitted.trust_remote_code, given.digest)
 
 
-def scan(rows: Rows, rewards: WeightedRewards, column: str, job: Job) -> Scanned:
+def scan(given: Sequence[Rows], rewards: WeightedRewards, column: str, job: Job) -> Scanned:
     """Have each row checked, for itself and by the rewards. Raises InputError."""
     count, first = 0, list[PromptRow]()
-    for part in in_parts(rows, ROWS_PER_REPORT):
-        given = [untokenized(row.content, column) for row in part]
-        rewards.check_rows(given, count + 1)
-        count, first = count + len(part), first or given[:TRIAL_ROWS]
-        if len(part) == ROWS_PER_REPORT:
-            job.progress(0, 0, f"{count:,} rows of {rows.source} read")
+    for rows in given:
+        number = 0
+        for part in in_parts(rows, ROWS_PER_REPORT):
+            prompts = [untokenized(row.content, column) for row in part]
+            with naming(rows.source, several=len(given) > 1):
+                rewards.check_rows(prompts, number + 1)
+            first += [] if number else prompts[: max(1, TRIAL_ROWS // len(given))]
+            number += len(part)
+            if len(part) == ROWS_PER_REPORT:
+                job.progress(0, 0, f"{number:,} rows of {rows.source} read")
+        count += number
     return Scanned(count, first)
+
+
+@contextmanager
+def naming(source: str, *, several: bool) -> Iterator[None]:
+    """Say of which source a row is, where there are several."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{source}: {error}" if several else str(error)) from None
 
 
 def example_completions(examples: Iterable[Mapping[str, Any]] | None, prompts: Sequence[PromptRow]) -> list[str]:
@@ -156,6 +178,11 @@ def _read_model(job: Job, spec: PrepareDatasetJob) -> tuple[Any, Any, int | None
     return tokenizer, config, context_length(config)
 
 
+def split_name(split: str, spec: PrepareDatasetJob) -> str:
+    """What people know the rows of a split by."""
+    return spec.dataset.label if split == "train" else str(spec.dataset.evaluation)
+
+
 def _check_enough(rows: int, spec: PrepareDatasetJob) -> None:
     if rows < spec.num_eval_prompts:
         raise InputError(
@@ -166,7 +193,7 @@ def _check_enough(rows: int, spec: PrepareDatasetJob) -> None:
 
 def _check_vocabulary(source: str, prompts: pa.Table, tokenizer: Any, config: Any) -> None:
     size = int(config.get_text_config().vocab_size)
-    token = max(int(tokenizer.eos_token_id), pc.max(pc.list_flatten(prompts["prompt_token_ids"])).as_py())
+    token = max(int(tokenizer.eos_token_id), pc.max(pc.list_flatten(prompts["prompt_token_ids"])).as_py() or 0)
     if token >= size:
         raise InputError(
             f"{source}: the tokenizer writes {tokenizer.convert_ids_to_tokens(token)!r} as token {token}, but the "

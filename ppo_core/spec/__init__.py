@@ -10,7 +10,7 @@ from ppo_core.spec.algorithms import (
     ReinforceSpec,
     RlooSpec,
 )
-from ppo_core.spec.dataset import DatasetSpec
+from ppo_core.spec.dataset import DatasetSpec, SourceSpec
 from ppo_core.spec.loading import SpecError, differing_keys
 from ppo_core.spec.lora import LoraSpec
 from ppo_core.spec.promotion import PromotionSpec
@@ -60,6 +60,7 @@ __all__ = [
     "RolloutSpec",
     "RunSpec",
     "Section",
+    "SourceSpec",
     "SpecError",
     "SteppedReference",
     "SupervisedSpec",

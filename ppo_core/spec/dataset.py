@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, field_validator, model_validator
 
 from ppo_core.spec.paths import UserPath
 from ppo_core.spec.section import Section
 
 
+class SourceSpec(Section):
+    """One of several sources of prompts."""
+
+    path: UserPath = Field(description="In any of the forms of a single one")
+    weight: PositiveFloat | None = Field(
+        None, description="Its part of the draws is this over the sum of all; of no source: every row counts alike"
+    )
+
+
+def _form(train: Any) -> str:
+    return "sources" if isinstance(train, list | tuple) else "path"
+
+
+Train = Annotated[
+    Annotated[UserPath, Tag("path")] | Annotated[tuple[SourceSpec, ...], Tag("sources")], Discriminator(_form)
+]
+
+
 class DatasetSpec(Section):
     """Prompts: files of rows, or Python functions that yield them; docs/data.md shows each form."""
 
-    train: UserPath = Field(
+    train: Train = Field(
         description="File (JSONL, JSON, CSV, TSV, Parquet, Arrow), folder saved by `datasets`, or "
-        "path/to/file.py:function, relative to the spec"
+        "path/to/file.py:function, relative to the spec; or a list of several, each with `path` and `weight`"
     )
     evaluation: UserPath | None = Field(
         None, description="Held-out prompts in the same form; none: `evaluation` is off"
@@ -30,6 +48,34 @@ class DatasetSpec(Section):
     )
     max_prompt_tokens: PositiveInt = Field(512, description="Longer prompts are an error, never cut")
     shuffle: bool = Field(True, description="Draw prompts in a new seeded order every epoch")
+
+    @property
+    def sources(self) -> tuple[SourceSpec, ...]:
+        """What `train` names, one or several."""
+        return (SourceSpec(path=self.train),) if isinstance(self.train, str) else self.train
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All places that rows are read from."""
+        return tuple(source.path for source in self.sources) + ((self.evaluation,) if self.evaluation else ())
+
+    @property
+    def label(self) -> str:
+        """The prompts to train on as people know them, in a few words."""
+        first, *others = (source.path for source in self.sources)
+        return f"{first} and {len(others)} more" if others else first
+
+    @field_validator("train")
+    @classmethod
+    def _weighed_alike(cls, train: str | tuple[SourceSpec, ...]) -> str | tuple[SourceSpec, ...]:
+        if isinstance(train, str):
+            return train
+        if not train:
+            raise ValueError("the list of sources is empty: name at least one, as in [{path: prompts.jsonl}]")
+        bare = [source.path for source in train if source.weight is None]
+        if bare and len(bare) < len(train):
+            raise ValueError(f"{', '.join(bare)} has no weight, and others have: give each source one, or none")
+        return train
 
     @model_validator(mode="after")
     def _two_columns(self) -> Self:

@@ -176,6 +176,11 @@ class RunSpec(FlowSpec):
             batches["an SFT batch"] = self.sft.batch_size
         return batches
 
+    @property
+    def data(self) -> tuple[str, ...]:
+        """All places that rows are read from: to train on, to evaluate with, to start from."""
+        return (*self.dataset.paths, *((self.sft.data,) if self.sft else ()))
+
     def notes(self) -> list[str]:
         """What a person should know before the run starts: a warm-up that is longer than its schedule is cut to it."""
         update, said = self.update, []

@@ -27,10 +27,7 @@ def made_of_these_files(store: ArtifactStore, dataset: DatasetRef, spec: RunSpec
 def _files(spec: RunSpec) -> Iterator[Path]:
     """The user's rows, functions, tokenizer and models."""
     folder = Path(spec.folder)
-    data = (spec.dataset.train, spec.dataset.evaluation, spec.sft.data if spec.sft else None)
-    for name in (*data, *spec.reward.code):
-        if not name:
-            continue
+    for name in (*spec.data, *spec.reward.code):
         source = folder / name.partition(":")[0]
         yield source
         if source.is_dir():

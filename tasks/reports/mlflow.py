@@ -78,7 +78,7 @@ def description(context: RunContext, record: IterationRecord | None = None) -> s
 def input_data(spec: RunSpec, dataset: DatasetRef) -> list[InputData]:
     """The run's data as MLflow shows inputs. Names differ by their use: MLflow knows data by name and digest."""
     names = {
-        "training": spec.dataset.train,
+        "training": spec.dataset.label,
         "evaluation": spec.dataset.evaluation,
         "supervised": spec.sft.data if spec.sft else None,
     }

@@ -71,7 +71,7 @@ def trace(name: str) -> Lineage:
     steps = [step_of(store, made, before) for made, before in zip(records, [None, *records], strict=False)][::-1]
     dataset = policy.record.dataset
     counts = ", ".join(f"{count} {split}" for split, count in sorted(dataset.counts.items()))
-    sources = " and ".join(filter(None, (policy.spec.dataset.train, policy.spec.dataset.evaluation)))
+    sources = " and ".join(filter(None, (policy.spec.dataset.label, policy.spec.dataset.evaluation)))
     aliases: list[str] = []
     moves: list[str] = []
     if policy.version is not None:

@@ -152,8 +152,7 @@ class RunContext:
 
     def _describe_sources(self) -> dict[str, str]:
         spec = self.spec
-        data = [spec.dataset.train, spec.dataset.evaluation, spec.sft.data if spec.sft else None]
-        code = [*spec.reward.code, *(name for name in data if name and ":" in name)]
+        code = [*spec.reward.code, *(name for name in spec.data if ":" in name)]
         job = EngineJob(
             "describe_sources",
             {"sources": EngineInput(Path(spec.folder).absolute(), "")},
@@ -162,8 +161,8 @@ class RunContext:
         )
         silence = spec.engines.reward_timeout_s
         digests = ask(self.engines.scoring, job, silence_s=silence, on_progress=self.on_progress).result
-        for name in data:
-            if name and ":" not in name:
+        for name in spec.data:
+            if ":" not in name:
                 path = self.path(name)
                 if not path.exists():
                     raise InputError(f"there is no file {path}: give a file of rows or path/to/file.py:function")

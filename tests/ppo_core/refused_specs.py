@@ -70,6 +70,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"update": {"importance_correction": "token", "importance_floor": 0.1}},
         "importance_floor=0.1 has no meaning with importance_correction=token: leave it out, or set .* to mask$",
     ),
+    ({"dataset": {"train": "a", "prompt_column": "answer"}}, "prompt_column and answer_column are both 'answer'"),
+    ({"dataset": {"train": []}}, r"dataset.train: the list of sources is empty: name at least one"),
+    (
+        {"dataset": {"train": [{"path": "a", "weight": 1}, {"path": "b"}]}},
+        "train: b has no weight, and others have: give",
+    ),
+    ({"dataset": {"train": [{"path": "a", "weight": 0}]}}, "dataset.train.sources.0.weight=0: Input should be greater"),
     ({"rolout": {}}, r"rolout: unknown key; did you mean rollout\? \(known: name, seed, iterations, "),
     ({"rollout": {"temprature": 1}}, r"rollout.temprature: unknown key; did you mean temperature\?"),
     ({"advantages": {"kl": {**ADAPTIVE, "targt": 3}}}, r"kl.adaptive.targt: unknown key; did you mean target\?"),

@@ -12,7 +12,7 @@ from hypothesis import given, strategies
 from pyarrow import parquet
 
 from ppo_core import sampling
-from ppo_core.data import batches
+from ppo_core.data import batches, shares
 from ppo_core.data.batches import microbatches, minibatches
 from ppo_core.data.tables import (
     check_aligned,
@@ -54,7 +54,7 @@ SCORES = [
 ]
 
 
-@pytest.mark.parametrize(("module", "count"), [(rows, 4), (batches, 3), (sampling, 1), (layout, 6)])
+@pytest.mark.parametrize(("module", "count"), [(rows, 4), (batches, 3), (sampling, 1), (shares, 1), (layout, 6)])
 def test_the_examples_hold(module: ModuleType, count: int) -> None:
     assert doctest.testmod(module) == (0, count)
 

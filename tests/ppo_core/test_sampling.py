@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ppo_core.data.shares import Share, shares_of
 from ppo_core.sampling import Draw, draw_prompts, draws
 
 COUNTS = st.integers(1, 12)
@@ -35,6 +36,46 @@ def test_without_shuffle_the_file_order_repeats() -> None:
     assert draw_prompts(3, 0, 7, seed=0, shuffle=False) == [0, 1, 2, 0, 1, 2, 0]
     assert draw_prompts(3, 5, 2, seed=9, shuffle=False) == [2, 0]
     assert draw_prompts(3, 3_000_001, 2, seed=9, shuffle=False) == [1, 2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(st.integers(1, 9), min_size=2, max_size=4), data=st.data(), seed=SEEDS, shuffle=st.booleans())
+def test_every_epoch_has_of_each_source_its_draws_and_each_row_as_often_as_any_other(
+    rows: list[int], data: st.DataObject, seed: int, shuffle: bool
+) -> None:
+    weights = data.draw(st.lists(st.floats(0.1, 10.0), min_size=len(rows), max_size=len(rows)))
+    shares, total = shares_of(rows, weights), sum(rows)
+    assert sum(share.draws for share in shares) == total
+    for share, weight in zip(shares, weights, strict=True):
+        assert abs(share.draws - total * weight / sum(weights)) < 1
+    stream = draw_prompts(total, 0, 12 * total, seed=seed, shuffle=shuffle, shares=shares)
+    first = 0
+    for share in shares:
+        own = range(first, first + share.rows)
+        first += share.rows
+        for epoch in range(12):
+            drawn = [row for row in stream[epoch * total : (epoch + 1) * total] if row in own]
+            assert len(drawn) == share.draws
+        counts = Counter(row for row in stream if row in own)
+        assert not counts or max(counts.values()) - min(counts[row] for row in own) <= 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(counts=st.lists(st.integers(0, 30), max_size=6), seed=SEEDS, shuffle=st.booleans())
+def test_sources_go_on_at_the_position_too(counts: list[int], seed: int, shuffle: bool) -> None:
+    shares = [Share(5, 2), Share(2, 5)]
+    whole = draw_prompts(7, 0, sum(counts), seed=seed, shuffle=shuffle, shares=shares)
+    parts: list[int] = []
+    for count in counts:
+        parts += draw_prompts(7, len(parts), count, seed=seed, shuffle=shuffle, shares=shares)
+    assert parts == whole
+
+
+def test_without_shuffle_sources_are_spread_evenly_and_each_goes_on_where_it_was() -> None:
+    shares = [Share(4, 2), Share(2, 4)]
+    drawn = draw_prompts(6, 0, 12, seed=0, shuffle=False, shares=shares)
+    assert drawn == [4, 0, 5, 4, 1, 5, 4, 2, 5, 4, 3, 5]
+    assert draw_prompts(6, 0, 6, seed=0, shuffle=True, shares=shares) != drawn[:6]
 
 
 def test_orders_differ_from_epoch_to_epoch_and_from_seed_to_seed() -> None:

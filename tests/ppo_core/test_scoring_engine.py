@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from infra.engines.process import EngineJobError
-from ppo_core.data.tables import write_rollouts
+from ppo_core.data.shares import Share
+from ppo_core.data.tables import read_shares, write_rollouts
 from ppo_core.records import RolloutRow
 from tests.ppo_core.engine_jobs import Client, ends_by_itself, open_engine, write_dataset
 from tests.ppo_core.scoring_jobs import prepare, score
@@ -47,6 +48,28 @@ def test_chats_go_through_the_template_and_come_to_the_reward_as_messages(
     assert (rows[0]["prompt"], json.loads(rows[0]["messages"])) == (None, [{"role": "user", "content": "w1 w2"}])
     scores = score(scoring, sources, folder, {"function": "my_rewards.py:messages"}, ["abc", "", "a"])
     assert [row["score"] for row in scores] == [3.0, 0.0, 1.0]
+
+
+def test_several_sources_are_one_table_and_say_their_draws(
+    scoring: Client, sources: Path, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "more.csv").write_text("prompt,answer\nw5,1\nw6,2\nw7,3\n")
+    train = [{"path": "train.jsonl", "weight": 2}, {"path": str(tmp_path / "more.csv"), "weight": 1}]
+    folder = prepare(scoring, sources, model, dataset={"train": train}, num_eval_prompts=0)
+    rows = pq.read_table(folder / "train.parquet").to_pylist()
+    assert [row["prompt"] for row in rows] == ["w1 w2", "w3", "w3", "w5", "w6", "w7"]
+    assert len({row["prompt_id"] for row in rows}) == 6
+    assert read_shares(folder, "train") == [Share(3, 4), Share(3, 2)]
+    assert read_shares(folder, "eval") == []
+    unweighed = [{"path": one["path"]} for one in train]
+    folder = prepare(scoring, sources, model, dataset={"train": unweighed}, num_eval_prompts=0)
+    assert pq.read_table(folder / "train.parquet").to_pylist() == rows
+    assert read_shares(folder, "train") == []
+    train[1]["weight"] = 1e-6
+    with pytest.raises(EngineJobError, match=r"more.csv has so little weight that no epoch would draw from it"):
+        prepare(scoring, sources, model, dataset={"train": train}, num_eval_prompts=0)
+    with pytest.raises(EngineJobError, match=r"more.csv: .*level needs the column 'level', which row 1 \('w5'\) lacks"):
+        prepare(scoring, sources, model, "level", dataset={"train": train}, num_eval_prompts=0)
 
 
 def test_columns_have_the_users_names_and_texts_can_be_chats(
