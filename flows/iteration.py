@@ -31,7 +31,7 @@ StageName = Literal["generate", "score", "advantages", "update", "evaluate"]
 
 def begin(context: RunContext, dataset: DatasetRef) -> IterationRecord:
     """Record 0: the policy that PPO starts from, and how good it is."""
-    made = run_stages(context, dataset, None, {}, evaluate=context.spec.dataset.evaluation is not None)
+    made = run_stages(context, dataset, None, {}, evaluate=context.spec.dataset.evaluates)
     return commit_iteration(context, draft_record(context, made, dataset, None, Attempt()))
 
 
@@ -122,4 +122,4 @@ def writes_full(spec: RunSpec, iteration: int) -> bool:
 def evaluates_at(spec: RunSpec, iteration: int) -> bool:
     """Whether an iteration ends with an evaluation: every so often, and at the end."""
     due = iteration % spec.evaluation.every == 0 or iteration == spec.iterations
-    return due and spec.dataset.evaluation is not None
+    return due and spec.dataset.evaluates

@@ -23,6 +23,11 @@ class Limits:
     max_prompt_tokens: int
     max_response_tokens: int
 
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt that may stand before a response of full length."""
+        room = self.max_prompt_tokens if self.context_length is None else self.context_length - self.max_response_tokens
+        return min(self.max_prompt_tokens, room)
+
 
 class Longest(NamedTuple):
     """The longest prompt of some rows, and which one it is."""
@@ -35,34 +40,49 @@ class Longest(NamedTuple):
 class PromptMaker:
     """Makes prompts of rows; `longest` is the first of the longest so far.
 
-    A prompt_id is a hash of prompt, answer and metadata, with a count for repeats.
+    A prompt_id is what the row has in `id_column`, or a hash of prompt, answer and metadata, with a count for repeats.
     """
 
     tokenizer: Any
     answer_column: str
     limits: Limits
+    id_column: str | None = None
+    drop_too_long: bool = False
     longest: Longest = field(default=Longest("", 0))
-    seen: dict[str, int] = field(default_factory=dict)
+    repeats: dict[str, int] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
 
     def prompts(self, rows: Iterable[Row]) -> Iterator[PromptRow]:
         """Tokenized and checked. Raises InputError naming the row."""
         for some in in_parts(rows, ROWS_AT_ONCE):
             tokens = _encoded(self.tokenizer, some)
-            for (where, row), ids in zip(some, tokens, strict=True):
+            for (where, row, _), ids in zip(some, tokens, strict=True):
+                if self.drop_too_long and len(ids) > self.limits.longest_prompt():
+                    continue
                 _check_length(where, ids, self.limits)
                 if len(ids) > self.longest.tokens:
                     self.longest = Longest(where, len(ids))
                 answer = row.get(self.answer_column)
                 metadata = {key: value for key, value in row.items() if key not in ("prompt", self.answer_column)}
-                yield PromptRow(
-                    self._prompt_id(where, row["prompt"], answer, metadata), row["prompt"], ids, answer, metadata
-                )
+                prompt_id = self._prompt_id(where, row["prompt"], answer, metadata)
+                yield PromptRow(prompt_id, row["prompt"], ids, answer, metadata)
 
     def _prompt_id(self, where: str, prompt: Any, answer: Any, metadata: Mapping[str, Any]) -> str:
-        content = _as_json(where, [prompt, answer, metadata], {self.answer_column: answer, **metadata})
+        content = as_json(where, [prompt, answer, metadata], {self.answer_column: answer, **metadata})
+        if self.id_column is not None:
+            return self._own_id(where, metadata.get(self.id_column))
         base = hashlib.sha256(content.encode()).hexdigest()[:16]
-        count = self.seen[base] = self.seen.get(base, 0) + 1
+        count = self.repeats[base] = self.repeats.get(base, 0) + 1
         return base if count == 1 else f"{base}-{count}"
+
+    def _own_id(self, where: str, given: Any) -> str:
+        if not isinstance(given, str | int) or given == "":
+            raise InputError(f"{where} has {self.id_column}={shown(given)}: an id is a text or a whole number")
+        if (earlier := self.ids.setdefault(str(given), where)) != where:
+            raise InputError(
+                f"{where} has {self.id_column}={given!r}, as {earlier} has: give each row an id of its own"
+            )
+        return str(given)
 
 
 def check_room(longest: Longest, limits: Limits) -> None:
@@ -77,7 +97,7 @@ def check_room(longest: Longest, limits: Limits) -> None:
 
 
 def supervised_rows(
-    rows: Iterable[Row], tokenizer: Any, *, context_length: int | None
+    rows: Iterable[Row], tokenizer: Any, *, context_length: int | None, drop_too_long: bool = False
 ) -> Iterator[dict[str, list[int]]]:
     """Tokenized SFT examples: `prompt_token_ids` and `completion_token_ids` (ending in EOS)."""
     from ppo_core.data.tokenization import encode_completion
@@ -87,6 +107,8 @@ def supervised_rows(
         for row, prompt, completion in zip(some, _encoded(tokenizer, some), completions, strict=True):
             answer = encode_completion(tokenizer, completion)
             length = len(prompt) + len(answer)
+            if context_length is not None and length > context_length and drop_too_long:
+                continue
             if context_length is not None and length > context_length:
                 raise InputError(
                     f"{row.where} has {length} tokens, beyond the model's context {context_length}: shorten it"
@@ -120,7 +142,8 @@ def _completion(row: Row) -> str:
     return completion
 
 
-def _as_json(where: str, content: Any, columns: Mapping[str, Any]) -> str:
+def as_json(where: str, content: Any, columns: Mapping[str, Any]) -> str:
+    """Canonical JSON. Raises InputError naming the row, and that of the columns which is none."""
     try:
         return canonical_json(content)
     except (TypeError, ValueError, RecursionError) as error:
@@ -142,11 +165,11 @@ def _encoded(tokenizer: Any, rows: list[Row]) -> list[list[int]]:
     try:
         return encode_prompts(tokenizer, [row.content["prompt"] for row in rows])
     except InputError:
-        for where, row in rows:  # one by one, for the name of the row
+        for row in rows:  # one by one, for the name of the row
             try:
-                encode_prompt(tokenizer, row["prompt"])
+                encode_prompt(tokenizer, row.content["prompt"])
             except InputError as error:
-                raise InputError(f"{where}: {error}") from None
+                raise InputError(f"{row.where}: {error}") from None
         raise
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,71 +11,113 @@ import pyarrow as pa
 from ppo_core.data.dataset import Limits, Longest, PromptMaker, in_parts, supervised_rows
 from ppo_core.data.rows import Row
 from ppo_core.data.shares import shares_of
+from ppo_core.data.sieve import Sieve
 from ppo_core.data.tables import EXAMPLES, PROMPTS, TableBuilder, prompt_document
 from ppo_core.records import InputError
 from ppo_core.spec import DatasetSpec
 
 ROWS_AT_ONCE = 1000
 PROMPT_SPLITS = ("train", "eval")
+TOO_LONG = "too long"
 
 
 @dataclass
 class Tally:
-    """What became of the rows of one source: how many were `read`, and how many are in the table of its split."""
+    """What became of the rows of one source: `read` in all, `rows` in the table of its `split`, the rest elsewhere.
+
+    `held_out` are those that went to the held-out prompts, `dropped` those that are left out, by the reason.
+    """
 
     source: str
     split: str
     read: int = 0
     rows: int = 0
+    held_out: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+
+    def in_words(self) -> str:
+        """For a message."""
+        parts = [f"{count} {reason}" for reason, count in sorted(self.dropped.items())]
+        return ", ".join([f"{self.read} rows", *parts, *([f"{self.held_out} held out"] if self.held_out else [])])
+
+    def drop(self, reason: str, count: int) -> None:
+        """Note rows that are left out."""
+        if count:
+            self.dropped[reason] = self.dropped.get(reason, 0) + count
 
 
-@dataclass
 class Preparation:
-    """The tables that grow, and what became of each source so far."""
+    """The tables of a dataset as they grow, and what became of the rows of each source so far."""
 
-    spec: DatasetSpec
-    tokenizer: Any
-    limits: Limits
-    tallies: list[Tally] = field(default_factory=list)
-    makers: dict[str, PromptMaker] = field(default_factory=dict)
-    tables: dict[str, TableBuilder] = field(default_factory=dict)
+    def __init__(self, spec: DatasetSpec, tokenizer: Any, limits: Limits) -> None:
+        self.spec, self.tokenizer, self.limits = spec, tokenizer, limits
+        self.tallies: list[Tally] = []
+        self._sieve = Sieve.of(spec)
+        self._makers = {split: self._maker() for split in PROMPT_SPLITS}
+        self._tables: dict[str, TableBuilder] = {}
 
     def add_prompts(self, split: str, source: str, rows: Iterable[Row]) -> None:
-        """The prompts of one source. Raises InputError naming a row."""
+        """The prompts of one source; some of those to train on may be held out. Raises InputError naming a row."""
         tally = self._tally(source, split)
-        maker = self.makers.setdefault(split, PromptMaker(self.tokenizer, self.spec.answer_column, self.limits))
-        table = self.tables.setdefault(split, TableBuilder(PROMPTS))
-        for part in in_parts(rows, ROWS_AT_ONCE):
-            tally.read += len(part)
-            for prompt in maker.prompts(part):
+        for goes_to, part in self._sorted(split, rows, tally):
+            table = self._tables.setdefault(goes_to, TableBuilder(PROMPTS))
+            made = 0
+            for prompt in self._makers[goes_to].prompts(part):
                 table.add(prompt_document(prompt))
-                tally.rows += 1
+                made += 1
+            tally.drop(TOO_LONG, len(part) - made)
+            if goes_to == split:
+                tally.rows += made
+            else:
+                tally.held_out += made
 
     def add_examples(self, source: str, rows: Iterable[Row]) -> None:
         """The SFT examples of one source."""
         tally = self._tally(source, "sft")
-        table = self.tables.setdefault("sft", TableBuilder(EXAMPLES))
+        table = self._tables.setdefault("sft", TableBuilder(EXAMPLES))
+        limit, drop = self.limits.context_length, self.spec.too_long == "drop"
+        for _, part in self._sorted("sft", rows, tally):
+            made = 0
+            for example in supervised_rows(part, self.tokenizer, context_length=limit, drop_too_long=drop):
+                table.add(example)
+                made += 1
+            tally.rows += made
+            tally.drop(TOO_LONG, len(part) - made)
+
+    def _sorted(self, split: str, rows: Iterable[Row], tally: Tally) -> Iterator[tuple[str, list[Row]]]:
+        """The rows in parts, each with the split that it goes to."""
         for part in in_parts(rows, ROWS_AT_ONCE):
             tally.read += len(part)
-            for example in supervised_rows(part, self.tokenizer, context_length=self.limits.context_length):
-                table.add(example)
-                tally.rows += 1
+            places: dict[str, list[Row]] = {}
+            for row in part:
+                goes_to, reason = self._sieve.place(split, row)
+                if goes_to:
+                    places.setdefault(goes_to, []).append(row)
+                else:
+                    tally.drop(reason, 1)
+            yield from places.items()
 
     def finished(self) -> dict[str, pa.Table]:
-        """The table of each split."""
-        return {split: table.table() for split, table in self.tables.items()}
+        """The table of each split. Raises InputError where no row is left to train on, or to start from."""
+        tables = {split: table.table() for split, table in self._tables.items()}
+        for split in ("train", "sft"):
+            tallies = [tally for tally in self.tallies if tally.split == split]
+            if tallies and not len(tables.get(split, ())):
+                told = "; ".join(f"{tally.source}: {tally.in_words()}" for tally in tallies)
+                raise InputError(f"no row is left ({told}): see dataset.duplicates, too_long and max_prompt_tokens")
+        return tables
 
     def longest(self) -> Longest:
         """The longest prompt of all splits."""
-        return max((maker.longest for maker in self.makers.values()), key=lambda longest: longest.tokens)
+        return max((maker.longest for maker in self._makers.values()), key=lambda longest: longest.tokens)
 
     def sources(self) -> list[dict[str, Any]]:
         """What `sources.json` says: of each source its rows and, where sources have weights, its draws in an epoch.
 
-        Empty where there is nothing to tell: one source, of which every row counts. Raises InputError for a source
-        that would never be drawn from.
+        Empty where there is nothing to tell: one source, of which every row counts by the spec. Raises InputError for
+        a source that would never be drawn from.
         """
-        if len(self.spec.sources) == 1:
+        if len(self.spec.sources) == 1 and not self.spec.selects:
             return []
         documents = [vars(tally).copy() for tally in self.tallies]
         train = [document for document in documents if document["split"] == "train"]
@@ -89,6 +131,10 @@ class Preparation:
                     )
                 document["draws"] = share.draws
         return documents
+
+    def _maker(self) -> PromptMaker:
+        spec = self.spec
+        return PromptMaker(self.tokenizer, spec.answer_column, self.limits, spec.id_column, spec.too_long == "drop")
 
     def _tally(self, source: str, split: str) -> Tally:
         self.tallies.append(Tally(source, split))

@@ -19,10 +19,11 @@ SHOWN = 200
 
 
 class Row(NamedTuple):
-    """A row of a user's, and where it is."""
+    """A row of a user's under our names, where it is, and its prompt as it is written there."""
 
     where: str
     content: dict[str, Any]
+    prompt: Any = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Rows:
             remedy = f": {array_named_lines(self.path)}" if isinstance(row, list) and found.line is not None else ""
             raise InputError(f"{where} is {type(row).__name__}, not an object with a `{self.columns.prompt}`{remedy}")
         _check_prompt(where, row, self.columns.prompt)
-        return Row(where, self.columns.renamed(where, row))
+        return Row(where, self.columns.renamed(where, row), row[self.columns.prompt])
 
 
 def read_rows(source: str, sources: Sources, columns: Columns = PLAIN) -> Rows:

@@ -52,7 +52,7 @@ class Start:
 
     def counts(self) -> dict[str, int]:
         """Rows by split."""
-        return {split: len(table) for split, table in self.tables.items()}
+        return {split: len(self.tables[split]) for split in ("train", "eval", "sft") if split in self.tables}
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,17 @@ def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
     tokenizer, config, context = _read_model(job, spec)
     limits = Limits(context, spec.dataset.max_prompt_tokens, spec.max_response_tokens)
     made = Preparation(spec.dataset, tokenizer, limits)
-    for split in (split for split in PROMPT_SPLITS if split in rows):
+    # Held-out prompts first, where those to train on must not be among them.
+    order = PROMPT_SPLITS[::-1] if spec.dataset.duplicates == "drop" else PROMPT_SPLITS
+    for split in (split for split in order if split in rows):
         for source in rows[split]:
             made.add_prompts(split, source.source, with_progress(source, scanned[split].count, job))
-    check_room(made.longest(), limits)
     for source in rows.get("sft", []):
         made.add_examples(source.source, with_progress(source, 0, job))
     tables = made.finished()
+    check_room(made.longest(), limits)
+    if spec.dataset.evaluates:
+        _check_enough(len(tables.get("eval", ())), spec)
     for split in (split for split in PROMPT_SPLITS if split in tables):
         _check_vocabulary(split_name(split, spec), tables[split], tokenizer, config)
     trial = Trial([rewards.total(part.scores) for part in parts], [part.error() for part in parts])
@@ -180,14 +184,17 @@ def _read_model(job: Job, spec: PrepareDatasetJob) -> tuple[Any, Any, int | None
 
 def split_name(split: str, spec: PrepareDatasetJob) -> str:
     """What people know the rows of a split by."""
-    return spec.dataset.label if split == "train" else str(spec.dataset.evaluation)
+    data = spec.dataset
+    if split == "train" or data.evaluation is not None:
+        return str(data.label if split == "train" else data.evaluation)
+    return f"{data.label} that dataset.evaluation_fraction={data.evaluation_fraction:g} holds out"
 
 
 def _check_enough(rows: int, spec: PrepareDatasetJob) -> None:
     if rows < spec.num_eval_prompts:
         raise InputError(
             f"evaluation.num_prompts={spec.num_eval_prompts} is more than the {rows} rows of "
-            f"{spec.dataset.evaluation}: lower it"
+            f"{split_name('eval', spec)}: lower it"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, field_validator, model_validator
 
@@ -38,21 +38,47 @@ class DatasetSpec(Section):
     evaluation: UserPath | None = Field(
         None, description="Held-out prompts in the same form; none: `evaluation` is off"
     )
+    evaluation_fraction: float = Field(
+        0.0,
+        ge=0.0,
+        le=0.5,
+        description="Instead of `evaluation`: about this part of the prompts is held out, by the hash of their content",
+    )
     prompt_column: str = Field("prompt", min_length=1, description="Column with the prompt: a text or messages")
     answer_column: str = Field("answer", description="Column with the reference answer; missing is allowed")
+    id_column: str | None = Field(
+        None, description="Column with an id of each prompt, no two alike; none: a hash of the row"
+    )
     chat: bool = Field(
         False, description="Texts go through the chat template, each as one message of a user; messages always do"
     )
     system_prompt: str | None = Field(
         None, min_length=1, description="First message of every prompt that has no system message of its own"
     )
-    max_prompt_tokens: PositiveInt = Field(512, description="Longer prompts are an error, never cut")
+    duplicates: Literal["keep", "drop"] = Field(
+        "keep",
+        description="drop: of rows with the same prompt the first counts, and none that is held out is trained on",
+    )
+    max_prompt_tokens: PositiveInt = Field(512, description="Longer prompts are never cut: see `too_long`")
+    too_long: Literal["error", "drop"] = Field(
+        "error", description="What happens to rows with more tokens than fit: the run is refused, or they are left out"
+    )
     shuffle: bool = Field(True, description="Draw prompts in a new seeded order every epoch")
 
     @property
     def sources(self) -> tuple[SourceSpec, ...]:
         """What `train` names, one or several."""
         return (SourceSpec(path=self.train),) if isinstance(self.train, str) else self.train
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there are held-out prompts."""
+        return self.evaluation is not None or self.evaluation_fraction > 0
+
+    @property
+    def selects(self) -> bool:
+        """Whether rows may be left out, or held out."""
+        return self.evaluation_fraction > 0 or self.duplicates == "drop" or self.too_long == "drop"
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -76,6 +102,15 @@ class DatasetSpec(Section):
         if bare and len(bare) < len(train):
             raise ValueError(f"{', '.join(bare)} has no weight, and others have: give each source one, or none")
         return train
+
+    @model_validator(mode="after")
+    def _held_out_once(self) -> Self:
+        if self.evaluation is not None and self.evaluation_fraction:
+            raise ValueError(
+                f"evaluation={self.evaluation} and evaluation_fraction={self.evaluation_fraction:g} both say what is "
+                "held out: take one of them out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _two_columns(self) -> Self:

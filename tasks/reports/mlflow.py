@@ -79,7 +79,7 @@ def input_data(spec: RunSpec, dataset: DatasetRef) -> list[InputData]:
     """The run's data as MLflow shows inputs. Names differ by their use: MLflow knows data by name and digest."""
     names = {
         "training": spec.dataset.label,
-        "evaluation": spec.dataset.evaluation,
+        "evaluation": spec.dataset.evaluation or spec.dataset.label,
         "supervised": spec.sft.data if spec.sft else None,
     }
     return [

@@ -35,7 +35,7 @@ def open_evaluation(policy: Policy, spec: RunSpec, title: str, on_progress: OnPr
     Only what is pinned is safe from the collector, and only who has a lease can pin: so each evaluation holds one of
     its own. `title` names its MLflow run.
     """
-    if spec.dataset.evaluation is None:
+    if not spec.dataset.evaluates:
         raise InputError(
             f"the spec of run {policy.run} has no held-out prompts (dataset.evaluation is not set): name some with "
             "--set dataset.evaluation=FILE"

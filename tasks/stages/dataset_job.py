@@ -19,7 +19,7 @@ def dataset_job(spec: RunSpec) -> PrepareDatasetJob:
         dataset=spec.dataset,
         model=spec.model,
         max_response_tokens=spec.rollout.max_response_tokens,
-        num_eval_prompts=0 if spec.dataset.evaluation is None else spec.evaluation.num_prompts,
+        num_eval_prompts=spec.evaluation.num_prompts if spec.dataset.evaluates else 0,
         reward=spec.reward,
         **examples,
     )

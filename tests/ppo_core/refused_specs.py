@@ -71,6 +71,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "importance_floor=0.1 has no meaning with importance_correction=token: leave it out, or set .* to mask$",
     ),
     ({"dataset": {"train": "a", "prompt_column": "answer"}}, "prompt_column and answer_column are both 'answer'"),
+    (
+        {"dataset": {"train": "a", "evaluation": "b", "evaluation_fraction": 0.1}},
+        "dataset: evaluation=b and evaluation_fraction=0.1 both say what is held out: take one of them out",
+    ),
+    (
+        {"dataset": {"train": "a", "evaluation_fraction": 0.6}},
+        "evaluation_fraction=0.6: Input should be less than or eq",
+    ),
     ({"dataset": {"train": []}}, r"dataset.train: the list of sources is empty: name at least one"),
     (
         {"dataset": {"train": [{"path": "a", "weight": 1}, {"path": "b"}]}},

@@ -1,0 +1,64 @@
+"""Which rows are trained on, which are held out, and which are left out: by the content of their prompts alone.
+
+A prompt is held out by its hash, so that it is on the same side wherever, in whatever order and beside whatever other
+rows it stands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from ppo_core.data.dataset import as_json
+from ppo_core.data.rows import Row
+from ppo_core.spec import DatasetSpec
+
+HELD_OUT, REPEATED = "held out", "repeated"
+"""Why a row is left out: its prompt is among the held-out ones, or stands in an earlier row already."""
+
+
+@dataclass
+class Sieve:
+    """Says of each row where it goes; remembers the prompts it has seen."""
+
+    fraction: float
+    drop_repeats: bool
+    held_out: set[bytes] = field(default_factory=set)
+    seen: dict[str, set[bytes]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, spec: DatasetSpec) -> Sieve:
+        """As a spec has it."""
+        return cls(spec.evaluation_fraction, spec.duplicates == "drop")
+
+    def place(self, split: str, row: Row) -> tuple[str, str]:
+        """The split that a row of `split` goes to, or "" and why it is left out. Held-out prompts come first."""
+        if not self.fraction and not self.drop_repeats:
+            return split, ""
+        key = content_key(row.where, row.prompt)
+        if split != "eval" and is_held_out(key, self.fraction):
+            if split == "sft":
+                return "", HELD_OUT
+            split = "eval"
+        if split != "eval" and key in self.held_out:
+            return "", HELD_OUT
+        if self.drop_repeats:
+            whole = key if split != "sft" else content_key(row.where, [row.prompt, row.content.get("completion")])
+            seen = self.seen.setdefault(split, set())
+            if whole in seen:
+                return "", REPEATED
+            seen.add(whole)
+            if split == "eval":
+                self.held_out.add(key)
+        return split, ""
+
+
+def content_key(where: str, content: Any) -> bytes:
+    """16 bytes of the sha256 of some JSON value."""
+    return hashlib.sha256(as_json(where, content, {}).encode()).digest()[:16]
+
+
+def is_held_out(key: bytes, fraction: float) -> bool:
+    """Whether the hash is in the first `fraction` of all hashes."""
+    return int.from_bytes(key[:8], "big") < fraction * 2**64

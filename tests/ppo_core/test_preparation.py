@@ -1,0 +1,136 @@
+"""What becomes of a user's rows: what is held out by its content, what is left out, and that both are counted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from typing import Any
+
+import pytest
+
+from ppo_core.data.dataset import Limits
+from ppo_core.data.preparation import Preparation
+from ppo_core.data.rows import Row
+from ppo_core.records import InputError
+from ppo_core.spec import DatasetSpec
+from tests.ppo_core.tiny_models import tiny_tokenizer
+
+FREE = Limits(context_length=None, max_prompt_tokens=100, max_response_tokens=100)
+MANY = [f"w{number % 30} w{number // 30}" for number in range(600)]
+
+
+def located(texts: list[str], **columns: Any) -> list[Row]:
+    return [Row(f"row {number}", {"prompt": text, **columns}, text) for number, text in enumerate(texts, 1)]
+
+
+def prepared(
+    train: list[str],
+    evaluation: list[str] | None = None,
+    sft: list[str] | None = None,
+    *,
+    limits: Limits = FREE,
+    **spec: Any,
+) -> tuple[dict[str, list[str]], list[dict[str, Any]]]:
+    """The prompts of each split, and what is told of the sources."""
+    names = {"train": "train.jsonl"} if evaluation is None else {"train": "train.jsonl", "evaluation": "eval.jsonl"}
+    made = Preparation(DatasetSpec.model_validate({**names, **spec}), tiny_tokenizer(), limits)
+    if evaluation is not None:
+        made.add_prompts("eval", "eval.jsonl", located(evaluation))
+    made.add_prompts("train", "train.jsonl", located(train))
+    if sft is not None:
+        made.add_examples("sft.jsonl", located(sft, completion="w5"))
+    tables = made.finished()
+    texts = {split: table["prompt"].to_pylist() for split, table in tables.items() if split != "sft"}
+    examples = {"sft": tables["sft"]["prompt_token_ids"].to_pylist()} if "sft" in tables else {}
+    return {**texts, **examples}, made.sources()
+
+
+def is_in_first_part(text: str, fraction: float) -> bool:
+    """By the words of docs/data.md: the sha256 of the prompt as JSON, read as a fraction."""
+    return int(hashlib.sha256(json.dumps(text).encode()).hexdigest()[:16], 16) / 16**16 < fraction
+
+
+def test_all_rows_count_by_default_and_there_is_nothing_to_tell() -> None:
+    assert prepared(["w3", "w3", "w4"], ["w3"]) == ({"eval": ["w3"], "train": ["w3", "w3", "w4"]}, [])
+
+
+def test_prompts_are_held_out_by_their_hash_whatever_stands_beside_them() -> None:
+    splits, told = prepared(MANY, sft=MANY, evaluation_fraction=0.2)
+    held_out = [text for text in MANY if is_in_first_part(text, 0.2)]
+    assert 80 < len(held_out) < 160
+    assert splits["eval"] == held_out
+    assert splits["train"] == [text for text in MANY if text not in held_out]
+    assert len(splits["sft"]) == len(splits["train"])
+    assert told == [
+        {"source": "train.jsonl", "split": "train", "read": 600, "rows": 600 - len(held_out), "held_out": len(held_out),
+         "dropped": {}},
+        {"source": "sft.jsonl", "split": "sft", "read": 600, "rows": 600 - len(held_out), "held_out": 0,
+         "dropped": {"held out": len(held_out)}},
+    ]  # fmt: skip
+    shuffled = [*MANY[::2], "w31", *MANY[::2]]
+    random.Random(0).shuffle(shuffled)
+    again, _ = prepared(shuffled, evaluation_fraction=0.2)
+    assert {text for text in again["eval"] if text in MANY} == {text for text in held_out if text in shuffled}
+    assert not set(again["eval"]) & set(again["train"])
+
+
+def test_a_larger_part_holds_the_smaller_one() -> None:
+    smaller, larger = (set(prepared(MANY, evaluation_fraction=part)[0]["eval"]) for part in (0.05, 0.1))
+    assert smaller < larger
+
+
+def test_repeated_and_held_out_prompts_are_left_out_where_the_spec_says_so() -> None:
+    splits, told = prepared(["w3", "w4", "w3", "w5", "w5"], ["w5", "w6", "w6"], ["w4", "w4", "w6"], duplicates="drop")
+    assert splits == {"eval": ["w5", "w6"], "train": ["w3", "w4"], "sft": [[4]]}
+    assert [(one["source"], one["read"], one["rows"], one["dropped"]) for one in told] == [
+        ("eval.jsonl", 3, 2, {"repeated": 1}),
+        ("train.jsonl", 5, 2, {"repeated": 1, "held out": 2}),
+        ("sft.jsonl", 3, 1, {"repeated": 1, "held out": 1}),
+    ]
+
+
+def test_examples_with_other_completions_are_no_repeats() -> None:
+    made = Preparation(DatasetSpec(train="a", duplicates="drop"), tiny_tokenizer(), FREE)
+    rows = [Row("1", {"prompt": "w3", "completion": text}, "w3") for text in ("w4", "w5", "w4")]
+    made.add_examples("sft.jsonl", rows)
+    assert made.finished()["sft"]["completion_token_ids"].to_pylist() == [[4, 1], [5, 1]]
+
+
+@pytest.mark.parametrize(
+    ("limits", "kept"),
+    [
+        (Limits(None, 2, 8), ["w3", "w3 w4"]),
+        (Limits(10, 5, 9), ["w3"]),
+        (Limits(None, 3, 8), ["w3", "w3 w4", "w3 w4 w5"]),
+    ],
+)
+def test_rows_that_are_too_long_can_be_left_out(limits: Limits, kept: list[str]) -> None:
+    rows = ["w3", "w3 w4", "w3 w4 w5"]
+    splits, (told,) = prepared(rows, limits=limits, too_long="drop")
+    assert splits["train"] == kept
+    assert told["dropped"] == ({"too long": 3 - len(kept)} if len(kept) < 3 else {})
+
+
+def test_examples_that_are_too_long_can_be_left_out() -> None:
+    splits, told = prepared(["w3"], sft=["w3", "w3 w4"], limits=Limits(3, 2, 1), too_long="drop")
+    assert splits["sft"] == [[3]]
+    assert told[1]["dropped"] == {"too long": 1}
+
+
+def test_where_no_row_is_left_all_reasons_are_said() -> None:
+    words = r"no row is left \(train.jsonl: 3 rows, 1 repeated, 2 too long\): see dataset.duplicates, too_long"
+    with pytest.raises(InputError, match=words):
+        prepared(["w3 w4", "w3 w4", "w5 w6"], limits=Limits(None, 1, 8), too_long="drop", duplicates="drop")
+
+
+def test_ids_of_the_users_own_name_the_prompts() -> None:
+    made = Preparation(DatasetSpec(train="a", id_column="key"), tiny_tokenizer(), FREE)
+    made.add_prompts(
+        "train", "a", [Row("row 1", {"prompt": "w3", "key": "x"}), Row("row 2", {"prompt": "w3", "key": 7})]
+    )
+    assert made.finished()["train"]["prompt_id"].to_pylist() == ["x", "7"]
+    with pytest.raises(InputError, match=r"row 9 has key='x', as row 1 has: give each row an id of its own"):
+        made.add_prompts("train", "b", [Row("row 9", {"prompt": "w4", "key": "x"})])
+    with pytest.raises(InputError, match=r"row 3 has key=None: an id is a text or a whole number"):
+        made.add_prompts("train", "b", [Row("row 3", {"prompt": "w4"})])
