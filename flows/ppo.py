@@ -28,7 +28,7 @@ from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow, page_url
 from tasks.prepare_dataset import prepare_dataset
 from tasks.register_policy import RegisteredPolicy, export_best, register_policy, usable_best
-from tasks.report import begin_report, report, report_end
+from tasks.report import begin_report, report, report_dataset, report_end
 from tasks.runs.errors import InputError, RegistryError, StoreUnavailable
 from tasks.runs.guards import finish_rollback
 from tasks.runs.iteration_record import IterationRecord, best_in_words
@@ -101,6 +101,7 @@ def train(
         begin_report(context, partial(tell, console), console.say)
         try:
             dataset = prepare_dataset(context)
+            report_dataset(context, dataset)
             record = last_whole(context, console)
             if rerun is not None:
                 record = rerun_iteration(context, console, dataset, rerun)
@@ -157,6 +158,7 @@ def iterate_to_the_end(
             if damages == DAMAGES:
                 raise
             dataset = prepare_dataset(context)
+            report_dataset(context, dataset)
             record = last_whole(context, console) or begin_shown(context, console, dataset)
             continue
         damages = 0

@@ -5,6 +5,7 @@ An outage of tracking delays a curve and loses nothing: the next report starts f
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 from prefect.artifacts import create_table_artifact
@@ -12,11 +13,13 @@ from prefect.logging import get_run_logger
 
 from infra.mlflow.client import is_server
 from infra.mlflow.system_metrics import SystemMetrics
+from tasks.reports.dataset import dataset_page, described
 from tasks.reports.mlflow import input_data, introduce, link_lineage, log_missing, show_progress
-from tasks.reports.prefect import HEADLINES, show_iterations, show_samples
+from tasks.reports.prefect import HEADLINES, show_dataset, show_iterations, show_samples
 from tasks.runs.iteration_record import IterationRecord, read_record
 from tasks.runs.retention import Garbage
 from tasks.stages.context import RunContext
+from tasks.stages.references import DatasetRef
 from tasks.stages.stage import completed, stage
 
 SHOWN_GARBAGE = 1000
@@ -42,6 +45,21 @@ def begin_report(context: RunContext, complain: Callable[[str | None], None], sa
     reporting.live, reporting.monitor = True, SystemMetrics(context.tracker)
     reporting.aside(begin)
     reporting.monitor.start()
+
+
+@stage("report_dataset", retries=0)
+def report_dataset(context: RunContext, dataset: DatasetRef) -> str | None:
+    """What the data is: on Prefect's page now, in MLflow with the next report. Returns why not, where it failed."""
+
+    def tell() -> bool:
+        told = described(context, dataset)
+        page = dataset_page(context.run, told)
+        context.reporting.data = {"dataset/report.json": json.dumps(told, indent=2), "dataset/report.md": page}
+        show_dataset(context, dataset, page)
+        return True
+
+    missing = _complaint(context, tell)
+    return completed(missing, missing or dataset.in_words())
 
 
 @stage("report", retries=0)
@@ -106,7 +124,8 @@ def _catch_up(context: RunContext, record: IterationRecord) -> bool:
     complete = log_missing(context, record)
     reporting.introduced = reporting.introduced or introduce(context)
     if linked and reporting.introduced and not reporting.linked:
-        reporting.linked = context.tracker.log_datasets(input_data(context.spec, record.dataset))
+        told = all(context.tracker.log_text(name, text) for name, text in reporting.data.items())
+        reporting.linked = told and context.tracker.log_datasets(input_data(context.spec, record.dataset))
     return complete and reporting.linked
 
 

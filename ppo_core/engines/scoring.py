@@ -1,6 +1,7 @@
 """The scoring engine: runs user code (reward functions, row generators), away from models and orchestration.
 
-Jobs: check_run, prepare_dataset, score_rollouts, score_evaluation, compare_evaluations, describe_sources, try_reward.
+Jobs: describe_sources, describe_dataset, check_run, try_reward, prepare_dataset, score_rollouts, score_evaluation,
+compare_evaluations.
 Jobs that run user code get `folder`, where the spec's relative paths start, as the input `sources`.
 """
 
@@ -13,6 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from ppo_core.data.description import describe
 from ppo_core.data.tables import (
     SOURCES,
     read_prompts,
@@ -50,6 +52,11 @@ def prepare_dataset(job: Job) -> dict[str, Any]:
     return {"counts": found.counts(), "context_length": found.context_length}
 
 
+def describe_dataset(job: Job) -> dict[str, Any]:
+    """What a prepared dataset is, in numbers. Input: dataset."""
+    return describe(job.inputs["dataset"].path)
+
+
 def check_run(job: Job) -> dict[str, Any]:
     """What a run would find wrong with its data, tokenizer, reward functions and model, found before it starts."""
     spec = CheckRunJob.model_validate(job.spec)
@@ -68,6 +75,7 @@ def check_run(job: Job) -> dict[str, Any]:
     )
     return {
         "counts": found.counts(),
+        "left_out": found.left_out(),
         "context_length": found.context_length,
         "longest_prompt": found.longest_prompt,
         "scores": found.trial.scores,
@@ -186,7 +194,7 @@ def _join(prefix: str, name: str) -> str:
 def main() -> None:
     """Serve scoring jobs on standard input and output."""
     replies = take_over_stdout()
-    preparing = (describe_sources, check_run, try_reward, prepare_dataset)
+    preparing = (describe_sources, describe_dataset, check_run, try_reward, prepare_dataset)
     jobs = (*preparing, score_rollouts, score_evaluation, compare_evaluations)
     serve({job.__name__: job for job in jobs}, replies, permissions_of(sys.argv[1:]))
 

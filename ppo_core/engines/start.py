@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -53,6 +54,13 @@ class Start:
     def counts(self) -> dict[str, int]:
         """Rows by split."""
         return {split: len(self.tables[split]) for split in ("train", "eval", "sft") if split in self.tables}
+
+    def left_out(self) -> dict[str, int]:
+        """Rows that count nowhere, by the reason."""
+        reasons = Counter[str]()
+        for source in self.sources:
+            reasons.update(source["dropped"])
+        return dict(sorted(reasons.items()))
 
 
 @dataclass(frozen=True)

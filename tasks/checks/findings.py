@@ -20,6 +20,7 @@ def findings_of(spec: RunSpec, facts: Mapping[str, Any], run: str, iteration: in
     splits = [f"{counts['train']} prompts to train on"]
     splits += [f"{counts['eval']} held out"] if "eval" in counts else []
     splits += [f"{counts['sft']} SFT examples"] if "sft" in counts else []
+    splits += [f"{count} left out ({reason})" for reason, count in facts["left_out"].items()]
     scores = ", ".join("none" if score is None else f"{score:g}" for score in facts["scores"])
     return {
         "run": f"{run}, {_stands(iteration, spec.iterations)}",

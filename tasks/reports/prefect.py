@@ -15,6 +15,7 @@ from prefect.logging import get_run_logger
 
 from tasks.runs.iteration_record import IterationRecord
 from tasks.stages.context import RunContext
+from tasks.stages.references import DatasetRef
 
 T = TypeVar("T")
 PAGE_PATIENCE_S = 6.0
@@ -74,6 +75,12 @@ def show_samples(context: RunContext, record: IterationRecord) -> None:
     tell_prefect(
         context, "the sample answers", lambda: create_markdown_artifact(text, key=key, description=description)
     )
+
+
+def show_dataset(context: RunContext, dataset: DatasetRef, page: str) -> None:
+    """What the run's data is."""
+    key, about = page_key(context.run, "dataset"), f"Data of run {context.run}: {dataset.in_words()}"
+    tell_prefect(context, "what the data is", lambda: create_markdown_artifact(page, key=key, description=about))
 
 
 def see_mlflow(context: RunContext) -> str:

@@ -21,13 +21,14 @@ ASIDE_END_S = 10.0
 @dataclass
 class Reporting:
     """`metrics` are those of the iterations by number, `live` says whether the run is shown while it is trained,
-    `introduced` whether MLflow knows what it is, `linked` what it is made of, and `table` is the table of iterations on
-    Prefect's pages."""
+    `introduced` whether MLflow knows what it is, `linked` what it is made of, `data` are the files that describe its
+    data, and `table` is the table of iterations on Prefect's pages."""
 
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     live: bool = False
     introduced: bool = False
     linked: bool = False
+    data: dict[str, str] = field(default_factory=dict)
     table: UUID | None = None
     monitor: SystemMetrics | None = None
     thread: threading.Thread | None = None

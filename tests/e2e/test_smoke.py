@@ -113,6 +113,17 @@ def test_mlflow_knows_the_run_from_its_start_on(smoke: FinishedRun) -> None:
     assert "Iteration 4 of 4 is done; best by evaluation/score" in tags["mlflow.note.content"]
 
 
+def test_prefect_and_mlflow_have_the_report_of_the_data(smoke: FinishedRun) -> None:
+    with sqlite3.connect(smoke.home / "prefect" / "prefect.db") as database:
+        ((page,),) = database.execute("select data from artifact where key = 'first-dataset'").fetchall()
+    (file,) = (smoke.home / "mlflow" / "artifacts").rglob("dataset/report.json")
+    told = json.loads(file.read_text())
+    counts = records(smoke.home, "first")[0]["dataset"]["counts"]
+    assert {split: facts["rows"] for split, facts in told["splits"].items()} == counts
+    assert f"| evaluate with | {counts['eval']:,} |" in json.loads(page)
+    assert file.with_name("report.md").read_text() == json.loads(page)
+
+
 def test_prefect_has_the_table_of_iterations_from_the_first_on_and_tags(smoke: FinishedRun) -> None:
     with sqlite3.connect(smoke.home / "prefect" / "prefect.db") as database:
         tables = database.execute("select data, created from artifact where key = 'first-iterations'").fetchall()

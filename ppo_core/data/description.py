@@ -1,0 +1,52 @@
+"""What a dataset is, in numbers: rows, lengths in tokens, what became of the rows of each source, and leaks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ppo_core.data.tables import SOURCES
+
+BARS = 12
+TOKENS = ("prompt_token_ids", "completion_token_ids")
+
+
+def describe(dataset: Path) -> dict[str, Any]:
+    """`splits` with rows and lengths of each, `sources` where there is something to tell of them, and `on_both_sides`:
+    rows to train on whose prompt is held out too (None without held-out prompts)."""
+    files = {split: dataset / f"{split}.parquet" for split in ("train", "eval", "sft")}
+    splits = {split: lengths(path) for split, path in files.items() if path.is_file()}
+    sources = dataset / SOURCES
+    return {
+        "splits": splits,
+        "sources": json.loads(sources.read_text()) if sources.is_file() else [],
+        "on_both_sides": on_both_sides(files["train"], files["eval"]) if "eval" in splits else None,
+    }
+
+
+def lengths(path: Path) -> dict[str, Any]:
+    """How long the rows of a table are, in tokens; `histogram` has [from, to, rows] of equal widths."""
+    file = pq.ParquetFile(path)
+    columns = [name for name in file.schema_arrow.names if name in TOKENS]
+    table = file.read(columns=columns)
+    tokens = sum(pc.list_value_length(table[name]).to_numpy().astype(np.int64) for name in columns)
+    if not len(table):
+        return {"rows": 0, "histogram": []}
+    width = -(-int(tokens.max()) // BARS)
+    counts = np.bincount((np.maximum(tokens, 1) - 1) // width)
+    bars = [[width * bar + 1, width * (bar + 1), int(count)] for bar, count in enumerate(counts)]
+    summary = {"mean": float(tokens.mean()), "median": float(np.median(tokens)), "longest": int(tokens.max())}
+    return {"rows": len(table), **summary, "histogram": bars}
+
+
+def on_both_sides(train: Path, held_out: Path) -> int:
+    """Rows of `train` whose prompt stands in `held_out` too."""
+    columns = ["prompt", "messages"]
+    ours, theirs = pq.read_table(train, columns=columns), pq.read_table(held_out, columns=columns)
+    found = [pc.is_in(ours[name], value_set=theirs[name].drop_null().unique()) for name in columns]
+    return int(pc.sum(pc.or_(*found)).as_py() or 0)

@@ -1,0 +1,57 @@
+"""What a run's data is, as people read it: rows, lengths, and what became of the rows of each source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from infra.engines.protocol import EngineInput, EngineJob
+from tasks.stages.context import RunContext
+from tasks.stages.jobs import ask
+from tasks.stages.references import USES, DatasetRef
+
+WIDEST_BAR = 30
+
+
+def described(context: RunContext, dataset: DatasetRef) -> dict[str, Any]:
+    """The numbers, as the scoring engine counts them in the stored dataset."""
+    given = EngineInput(context.store.fetch(dataset.bare()), dataset.digest)
+    silence = context.spec.engines.reward_timeout_s
+    return ask(
+        context.engines.scoring, EngineJob("describe_dataset", {"dataset": given}, None, {}), silence_s=silence
+    ).result
+
+
+def dataset_page(run: str, told: Mapping[str, Any]) -> str:
+    """The numbers in markdown."""
+    return "\n".join([f"# Data of run {run}", "", *_splits(told), *_sources(told), *_histograms(told)]) + "\n"
+
+
+def _splits(told: Mapping[str, Any]) -> Iterator[str]:
+    yield from ("| rows to | rows | tokens: mean | median | longest |", "|---|---|---|---|---|")
+    for split, facts in told["splits"].items():
+        if facts["rows"]:
+            lengths = f"{facts['mean']:.1f} | {facts['median']:g} | {facts['longest']}"
+            yield f"| {USES[split]} | {facts['rows']:,} | {lengths} |"
+    if both := told["on_both_sides"]:
+        yield from ("", f"{both:,} rows to train on have a held-out prompt: `dataset.duplicates: drop` takes them out.")
+
+
+def _sources(told: Mapping[str, Any]) -> Iterator[str]:
+    if not told["sources"]:
+        return
+    reasons = sorted({reason for one in told["sources"] for reason in one["dropped"]})
+    names = ["source", "rows to", "read", "kept", "moved to held out", *reasons, "draws in an epoch"]
+    yield from ("", f"| {' | '.join(names)} |", "|---" * len(names) + "|")
+    for one in told["sources"]:
+        counts = [one["read"], one["rows"], one["held_out"], *(one["dropped"].get(reason, 0) for reason in reasons)]
+        cells = [one["source"], USES[one["split"]], *(f"{count:,}" for count in counts), f"{one.get('draws', ''):}"]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _histograms(told: Mapping[str, Any]) -> Iterator[str]:
+    for split, facts in told["splits"].items():
+        most = max((rows for _, _, rows in facts["histogram"]), default=0)
+        yield from ("", f"Rows to {USES[split]}, by their tokens:", "", "| tokens | rows | |", "|---|---|---|")
+        for first, last, rows in facts["histogram"]:
+            yield f"| {first} to {last} | {rows:,} | {'█' * round(WIDEST_BAR * rows / most)} |"

@@ -1,0 +1,44 @@
+"""What is told of a dataset: its rows and lengths, counted by hand here, and prompts on both sides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ppo_core.data.description import describe
+from ppo_core.data.tables import write_prompts, write_sources
+from ppo_core.records import PromptRow
+
+CHAT = [{"role": "user", "content": "w3"}]
+
+
+def row(number: int, prompt: str | list[dict[str, str]], tokens: int) -> PromptRow:
+    return PromptRow(str(number), prompt, [7] * tokens, None, {})
+
+
+def test_rows_and_lengths_are_counted_and_leaks_found(tmp_path: Path) -> None:
+    lengths = [1, 3, 3, 4, 30]
+    prompts = ["a", "b", "b", CHAT, "c"]
+    rows = [row(n, prompt, tokens) for n, (prompt, tokens) in enumerate(zip(prompts, lengths, strict=True))]
+    write_prompts(tmp_path / "train.parquet", rows)
+    write_prompts(tmp_path / "eval.parquet", [row(0, "b", 2), row(1, CHAT, 2), row(2, "other", 2)])
+    examples = {"prompt_token_ids": [[1, 2], [1]], "completion_token_ids": [[1], [1, 2, 3]]}
+    pq.write_table(pa.table(examples), tmp_path / "sft.parquet")
+    told = describe(tmp_path)
+    train, held_out, sft = (told["splits"][split] for split in ("train", "eval", "sft"))
+    assert (train["rows"], train["mean"], train["median"], train["longest"]) == (5, pytest.approx(8.2), 3.0, 30)
+    assert [bar for bar in train["histogram"] if bar[2]] == [[1, 3, 3], [4, 6, 1], [28, 30, 1]]
+    assert held_out["histogram"] == [[1, 1, 0], [2, 2, 3]]
+    assert (sft["mean"], sft["longest"], sft["histogram"][-1]) == (3.5, 4, [4, 4, 1])
+    assert (told["on_both_sides"], told["sources"]) == (3, [])
+
+
+def test_without_held_out_prompts_there_is_no_leak_and_sources_are_told(tmp_path: Path) -> None:
+    write_prompts(tmp_path / "train.parquet", [row(0, "a", 1)])
+    write_sources(tmp_path / "sources.json", [{"source": "a.jsonl", "split": "train", "rows": 1}])
+    told = describe(tmp_path)
+    assert told["on_both_sides"] is None
+    assert told["sources"] == [{"source": "a.jsonl", "split": "train", "rows": 1}]

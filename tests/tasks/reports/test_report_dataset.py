@@ -1,0 +1,35 @@
+"""The page that says what a run's data is."""
+
+from __future__ import annotations
+
+from tasks.reports.dataset import dataset_page
+
+TOLD = {
+    "splits": {
+        "train": {"rows": 1200, "mean": 7.25, "median": 7.0, "longest": 8, "histogram": [[1, 4, 300], [5, 8, 900]]},
+        "eval": {"rows": 0, "histogram": []},
+    },
+    "sources": [
+        {"source": "a.csv", "split": "train", "read": 1500, "rows": 1000, "held_out": 20, "dropped": {"repeated": 480},
+         "draws": 600},
+        {"source": "b.csv", "split": "sft", "read": 9, "rows": 8, "held_out": 0, "dropped": {"too long": 1}},
+    ],
+    "on_both_sides": 3,
+}  # fmt: skip
+
+
+def test_the_page_has_rows_sources_and_lengths() -> None:
+    page = dataset_page("first", TOLD)
+    assert page.startswith("# Data of run first\n")
+    assert "| train on | 1,200 | 7.2 | 7 | 8 |" in page
+    assert "3 rows to train on have a held-out prompt" in page
+    assert "| source | rows to | read | kept | moved to held out | repeated | too long | draws in an epoch |" in page
+    assert "| a.csv | train on | 1,500 | 1,000 | 20 | 480 | 0 | 600 |" in page
+    assert "| b.csv | start from | 9 | 8 | 0 | 0 | 1 |  |" in page
+    assert f"| 1 to 4 | 300 | {'█' * 10} |\n| 5 to 8 | 900 | {'█' * 30} |" in page
+
+
+def test_where_there_is_nothing_to_tell_of_sources_nothing_is() -> None:
+    page = dataset_page("first", {**TOLD, "sources": [], "on_both_sides": 0})
+    assert "source" not in page
+    assert "held-out prompt:" not in page
