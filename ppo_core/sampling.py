@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -54,7 +54,12 @@ def _mixed(shares: Sequence[Share], epoch: int, *, seed: int, shuffle: bool) -> 
 
 
 def draws(
-    rows: list[int], prompt_ids: list[str], samples_per_prompt: int, *, seed: int, stream: int | str
+    rows: list[int],
+    prompt_ids: Sequence[str] | Mapping[int, str],
+    samples_per_prompt: int,
+    *,
+    seed: int,
+    stream: int | str,
 ) -> list[Draw]:
     """One draw per (prompt, sample). `stream` is the iteration, or a name where no iteration is meant.
 

@@ -83,8 +83,18 @@ def write_prompts(path: Path, rows: Iterable[PromptRow]) -> None:
     pq.write_table(pa.Table.from_pylist([prompt_document(row) for row in rows], schema=PROMPTS), path)
 
 
-def read_prompts(path: Path) -> list[PromptRow]:
-    """The rows of a dataset's `train.parquet` or `eval.parquet`, in file order."""
+def read_prompts(
+    path: Path, *, rows: Sequence[int] | None = None, named: Iterable[str] | None = None
+) -> list[PromptRow]:
+    """The rows of a dataset's `train.parquet` or `eval.parquet`, in file order: all, or those with such prompt_ids.
+
+    With `rows` these rows, in their order. Only what is returned is Python's objects: a dataset may be large.
+    """
+    table = pq.read_table(path)
+    if rows is not None:
+        table = table.take(pa.array(rows, pa.int64()))
+    if named is not None:
+        table = table.filter(pc.is_in(table["prompt_id"], value_set=pa.array(sorted(set(named)), pa.string())))
     return [
         PromptRow(
             prompt_id=row["prompt_id"],
@@ -93,8 +103,13 @@ def read_prompts(path: Path) -> list[PromptRow]:
             reference_answer=None if row["reference_answer"] is None else json.loads(row["reference_answer"]),
             metadata=json.loads(row["metadata"]),
         )
-        for row in pq.read_table(path).to_pylist()
+        for row in table.to_pylist()
     ]
+
+
+def count_prompts(path: Path) -> int:
+    """Rows of a dataset's `train.parquet` or `eval.parquet`."""
+    return int(pq.read_metadata(path).num_rows)
 
 
 def write_sources(path: Path, sources: Sequence[Mapping[str, Any]]) -> None:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ppo_core.data.tables import longest_prompt, read_prompts, read_rollouts, read_shares, write_rollouts
+from ppo_core.data.tables import count_prompts, longest_prompt, read_prompts, read_rollouts, read_shares, write_rollouts
 from ppo_core.engines.children import ChildWatch
 from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.engines.rollout_limits import (
@@ -59,20 +59,19 @@ class RolloutEngine:
         return self._generate_part(shard.whole, shard.first, shard.count, job)
 
     def _generate_part(self, spec: GenerateJob, first: int, count: int, job: Job) -> dict[str, Any]:
-        prompts = read_prompts(job.inputs["dataset"].path / f"{spec.split}.parquet")
-        if spec.split == "eval" and spec.num_prompts > len(prompts):
-            raise InputError(
-                f"evaluation.num_prompts={spec.num_prompts}, but dataset.evaluation has {len(prompts)} rows: lower it"
-            )
+        table = job.inputs["dataset"].path / f"{spec.split}.parquet"
+        there = count_prompts(table)
+        if spec.split == "eval" and spec.num_prompts > there:
+            raise InputError(f"evaluation.num_prompts={spec.num_prompts}, but only {there} rows are held out: lower it")
         checkpoint = job.inputs["checkpoint"]
         context = needed_context(job.inputs["dataset"].path, spec)
         digest = checkpoint.digest if spec.weights == "policy" else f"{checkpoint.digest}/{spec.weights}"
         self._hold(weights_folder(checkpoint.path, spec), digest, spec, context)
         shares = read_shares(job.inputs["dataset"].path, spec.split)
-        rows = draw_prompts(
-            len(prompts), spec.position, spec.num_prompts, seed=spec.seed, shuffle=spec.shuffle, shares=shares
-        )
-        ids = [prompt.prompt_id for prompt in prompts]
+        rows = draw_prompts(there, spec.position, spec.num_prompts, seed=spec.seed, shuffle=spec.shuffle, shares=shares)
+        drawn = sorted(set(rows))
+        prompts = dict(zip(drawn, read_prompts(table, rows=drawn), strict=True))
+        ids = {row: prompt.prompt_id for row, prompt in prompts.items()}
         # All of them, also for a part: which sample of its prompt one is depends on those before it.
         wanted = draws(rows, ids, spec.samples_per_prompt, seed=spec.seed, stream=spec.stream)
         mine = wanted[first * spec.samples_per_prompt : (first + count) * spec.samples_per_prompt]
@@ -105,11 +104,13 @@ class RolloutEngine:
         prompt = PromptRow("sample", question, ids, None, {})
         self._hold(policy.path, policy.digest, spec, len(ids) + spec.max_response_tokens)
         rows = self._generate(
-            [prompt], draws([0], ["sample"], wish["count"], seed=spec.seed, stream="sample"), spec, job
+            {0: prompt}, draws([0], {0: "sample"}, wish["count"], seed=spec.seed, stream="sample"), spec, job
         )
         return {"responses": [row.response for row in rows]}
 
-    def _generate(self, prompts: list[PromptRow], wanted: list[Draw], spec: GenerateJob, job: Job) -> list[RolloutRow]:
+    def _generate(
+        self, prompts: dict[int, PromptRow], wanted: list[Draw], spec: GenerateJob, job: Job
+    ) -> list[RolloutRow]:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 

@@ -163,7 +163,8 @@ def score_metrics(scores: list[ScoreRow], prefix: str) -> dict[str, float]:
 
 
 def _scored(job: Job, reward: RewardSpec, column: str, split: str, rollouts: list[RolloutRow]) -> list[ScoreRow]:
-    prompts = {row.prompt_id: row for row in read_prompts(job.inputs["dataset"].path / f"{split}.parquet")}
+    path, ids = job.inputs["dataset"].path / f"{split}.parquet", {row.prompt_id for row in rollouts}
+    prompts = {row.prompt_id: row for row in read_prompts(path, named=ids)}
     rewards = WeightedRewards(reward, sources_of(job), column, job.progress)
     return rewards.score_rollouts([prompts[row.prompt_id] for row in rollouts], rollouts)
 
@@ -180,10 +181,13 @@ def _check_enough(scores: list[ScoreRow], reward: RewardSpec) -> None:
 
 def _samples(job: Job, rollouts: list[RolloutRow], scores: list[ScoreRow], count: int = 8) -> list[dict[str, Any]]:
     """The first rows as people look at them."""
-    prompts = {row.prompt_id: row for row in read_prompts(job.inputs["dataset"].path / "eval.parquet")}
+    shown = list(zip(rollouts, scores, strict=True))[:count]
+    ids = {row.prompt_id for row, _ in shown}
+    found = read_prompts(job.inputs["dataset"].path / "eval.parquet", named=ids)
+    prompts = {row.prompt_id: row for row in found}
     return [
         {"prompt": prompts[row.prompt_id].prompt, "response": row.response, "score": score.score}
-        for row, score in list(zip(rollouts, scores, strict=True))[:count]
+        for row, score in shown
     ]
 
 

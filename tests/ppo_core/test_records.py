@@ -16,6 +16,7 @@ from ppo_core.data import batches, shares
 from ppo_core.data.batches import microbatches, minibatches
 from ppo_core.data.tables import (
     check_aligned,
+    count_prompts,
     longest_prompt,
     read_prompts,
     read_rollouts,
@@ -62,6 +63,9 @@ def test_the_examples_hold(module: ModuleType, count: int) -> None:
 def test_prompts_survive_their_table(tmp_path: Path) -> None:
     write_prompts(tmp_path / "train.parquet", PROMPTS)
     assert read_prompts(tmp_path / "train.parquet") == PROMPTS
+    assert read_prompts(tmp_path / "train.parquet", rows=[3, 0]) == [PROMPTS[3], PROMPTS[0]]
+    assert read_prompts(tmp_path / "train.parquet", named={"e", "b"}) == [PROMPTS[1], PROMPTS[4]]
+    assert count_prompts(tmp_path / "train.parquet") == 5
     table = parquet.read_table(tmp_path / "train.parquet")
     assert table.column_names == [
         "prompt_id", "prompt", "messages", "prompt_token_ids", "reference_answer", "metadata",
