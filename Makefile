@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCK := requirements.lock
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo begin-demo check test test-thorough lint bench-learning bench-training bench-iteration bench-rewards bench-chaos stack stack-stop stack-status stack-packages clean
+.PHONY: help install demo begin-demo check test test-thorough lint bench-learning bench-training bench-iteration bench-rewards bench-data bench-chaos stack stack-stop stack-status stack-packages clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ bench-training: $(STAMP) ## how fast the training engine is, setting by setting,
 
 bench-rewards: $(STAMP) ## how many samples a second are scored, into benchmarks/results
 	@$(BIN)/python -m benchmarks.rewards
+
+bench-data: $(STAMP) ## how fast, and in how much memory, a million prompts become a dataset, into benchmarks/results
+	@$(BIN)/python -m benchmarks.data
 
 bench-iteration: $(STAMP) ## whole iterations of the demo, and at 27M parameters, beside TRL's PPOTrainer, into benchmarks/results
 	@$(BIN)/python -m benchmarks.iteration
