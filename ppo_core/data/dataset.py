@@ -1,9 +1,9 @@
-"""From a user's rows to checked, tokenized prompts and SFT examples, a thousand rows at a time."""
+"""From a user's rows to checked, tokenized prompts and SFT examples."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar
 from ppo_core.data.rows import Row, check_text, shown
 from ppo_core.records import InputError, PromptRow, canonical_json
 
-ROWS_AT_ONCE = 1000
 T = TypeVar("T")
 
 
@@ -52,20 +51,18 @@ class PromptMaker:
     repeats: dict[str, int] = field(default_factory=dict)
     ids: dict[str, str] = field(default_factory=dict)
 
-    def prompts(self, rows: Iterable[Row]) -> Iterator[PromptRow]:
-        """Tokenized and checked. Raises InputError naming the row."""
-        for some in in_parts(rows, ROWS_AT_ONCE):
-            tokens = _encoded(self.tokenizer, some)
-            for (where, row, _), ids in zip(some, tokens, strict=True):
-                if self.drop_too_long and len(ids) > self.limits.longest_prompt():
-                    continue
-                _check_length(where, ids, self.limits)
-                if len(ids) > self.longest.tokens:
-                    self.longest = Longest(where, len(ids))
-                answer = row.get(self.answer_column)
-                metadata = {key: value for key, value in row.items() if key not in ("prompt", self.answer_column)}
-                prompt_id = self._prompt_id(where, row["prompt"], answer, metadata)
-                yield PromptRow(prompt_id, row["prompt"], ids, answer, metadata)
+    def prompts(self, rows: Sequence[Row], tokens: Sequence[list[int]]) -> Iterator[PromptRow]:
+        """Of rows and their prompts' token ids, checked. Raises InputError naming the row."""
+        for (where, row, _), ids in zip(rows, tokens, strict=True):
+            if self.drop_too_long and len(ids) > self.limits.longest_prompt():
+                continue
+            _check_length(where, ids, self.limits)
+            if len(ids) > self.longest.tokens:
+                self.longest = Longest(where, len(ids))
+            answer = row.get(self.answer_column)
+            metadata = {key: value for key, value in row.items() if key not in ("prompt", self.answer_column)}
+            prompt_id = self._prompt_id(where, row["prompt"], answer, metadata)
+            yield PromptRow(prompt_id, row["prompt"], ids, answer, metadata)
 
     def _prompt_id(self, where: str, prompt: Any, answer: Any, metadata: Mapping[str, Any]) -> str:
         content = as_json(where, [prompt, answer, metadata], {self.answer_column: answer, **metadata})
@@ -97,23 +94,27 @@ def check_room(longest: Longest, limits: Limits) -> None:
 
 
 def supervised_rows(
-    rows: Iterable[Row], tokenizer: Any, *, context_length: int | None, drop_too_long: bool = False
+    rows: Sequence[Row],
+    tokens: Sequence[list[int]],
+    tokenizer: Any,
+    *,
+    context_length: int | None,
+    drop_too_long: bool = False,
 ) -> Iterator[dict[str, list[int]]]:
-    """Tokenized SFT examples: `prompt_token_ids` and `completion_token_ids` (ending in EOS)."""
+    """SFT examples of rows and their prompts' token ids: `prompt_token_ids`, `completion_token_ids` (ending in EOS)."""
     from ppo_core.data.tokenization import encode_completion
 
-    for some in in_parts(rows, ROWS_AT_ONCE):
-        completions = [_completion(row) for row in some]
-        for row, prompt, completion in zip(some, _encoded(tokenizer, some), completions, strict=True):
-            answer = encode_completion(tokenizer, completion)
-            length = len(prompt) + len(answer)
-            if context_length is not None and length > context_length and drop_too_long:
+    completions = [_completion(row) for row in rows]
+    for row, prompt, completion in zip(rows, tokens, completions, strict=True):
+        answer = encode_completion(tokenizer, completion)
+        length = len(prompt) + len(answer)
+        if context_length is not None and length > context_length:
+            if drop_too_long:
                 continue
-            if context_length is not None and length > context_length:
-                raise InputError(
-                    f"{row.where} has {length} tokens, beyond the model's context {context_length}: shorten it"
-                )
-            yield {"prompt_token_ids": prompt, "completion_token_ids": answer}
+            raise InputError(
+                f"{row.where} has {length} tokens, beyond the model's context {context_length}: shorten it"
+            )
+        yield {"prompt_token_ids": prompt, "completion_token_ids": answer}
 
 
 def completion_text(row: Mapping[str, Any]) -> str | None:
@@ -159,7 +160,8 @@ def _is_json(value: Any) -> bool:
     return True
 
 
-def _encoded(tokenizer: Any, rows: list[Row]) -> list[list[int]]:
+def encoded(tokenizer: Any, rows: Sequence[Row]) -> list[list[int]]:
+    """The token ids of their prompts. Raises InputError naming the row."""
     from ppo_core.data.tokenization import encode_prompt, encode_prompts  # transformers: two thirds of a second
 
     try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
-from ppo_core.data.dataset import Limits, Longest, PromptMaker, in_parts, supervised_rows
+from ppo_core.data.dataset import Limits, Longest, PromptMaker, encoded, in_parts, supervised_rows
 from ppo_core.data.rows import Row
 from ppo_core.data.shares import shares_of
 from ppo_core.data.sieve import Sieve
@@ -59,10 +61,10 @@ class Preparation:
     def add_prompts(self, split: str, source: str, rows: Iterable[Row]) -> None:
         """The prompts of one source; some of those to train on may be held out. Raises InputError naming a row."""
         tally = self._tally(source, split)
-        for goes_to, part in self._sorted(split, rows, tally):
+        for goes_to, part, tokens in self._tokenized(split, rows, tally):
             table = self._tables.setdefault(goes_to, TableBuilder(PROMPTS))
             made = 0
-            for prompt in self._makers[goes_to].prompts(part):
+            for prompt in self._makers[goes_to].prompts(part, tokens):
                 table.add(prompt_document(prompt))
                 made += 1
             tally.drop(TOO_LONG, len(part) - made)
@@ -76,13 +78,27 @@ class Preparation:
         tally = self._tally(source, "sft")
         table = self._tables.setdefault("sft", TableBuilder(EXAMPLES))
         limit, drop = self.limits.context_length, self.spec.too_long == "drop"
-        for _, part in self._sorted("sft", rows, tally):
+        for _, part, tokens in self._tokenized("sft", rows, tally):
             made = 0
-            for example in supervised_rows(part, self.tokenizer, context_length=limit, drop_too_long=drop):
+            for example in supervised_rows(part, tokens, self.tokenizer, context_length=limit, drop_too_long=drop):
                 table.add(example)
                 made += 1
             tally.rows += made
             tally.drop(TOO_LONG, len(part) - made)
+
+    def _tokenized(
+        self, split: str, rows: Iterable[Row], tally: Tally
+    ) -> Iterator[tuple[str, list[Row], list[list[int]]]]:
+        """The sorted rows with their prompts' token ids. While one part is worked on, the next is tokenized beside."""
+        waiting: deque[tuple[str, list[Row], Future[list[list[int]]]]] = deque()
+        with ThreadPoolExecutor(1) as pool:
+            for goes_to, part in self._sorted(split, rows, tally):
+                waiting.append((goes_to, part, pool.submit(encoded, self.tokenizer, part)))
+                if len(waiting) > 1:
+                    ready_for, ready, tokens = waiting.popleft()
+                    yield ready_for, ready, tokens.result()
+            for ready_for, ready, tokens in waiting:
+                yield ready_for, ready, tokens.result()
 
     def _sorted(self, split: str, rows: Iterable[Row], tally: Tally) -> Iterator[tuple[str, list[Row]]]:
         """The rows in parts, each with the split that it goes to."""

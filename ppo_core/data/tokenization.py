@@ -79,9 +79,9 @@ def encode_prompts(tokenizer: Any, prompts: Sequence[str | Messages]) -> list[li
     """The same of many prompts, in two calls of the tokenizer: of texts, and of messages."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     chats = [prompt for prompt in prompts if not isinstance(prompt, str)]
-    of_texts = iter(tokenizer(texts).input_ids if texts else [])
+    of_texts = iter(tokenizer(texts, return_attention_mask=False).input_ids if texts else [])
     of_chats = iter(_encode_chats(tokenizer, chats) if chats else [])
-    return [list(next(of_texts if isinstance(prompt, str) else of_chats)) for prompt in prompts]
+    return [next(of_texts if isinstance(prompt, str) else of_chats) for prompt in prompts]
 
 
 def _encode_chats(tokenizer: Any, chats: list[Messages]) -> list[list[int]]:

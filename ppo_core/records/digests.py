@@ -6,10 +6,12 @@ import hashlib
 import json
 from typing import Any
 
+CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
 
 def canonical_json(value: Any) -> str:
     """JSON with sorted keys and no spaces: the same text for the same value, everywhere."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return CANONICAL.encode(value)
 
 
 def content_digest(value: Any) -> str:

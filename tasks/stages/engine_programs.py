@@ -129,7 +129,6 @@ def quiet(settings: Settings, *, wait: str | None = "passive") -> dict[str, str]
     return {
         **ON_LOOPBACK,
         **({"OMP_WAIT_POLICY": wait} if wait else {}),
-        "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "DO_NOT_TRACK": "1",
         **threads,
@@ -150,11 +149,20 @@ def scoring_environment(settings: Settings) -> dict[str, str]:
     return {**passed, **quiet(settings)}
 
 
+ONE_THREAD_PER_TOKENIZER = {"TOKENIZERS_PARALLELISM": "false"}
+"""Of engines that fork and tokenize little. The scoring engine tokenizes whole data sets, on all cores."""
+
+
 def rollout_environment(
     settings: Settings, *, deterministic: bool = False, gpus: tuple[int, ...] | None = None
 ) -> dict[str, str]:
     """vLLM's switches: on CPU its core lives in the engine's own process and nothing is compiled."""
-    common = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", **quiet(settings)}
+    common = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        **quiet(settings),
+        **ONE_THREAD_PER_TOKENIZER,
+    }
     if has_nvidia_gpu():
         seen = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(str(number) for number in gpus)}
         return {**common, **seen, **({"VLLM_BATCH_INVARIANT": "1"} if deterministic else {})}
@@ -177,6 +185,7 @@ def training_environment(
         "LOCAL_RANK": "0",
         "WORLD_SIZE": str(num_ranks),
         "TRANSFORMERS_VERBOSITY": "error",
+        **ONE_THREAD_PER_TOKENIZER,
         **quiet(settings, wait=settings.training_wait_policy or ("passive" if num_ranks > 1 or accompanied else None)),
         # What torch asks for before it makes cuBLAS deterministic; without a GPU nothing reads it.
         **({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if deterministic else {}),

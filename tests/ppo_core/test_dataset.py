@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ppo_core.data.dataset import Limits, PromptMaker, check_room, supervised_rows
+from ppo_core.data.dataset import Limits, PromptMaker, check_room, encoded, supervised_rows
 from ppo_core.data.rows import Row, read_rows
 from ppo_core.data.tokenization import (
     context_length,
@@ -42,13 +42,14 @@ def located(rows: list[dict[str, Any]], source: str = "rows.jsonl") -> list[Row]
 
 def prompts_of(rows: list[dict[str, Any]], *, tokenizer: Any = None, limits: Limits = FREE) -> list[Any]:
     maker = PromptMaker(tokenizer or tiny_tokenizer(), "answer", limits)
-    prompts = list(maker.prompts(located(rows)))
+    prompts = list(maker.prompts(located(rows), encoded(maker.tokenizer, located(rows))))
     check_room(maker.longest, limits)
     return prompts
 
 
 def examples_of(rows: list[dict[str, Any]], *, chat: bool = False, context: int | None = None) -> list[Any]:
-    return list(supervised_rows(located(rows, "a"), tiny_tokenizer(chat=chat), context_length=context))
+    tokenizer, given = tiny_tokenizer(chat=chat), located(rows, "a")
+    return list(supervised_rows(given, encoded(tokenizer, given), tokenizer, context_length=context))
 
 
 def test_text_prompts_with_answers_and_metadata(tmp_path: Path) -> None:
