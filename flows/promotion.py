@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict
 
 from flows.console import RunConsole
 from ppo_core.spec import PromotionSpec, RunSpec
-from tasks.compare_policies import compare_policies
 from tasks.prefect.flow_tags import also_tag, tag_run
 from tasks.prefect.server import EmbeddedFlow
-from tasks.promote_policy import Approval, Trial, alias_at, move_alias, roll_back, show_trial
+from tasks.promotion.compare_policies import compare_policies
+from tasks.promotion.promote_policy import Approval, Trial, alias_at, move_alias, roll_back, show_trial
 from tasks.runs.held_out import evaluate_held_out, open_evaluation
 from tasks.runs.policies import Policy, find_policy, registered
 from tasks.runs.promotion_gates import check_gates, passed

@@ -81,6 +81,6 @@ def rollback(
 ) -> None:
     """Point a model's alias to the version before the present one; on record like any other move."""
     with friendly_errors():
-        from tasks.promote_policy import roll_back
+        from tasks.promotion.promote_policy import roll_back
 
         say(roll_back(model, alias, to=to, why=reason))

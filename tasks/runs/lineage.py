@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from infra.artifacts import ArtifactError, ArtifactMissing, ArtifactRef, ArtifactStore, open_store
 from infra.mlflow.registry import aliases_of
 from infra.settings import Settings
-from tasks.promote_policy import history
+from tasks.promotion.promote_policy import history
 from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.policies import Policy, find_policy
 from tasks.runs.run_state import committed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from ppo_core.spec import PromotionSpec
-from tasks.compare_policies import ComparisonRef
+from tasks.promotion.compare_policies import ComparisonRef
 from tasks.runs.policies import Policy
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.promotion import try_candidate
-from tasks.promote_policy import Trial, alias_at, move_alias
+from tasks.promotion.promote_policy import Trial, alias_at, move_alias
 from tasks.register_policy import register_policy
 from tasks.runs.iteration_record import Best
 from tasks.runs.policies import Policy, find_policy

@@ -19,7 +19,7 @@ from flows.promotion import ask
 from infra.backend import open_collector
 from infra.mlflow.alias_journal import Journals
 from ppo_core.spec import PromotionSpec
-from tasks.promote_policy import Approval
+from tasks.promotion.promote_policy import Approval
 from tasks.runs.lineage import trace
 from tasks.runs.policies import find_policy
 from tasks.runs.promotion_gates import Gate, check_gates, passed

@@ -17,7 +17,7 @@ from infra.mlflow.registry import MODEL_URI, InvalidModelName, Version, describe
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import PromotionSpec
-from tasks.compare_policies import ComparisonRef
+from tasks.promotion.compare_policies import ComparisonRef
 from tasks.reports.prefect import page_key, prompt_text, tell_prefect
 from tasks.runs.policies import Policy, registered, registered_policy
 from tasks.runs.promotion_gates import Gate

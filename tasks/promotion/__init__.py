@@ -1,0 +1,1 @@
+"""Which of two policies is better, and whose the alias is."""
