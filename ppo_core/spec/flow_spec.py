@@ -13,7 +13,10 @@ from ppo_core.spec.sections import ModelSpec, TrainingSpec
 
 
 class FlowSpec(Section):
-    """A flow's spec: a subclass adds its sections, and `folder`, where relative paths start."""
+    """A flow's spec: a subclass adds its sections, and `folder`, where relative paths start.
+
+    The sections `model`, `training` and `engines` are in each of them.
+    """
 
     name: str = Field(
         "ppo", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="MLflow experiment, default run name"
@@ -35,6 +38,31 @@ class FlowSpec(Section):
     def document(self) -> dict[str, Any]:
         """The run's identity as JSON: everything but `folder`."""
         return self.model_dump(mode="json", exclude={"folder"})
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The engines that the flow needs."""
+        return ("scoring", "training", "rollout")
+
+    @property
+    def engines_overlap(self) -> bool:
+        """Whether several engines work at the same time."""
+        return False
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """Files of rows that it reads, and import paths of functions that yield them."""
+        return ()
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """Import paths of the user's other functions."""
+        return ()
+
+    @property
+    def model_folders(self) -> tuple[str, ...]:
+        """Folders of sequence classifiers that it reads."""
+        return ()
 
 
 def check_master_weights(model: ModelSpec, training: TrainingSpec) -> None:

@@ -193,6 +193,21 @@ class RunSpec(FlowSpec):
         return said
 
     @property
+    def engines_overlap(self) -> bool:
+        """Whether sampling goes on while the policy learns."""
+        return self.schedule == "overlapped"
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """Reward functions."""
+        return self.reward.code
+
+    @property
+    def model_folders(self) -> tuple[str, ...]:
+        """Reward models."""
+        return self.reward.folders
+
+    @property
     def model_name(self) -> str:
         """Name in the MLflow model registry."""
         return self.registry.model or self.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from infra.settings import Settings
-from ppo_core.spec import RunSpec
+from ppo_core.spec.flow_spec import FlowSpec
 from tasks.checks.disk import require_room
 from tasks.checks.model_folder import check_model_folder, require_folder, require_model, transformers_may_know
 from tasks.checks.servers import require_prefect
@@ -16,7 +16,7 @@ from tasks.stages.engines import require_shared_store
 __all__ = ["check_model_folder", "preflight", "transformers_may_know"]
 
 
-def preflight(spec: RunSpec) -> list[str]:
+def preflight(spec: FlowSpec) -> list[str]:
     """Raise InputError where the run could not come far; else what a person should know before it starts."""
     settings = Settings()
     require_writable_state(settings)
@@ -29,7 +29,7 @@ def preflight(spec: RunSpec) -> list[str]:
     if spec.model.path is not None:
         notes = check_model_folder(folder / spec.model.path, trust_remote_code=settings.trust_remote_code)
         require_model(folder / spec.model.path)
-    for name in spec.reward.folders:
+    for name in spec.model_folders:
         notes += check_model_folder(folder / name, trust_remote_code=settings.trust_remote_code)
         require_model(folder / name, "a reward's `path`", "sequence classifier")
     require_folder(folder / str(spec.model.tokenizer or spec.model.path))

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 from prefect.runtime import deployment, flow_run
 
 from infra.runs.names import RUN_NAME_LIMIT
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
+from ppo_core.spec.flow_spec import FlowSpec
 from tasks.checks.run import check_run
 from tasks.runs.run_state import committed_at
 
+Spec = TypeVar("Spec", bound=FlowSpec)
 MOST_STARTS = 30
 STAMP = "%Y%m%d-%H%M%S"
 
 
-def requested(spec: RunSpec, run: str | None, overrides: list[str] | None) -> tuple[RunSpec, str]:
+def requested(spec: Spec, run: str | None, overrides: list[str] | None) -> tuple[Spec, str]:
     """The spec with its overrides, its folder absolute from now on, and the name of the run.
 
     Raises SpecError, and InputError for a flow run that has crashed so often that going on is no use.
@@ -58,6 +61,6 @@ def shown_name() -> str:
     """What the flow run is called on Prefect's pages: as the training run."""
     given = flow_run.parameters
     run, spec, overrides = given.get("run"), given["spec"], given.get("overrides")
-    name = spec.name if isinstance(spec, RunSpec) else spec.get("name", "ppo")
+    name = spec.name if isinstance(spec, FlowSpec) else spec.get("name", "ppo")
     named = [text.partition("=")[2].strip() for text in overrides or [] if text.partition("=")[0].strip() == "name"]
     return str(run or name_of_run(named[-1] if named else name))

@@ -12,6 +12,7 @@ from infra.mlflow.git_commit import git_commit
 from infra.mlflow.learning_curves import Panel, learning_curves
 from infra.mlflow.tracking import InputData, Point
 from ppo_core.spec import RunSpec
+from ppo_core.spec.flow_spec import FlowSpec
 from tasks.prefect.server import configured_url, page_url
 from tasks.reports.loss_curve import curve_points
 from tasks.reports.prefect import prompt_text
@@ -45,7 +46,7 @@ def introduce(context: RunContext) -> bool:
     return told and context.tracker.set_tags(origin(context.spec) | {NOTE: description(context)})
 
 
-def origin(spec: RunSpec) -> dict[str, str]:
+def origin(spec: FlowSpec) -> dict[str, str]:
     """Who started the run and from where, as MLflow's own tags have it."""
     folder = Path(spec.folder).absolute()
     tags = {

@@ -152,7 +152,7 @@ class RunContext:
 
     def _describe_sources(self) -> dict[str, str]:
         spec = self.spec
-        code = [*spec.reward.code, *(name for name in spec.data if ":" in name)]
+        code = [*spec.code, *(name for name in spec.data if ":" in name)]
         job = EngineJob(
             "describe_sources",
             {"sources": EngineInput(Path(spec.folder).absolute(), "")},

@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from infra.settings import Settings
-from ppo_core.spec import RunSpec
+from ppo_core.spec.flow_spec import FlowSpec
 from tasks.stages.engine_programs import plan_engines
 from tasks.stages.engines import Engines
 
-EARLY: ContextVar[tuple[str, RunSpec, Engines] | None] = ContextVar("early", default=None)
+EARLY: ContextVar[tuple[str, FlowSpec, Engines] | None] = ContextVar("early", default=None)
 """The engines that were started for a run and its spec, and are not yet in use."""
 
 
 @contextmanager
-def started_early(spec: RunSpec, run: str) -> Iterator[None]:
+def started_early(spec: FlowSpec, run: str) -> Iterator[None]:
     """Have a run's engines import while its flow is prepared; they end with the context at the latest.
 
     Those of a Ray cluster are not asked for before the run is known to be free.
@@ -35,7 +35,7 @@ def started_early(spec: RunSpec, run: str) -> Iterator[None]:
         engines.close()
 
 
-def engines_of(spec: RunSpec, settings: Settings, run: str) -> Engines:
+def engines_of(spec: FlowSpec, settings: Settings, run: str) -> Engines:
     """The engines of a run: those that were started early for it, else new ones, not started."""
     early = EARLY.get()
     if early is not None:

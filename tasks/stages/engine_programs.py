@@ -15,7 +15,7 @@ from infra.engines.process import EngineProcess
 from infra.settings import Settings, reward_environment
 from ppo_core import records
 from ppo_core.records import InputError
-from ppo_core.spec import RunSpec
+from ppo_core.spec.flow_spec import FlowSpec
 
 PROGRAMS = {role: f"ppo_core.engines.{role}" for role in ("rollout", "training", "scoring")}
 
@@ -38,8 +38,8 @@ class EnginePlan:
     accompanied: bool = False
 
 
-def plan_engines(spec: RunSpec) -> dict[str, EnginePlan]:
-    """The engines of a run by name."""
+def plan_engines(spec: FlowSpec) -> dict[str, EnginePlan]:
+    """The engines of a flow by name."""
     deterministic = spec.engines.deterministic
     rollout = [
         EnginePlan("rollout", name, deterministic=deterministic, gpus=_share(spec, number))
@@ -50,17 +50,18 @@ def plan_engines(spec: RunSpec) -> dict[str, EnginePlan]:
         "training",
         num_ranks=spec.training.num_ranks,
         deterministic=deterministic,
-        accompanied=spec.schedule == "overlapped",
+        accompanied=spec.engines_overlap,
     )
-    return {plan.name: plan for plan in (EnginePlan("scoring", "scoring"), training, *rollout)}
+    plans = (EnginePlan("scoring", "scoring"), training, *rollout)
+    return {plan.name: plan for plan in plans if plan.role in spec.roles}
 
 
-def rollout_names(spec: RunSpec) -> list[str]:
+def rollout_names(spec: FlowSpec) -> list[str]:
     """The names of the rollout engines: rollout, rollout-2, rollout-3, …"""
     return ["rollout", *(f"rollout-{number}" for number in range(2, spec.engines.rollout_engines + 1))]
 
 
-def _share(spec: RunSpec, number: int) -> tuple[int, ...] | None:
+def _share(spec: FlowSpec, number: int) -> tuple[int, ...] | None:
     """Several rollout engines on one machine take its GPUs in turn; Ray does that by itself."""
     if spec.engines.rollout_engines == 1 or spec.engines.backend == "ray":
         return None

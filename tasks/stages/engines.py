@@ -16,7 +16,7 @@ from infra.engines.ray_cluster import RayCluster
 from infra.engines.ray_host import Blueprint
 from infra.settings import Settings
 from ppo_core.records import InputError
-from ppo_core.spec import RunSpec
+from ppo_core.spec.flow_spec import FlowSpec
 from tasks.stages.engine_programs import (
     PROGRAMS,
     EnginePlan,
@@ -109,7 +109,7 @@ class Engines:
     which runs the user's code in the user's folder, is always here.
     """
 
-    def __init__(self, spec: RunSpec, settings: Settings, logs: Path, *, run: str = "") -> None:
+    def __init__(self, spec: FlowSpec, settings: Settings, logs: Path, *, run: str = "") -> None:
         require_shared_store(spec, settings.store_root)
         plans = plan_engines(spec)
         scoring = launch(plans.pop("scoring"), settings, logs)
@@ -123,7 +123,7 @@ class Engines:
             else:
                 self.handles[name] = LocalHandle(launch(plan, settings, logs))
 
-    def _on_ray(self, plan: EnginePlan, spec: RunSpec, settings: Settings, logs: Path, run: str) -> RayEngine:
+    def _on_ray(self, plan: EnginePlan, spec: FlowSpec, settings: Settings, logs: Path, run: str) -> RayEngine:
         resources = resources_of(plan.role, spec)
         threads = settings.engine_threads or int(resources.get("CPU", 0)) or None
         return RayEngine(
@@ -156,14 +156,14 @@ class Engines:
         self._cluster.close()
 
 
-def resources_of(role: str, spec: RunSpec) -> dict[str, float]:
+def resources_of(role: str, spec: FlowSpec) -> dict[str, float]:
     """What an engine asks of Ray: what the spec says, or the GPUs that it works with."""
     if role == "rollout":
         return spec.engines.rollout_resources or {"GPU": float(spec.engines.tensor_parallel_size)}
     return spec.engines.training_resources or {"GPU": float(spec.training.num_ranks)}
 
 
-def require_shared_store(spec: RunSpec, store_root: str) -> None:
+def require_shared_store(spec: FlowSpec, store_root: str) -> None:
     """Raise InputError where engines on other machines could not reach the store."""
     if spec.engines.backend == "ray" and not is_remote(store_root):
         raise InputError(
