@@ -87,8 +87,8 @@ class WeightedRewards:
         ]
 
     def total(self, components: Mapping[str, float | None]) -> float | None:
-        """Weighted sum; None when any component could not be scored."""
-        terms = [(weight, components[name]) for name, weight in self.weights.items()]
+        """Weighted sum; None when any component with a weight could not be scored."""
+        terms = [(weight, components[name]) for name, weight in self.weights.items() if weight]
         if any(value is None for _, value in terms):
             return None
         return float(sum(weight * value for weight, value in terms if value is not None))

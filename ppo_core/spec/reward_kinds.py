@@ -18,7 +18,11 @@ RUBRIC_FIELDS = ("prompt", "response", "answer")
 class _Reward(Section):
     """What every kind has."""
 
-    weight: float = Field(1.0, allow_inf_nan=False, description="The score is the weighted sum of all rewards")
+    weight: float = Field(
+        1.0,
+        allow_inf_nan=False,
+        description="The score is the weighted sum of all rewards; one of weight 0 is measured, and counts for nothing",
+    )
     name: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$",

@@ -75,6 +75,8 @@ class RewardSpec(Section):
                 "no reward is named: give at least one function, for example function: rewards.py:correct, or a list "
                 "of `sources`, for example [{kind: exact_match}]"
             )
+        if not any(reward.weight for reward in rewards):
+            raise ValueError("every reward has weight 0, so every score would be 0: give one of them another weight")
         columns = [reward.component for reward in rewards]
         if len(set(columns)) < len(columns):
             raise ValueError(

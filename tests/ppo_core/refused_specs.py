@@ -90,6 +90,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"advantages": {"kl": {**ADAPTIVE, "targt": 3}}}, r"kl.adaptive.targt: unknown key; did you mean target\?"),
     ({"advantages": {"kl": {"kind": "adaptve"}}}, "advantages.kl.kind='adaptve': choose one of 'fixed', 'adaptive'"),
     ({"reward": {}}, "reward: no reward is named: give at least one function, .* or a list of `sources`"),
+    (
+        {"reward": {"function": {"reward.py:correct": 0}}},
+        "reward: every reward has weight 0, so every score would be 0",
+    ),
     ({"reward": {"sources": [{"kind": "numbr"}]}}, "reward.sources.0.kind='numbr': choose one of 'function', 'exact_m"),
     (
         {"reward": {"sources": [{"weight": 1}]}},

@@ -82,6 +82,13 @@ def test_columns_options_and_weights(folder: Path) -> None:
     assert columns == {"prompts": ["7+5=", "1+1="], "level": [1, None], "factor": 3.0}
 
 
+def test_a_reward_of_weight_0_is_measured_and_counts_for_nothing(folder: Path) -> None:
+    rewards = functions(folder, {"correct": 2.0, "slow": 0.0})
+    parts = rewards.score(samples("2", "22"))
+    assert [part.scores["slow"] for part in parts] == [1.0, None]
+    assert [rewards.total(part.scores) for part in parts] == [2.0, 0.0]
+
+
 def test_chats_come_with_completions_that_are_messages(folder: Path) -> None:
     row = PromptRow("a", CHAT, [1], None, {})
     (parts,) = functions(folder, {"chat": 1.0}).score(samples("0", rows=[row]))
