@@ -104,6 +104,27 @@ def encode_completion(tokenizer: Any, completion: str) -> list[int]:
     return [*tokenizer(completion, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
 
 
+def scored_tokens(tokenizer: Any, prompt: str | Messages, response: str, folder: str | Path) -> list[int]:
+    """What a reward model reads: of a text prompt and what follows it, or of messages and the assistant's, as the chat
+    template of the tokenizer in `folder` writes them."""
+    if isinstance(prompt, str):
+        return list(tokenizer(prompt + response)["input_ids"])
+    if not tokenizer.chat_template:
+        raise InputError(
+            f"the prompts are messages, and the tokenizer of {folder} has no chat_template: put there the one "
+            "that the reward model was trained with"
+        )
+    messages = [*prompt, {"role": "assistant", "content": response}]
+    try:
+        return list(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False))
+    except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        raise InputError(
+            f"the chat_template of {folder} cannot write messages by "
+            f"{', '.join(str(message.get('role')) for message in messages)} ({type(error).__name__}: "
+            f"{shortened(error)}): use prompts in the form that the reward model was trained on"
+        ) from error
+
+
 def decode_response(tokenizer: Any, token_ids: list[int]) -> str:
     """Text of a response without the EOS (and without special tokens such as padding)."""
     return str(tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -1,7 +1,7 @@
 """The scoring engine: runs user code (reward functions, row generators), away from models and orchestration.
 
 Jobs: describe_sources, describe_dataset, check_run, try_reward, prepare_dataset, score_rollouts, score_evaluation,
-compare_evaluations.
+compare_evaluations; prepare_preferences, evaluate_reward_model.
 Jobs that run user code get `folder`, where the spec's relative paths start, as the input `sources`.
 """
 
@@ -24,6 +24,7 @@ from ppo_core.data.tables import (
     write_sources,
 )
 from ppo_core.engines.protocol import Job, serve, take_over_stdout
+from ppo_core.engines.reward_models import evaluate_reward_model, prepare_preferences
 from ppo_core.engines.start import example_completions, read_start, rows_of_splits, scan, sources_of
 from ppo_core.models.weight_files import tensor_shapes
 from ppo_core.permissions import permissions_of
@@ -199,7 +200,8 @@ def main() -> None:
     """Serve scoring jobs on standard input and output."""
     replies = take_over_stdout()
     preparing = (describe_sources, describe_dataset, check_run, try_reward, prepare_dataset)
-    jobs = (*preparing, score_rollouts, score_evaluation, compare_evaluations)
+    of_reward_models = (prepare_preferences, evaluate_reward_model)
+    jobs = (*preparing, score_rollouts, score_evaluation, compare_evaluations, *of_reward_models)
     serve({job.__name__: job for job in jobs}, replies, permissions_of(sys.argv[1:]))
 
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import torch
 import transformers
 
 from ppo_core.data.batches import microbatches
-from ppo_core.data.tokenization import any_tokenizer, context_length, shortened
+from ppo_core.data.tokenization import any_tokenizer, context_length, scored_tokens
 from ppo_core.engines.vector_math import prepare_vector_math
 from ppo_core.models.loading import load_whole
 from ppo_core.records import InputError
@@ -36,24 +35,8 @@ class Classifier:
         self.model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
     def tokens(self, prompt: Any, response: str) -> list[int]:
-        """Of a text prompt and what follows it; of messages and the assistant's, as the chat template writes them."""
-        if isinstance(prompt, str):
-            ids: list[int] = self.tokenizer(prompt + response)["input_ids"]
-            return ids
-        if not self.tokenizer.chat_template:
-            raise InputError(
-                f"the prompts are messages, and the tokenizer of {self.folder} has no chat_template: put there the one "
-                "that the reward model was trained with"
-            )
-        messages = [*prompt, {"role": "assistant", "content": response}]
-        try:
-            return list(self.tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False))
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
-            raise InputError(
-                f"the chat_template of {self.folder} cannot write messages by "
-                f"{', '.join(str(message.get('role')) for message in messages)} ({type(error).__name__}: "
-                f"{shortened(error)}): use prompts in the form that the reward model was trained on"
-            ) from error
+        """What it reads of a prompt and the response to it."""
+        return scored_tokens(self.tokenizer, prompt, response, self.folder)
 
     @torch.inference_mode()
     def scores(

@@ -19,6 +19,7 @@ from ppo_core.records.jobs import (
     UpdatePolicyJob,
 )
 from ppo_core.records.progress import LOSS_DIGITS, NOTED_LOSS, loss_note, noted_loss
+from ppo_core.records.reward_model_jobs import EvaluateRewardModelJob, PreparePreferencesJob, TrainRewardModelJob
 from ppo_core.records.rows import Messages, PromptRow, RolloutRow, ScoreRow, TokenSequence
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "CompareJob",
     "ComputeAdvantagesJob",
     "EvaluateJob",
+    "EvaluateRewardModelJob",
     "FinetunePolicyJob",
     "GenerateJob",
     "GenerateShardJob",
@@ -35,6 +37,7 @@ __all__ = [
     "Messages",
     "OptimizerSettings",
     "PrepareDatasetJob",
+    "PreparePreferencesJob",
     "PromptRow",
     "Replay",
     "RolloutRow",
@@ -42,6 +45,7 @@ __all__ = [
     "ScoreRow",
     "StartPolicyJob",
     "TokenSequence",
+    "TrainRewardModelJob",
     "TrainingJob",
     "UpdatePolicyJob",
     "canonical_json",

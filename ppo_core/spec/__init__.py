@@ -15,6 +15,7 @@ from ppo_core.spec.loading import SpecError, differing_keys
 from ppo_core.spec.lora import LoraSpec
 from ppo_core.spec.promotion import PromotionSpec
 from ppo_core.spec.reference import AveragedReference, FixedReference, ReferenceSpec, SteppedReference
+from ppo_core.spec.reward_model import FitSpec, PreferencesSpec, RewardModelSpec
 from ppo_core.spec.rewards import RewardSpec
 from ppo_core.spec.run_spec import RunSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
@@ -41,6 +42,7 @@ __all__ = [
     "EnginesSpec",
     "EvaluatedWeights",
     "EvaluationSpec",
+    "FitSpec",
     "FixedKl",
     "FixedReference",
     "GrpoSpec",
@@ -51,10 +53,12 @@ __all__ = [
     "OverlongSpec",
     "PpoSharedSpec",
     "PpoSpec",
+    "PreferencesSpec",
     "PromotionSpec",
     "ReferenceSpec",
     "RegistrySpec",
     "ReinforceSpec",
+    "RewardModelSpec",
     "RewardSpec",
     "RlooSpec",
     "RolloutSpec",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core.algorithms.registry import algorithm_of
+from ppo_core.data.preferences import read_rankings
 from ppo_core.data.tables import check_aligned, read_rollouts, read_scores
 from ppo_core.data.tokenization import load_tokenizer
 from ppo_core.engines.protocol import EngineDefect, Job, JobInput
@@ -14,6 +15,7 @@ from ppo_core.engines.vector_math import prepare_vector_math
 from ppo_core.models.loading import create_policy, load_policy, save_policy
 from ppo_core.models.lora import target_layers
 from ppo_core.models.precision import compute_in
+from ppo_core.models.reward_model import ClassifierFolder, reward_model_of
 from ppo_core.records import (
     ComputeAdvantagesJob,
     FinetunePolicyJob,
@@ -21,6 +23,7 @@ from ppo_core.records import (
     Replay,
     StartPolicyJob,
     TokenSequence,
+    TrainRewardModelJob,
     UpdatePolicyJob,
     content_digest,
     derive_seed,
@@ -33,10 +36,13 @@ from ppo_core.training.experience import build_experience, coefficient_after, co
 from ppo_core.training.learner import Learner, LoadConfig
 from ppo_core.training.ranks import Ranks, first_rank_only
 from ppo_core.training.replay import hold_checkpoint, run_update
+from ppo_core.training.reward_model import train_reward_model
 from ppo_core.training.shaping import moments_with
 from ppo_core.training.state import derivation, read_state
 from ppo_core.training.supervised import read_examples, supervised_settings, train_supervised
 from ppo_core.training.update import KL_TO_OLD
+
+StartingJob = FinetunePolicyJob | StartPolicyJob | TrainRewardModelJob
 
 
 class TrainingEngine:
@@ -49,6 +55,7 @@ class TrainingEngine:
         self.learner = Learner(ranks, trust_remote_code=trust_remote_code)
         self.handlers: dict[str, Callable[[Job], dict[str, Any]]] = {
             "finetune_policy": self.finetune_policy,
+            "train_reward_model": self.train_reward_model,
             "start_policy": self.start_policy,
             "compute_advantages": self.compute_advantages,
             "update_policy": self.update_policy,
@@ -69,6 +76,28 @@ class TrainingEngine:
         if self.ranks.is_first:
             with first_rank_only():
                 save_policy(policy, weights, tokenizer, job.output)
+        self.ranks.barrier()
+        return {"metrics": metrics, "losses": losses}
+
+    def train_reward_model(self, job: Job) -> dict[str, Any]:
+        """The model of the spec with a new head, trained on preferences, as a Hugging Face folder in `model/`."""
+        spec = TrainRewardModelJob.model_validate(job.spec)
+        self.learner.forget()
+        tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=self.trust_remote_code)
+        rankings = read_rankings(job.inputs["dataset"].path / "train.parquet")
+        policy = self._start_model(job, spec, tokenizer)
+        endings = {text[-1] for row in rankings for text in row.responses}
+        folder = ClassifierFolder(policy.config, str(spec.model.path), tokenizer.pad_token_id, endings)
+        model = reward_model_of(policy, seed=derive_seed(spec.seed, "reward head"))
+        losses: list[float] = []
+        trainable = Trainable(model, supervised_settings(spec.fit), spec.training, dtype=spec.model.dtype)
+        with deterministic(spec.deterministic), compute_in(spec.training.compute_dtype, trainable.device):
+            metrics = train_reward_model(trainable, rankings, spec, self.ranks, job.progress, losses)
+        weights = full_weights(trainable, self.ranks)
+        trainable.close()
+        if self.ranks.is_first:
+            with first_rank_only():
+                folder.write(model, weights, tokenizer, job.output / "model")
         self.ranks.barrier()
         return {"metrics": metrics, "losses": losses}
 
@@ -168,7 +197,9 @@ class TrainingEngine:
         carried = {} if carry is None or KL_TO_OLD not in metrics else {"carried": dict(carry(metrics[KL_TO_OLD]))}
         return {"metrics": metrics, "full": spec.full, **carried}
 
-    def _start_model(self, job: Job, spec: FinetunePolicyJob | StartPolicyJob, tokenizer: Any) -> Any:
+    def _start_model(
+        self, job: Job, spec: FinetunePolicyJob | StartPolicyJob | TrainRewardModelJob, tokenizer: Any
+    ) -> Any:
         if "model" in job.inputs:
             model = job.inputs["model"].path
             return load_policy(model, dtype=spec.model.dtype, trust_remote_code=self.trust_remote_code)

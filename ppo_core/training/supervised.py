@@ -13,7 +13,7 @@ from ppo_core.data.batches import lengths_of, permutation
 from ppo_core.models.forward import Need
 from ppo_core.records import LOSS_DIGITS, FinetunePolicyJob, OptimizerSettings, TokenSequence, loss_note
 from ppo_core.schedules import cosine_learning_rate
-from ppo_core.spec import SupervisedSpec
+from ppo_core.spec import FitSpec, SupervisedSpec
 from ppo_core.training.deepspeed_engine import Trainable, models_of
 from ppo_core.training.ranks import Ranks, share_of
 
@@ -26,16 +26,16 @@ def read_examples(path: Path) -> list[TokenSequence]:
     return [TokenSequence(row["prompt_token_ids"], row["completion_token_ids"]) for row in rows]
 
 
-def example_order(count: int, wanted: int, seed: int) -> list[int]:
+def example_order(count: int, wanted: int, seed: int, stream: str = "sft") -> list[int]:
     """`wanted` row numbers: whole seeded permutations, one after the other."""
     order: list[int] = []
     while len(order) < wanted:
-        order += permutation(count, seed, "sft", len(order) // count)
+        order += permutation(count, seed, stream, len(order) // count)
     return order[:wanted]
 
 
-def supervised_settings(spec: SupervisedSpec) -> OptimizerSettings:
-    """AdamW as the spec's SFT section has it."""
+def supervised_settings(spec: SupervisedSpec | FitSpec) -> OptimizerSettings:
+    """AdamW as the spec's section has it."""
     return OptimizerSettings(
         betas=spec.betas, eps=1e-8, weight_decay=spec.weight_decay, max_grad_norm=spec.max_grad_norm
     )
@@ -53,19 +53,50 @@ def train_supervised(
     of each optimizer step, rounded as in the notes of the progress."""
     spec = job.sft
     order = example_order(len(examples), spec.num_steps * spec.batch_size, job.seed)
+
+    def step(number: int) -> tuple[float, float]:
+        batch = [examples[row] for row in order[number * spec.batch_size : (number + 1) * spec.batch_size]]
+        return _step(policy, batch, job, ranks, number)
+
+    losses = descend(step, spec.num_steps, ("SFT", "sft.learning_rate"), tick, curve)
+    window = losses[-LOSS_WINDOW:]
+    return {"sft/first_loss": losses[0], "sft/loss": sum(window) / len(window)}
+
+
+def descend(
+    step: Callable[[int], tuple[float, float]],
+    num_steps: int,
+    called: tuple[str, str],
+    tick: Callable[[int, int, str], None],
+    curve: list[float] | None,
+) -> list[float]:
+    """The loss of each optimizer step; `step` makes one and gives its loss and gradient norm.
+
+    `called` is what people call the training, and the key of its learning rate. Raises FloatingPointError for numbers
+    that are not finite.
+    """
     losses: list[float] = []
-    for step in range(spec.num_steps):
-        batch = [examples[row] for row in order[step * spec.batch_size : (step + 1) * spec.batch_size]]
-        loss, norm = _step(policy, batch, job, ranks, step)
+    for number in range(num_steps):
+        loss, norm = step(number)
         for name, value in (("loss", loss), ("gradient norm", norm)):
             if not math.isfinite(value):
-                raise FloatingPointError(f"SFT step {step}: the {name} is {value}: lower sft.learning_rate")
+                raise FloatingPointError(f"{called[0]} step {number}: the {name} is {value}: lower {called[1]}")
         losses.append(loss)
         if curve is not None:
             curve.append(round(loss, LOSS_DIGITS))
-        tick(step + 1, spec.num_steps, loss_note(loss))
-    window = losses[-LOSS_WINDOW:]
-    return {"sft/first_loss": losses[0], "sft/loss": sum(window) / len(window)}
+        tick(number + 1, num_steps, loss_note(loss))
+    return losses
+
+
+def rate_at(spec: SupervisedSpec | FitSpec, step: int) -> float:
+    """The learning rate of an optimizer step: linear warm-up, then cosine decay."""
+    return cosine_learning_rate(
+        spec.learning_rate,
+        step=step,
+        warmup_steps=min(spec.warmup_steps, spec.num_steps),
+        total_steps=spec.num_steps,
+        final_fraction=spec.final_lr_fraction,
+    )
 
 
 def _step(
@@ -81,12 +112,5 @@ def _step(
         loss = -logprobs.sum() / normalizer
         policy.backward(loss * ranks.world_size)
         total += loss.detach().cpu()
-    rate = cosine_learning_rate(
-        spec.learning_rate,
-        step=step,
-        warmup_steps=min(spec.warmup_steps, spec.num_steps),
-        total_steps=spec.num_steps,
-        final_fraction=spec.final_lr_fraction,
-    )
-    norm = policy.step(rate)
+    norm = policy.step(rate_at(spec, step))
     return float(ranks.sum(total)), norm

@@ -20,6 +20,7 @@ from tests.ppo_core import (
     deepspeed_program,
     lora_program,
     replay_program,
+    reward_model_program,
     rloo_program,
     shared_program,
     skip_program,
@@ -33,6 +34,7 @@ PROGRAMS = {
     "adapted": lora_program.SCENARIOS,
     "averaged": averages_program.SCENARIOS,
     "shared": shared_program.SCENARIOS,
+    "reward_model": reward_model_program.SCENARIOS,
 }
 
 

@@ -1,0 +1,166 @@
+"""From a user's rows to checked, tokenized preferences: pairs, and rankings of more than two responses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ppo_core.data.rows import read_rows
+from ppo_core.data.tables import TOKENS
+from ppo_core.records import InputError, Messages
+from ppo_core.scoring.plugins import Sources
+
+RANKINGS = pa.schema([("responses", pa.list_(TOKENS)), ("margin", pa.float64())])
+PAIR = ("chosen", "rejected")
+
+
+class Preference(NamedTuple):
+    """Responses to a prompt as texts by their columns, the best first; `where` tells people where they are from."""
+
+    prompt: str | Messages
+    responses: dict[str, str]
+    margin: float
+    where: str
+
+
+class Ranking(NamedTuple):
+    """The same as token ids, each a prompt with a response.
+
+    >>> Ranking([[5, 6, 7], [5, 6, 8]], 0.0).margin
+    0.0
+    """
+
+    responses: list[list[int]]
+    margin: float
+
+    @property
+    def size(self) -> int:
+        """Tokens of all responses, the prompt counted with each."""
+        return sum(map(len, self.responses))
+
+
+class _Malformed(ValueError):
+    """What is wrong with a row, without where it is."""
+
+
+def read_preferences(source: str, sources: Sources) -> list[Preference]:
+    """The rows of a file, or of a `file.py:function` of the user. Raises InputError naming row and column."""
+    found = []
+    for where, row, _ in read_rows(source, sources):
+        try:
+            found.append(Preference(row["prompt"], _responses(row), _margin(row), where))
+        except _Malformed as error:
+            raise InputError(f"{where} {error}") from None
+    return found
+
+
+def tokenized(
+    preferences: Iterable[Preference], tokenizer: Any, name: str, *, max_tokens: int, context_length: int | None
+) -> list[Ranking]:
+    """As the reward model will read them. Raises InputError for texts that are too long, or alike as tokens.
+
+    `name` is what the tokenizer is called in messages.
+    """
+    from ppo_core.data.tokenization import scored_tokens  # transformers: two thirds of a second
+
+    rankings = []
+    for prompt, texts, margin, where in preferences:
+        try:
+            responses = [scored_tokens(tokenizer, prompt, text, name) for text in texts.values()]
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        length = max(map(len, responses))
+        if length > max_tokens:
+            raise InputError(
+                f"{where} has a text of {length} tokens, but dataset.max_tokens={max_tokens}: raise the limit or drop "
+                "the row"
+            )
+        if context_length is not None and length > context_length:
+            raise InputError(f"{where} has a text of {length} tokens, beyond the model's context {context_length}")
+        if not all(responses):
+            raise InputError(f"{where} has a text of no tokens: give it some")
+        if twins := _twins(responses):
+            names = " and ".join(list(texts)[index] for index in twins)
+            raise InputError(
+                f"{where}: the tokenizer writes {names} as the same tokens: drop the row, or use a tokenizer that "
+                "knows their words"
+            )
+        rankings.append(Ranking(responses, margin))
+    return rankings
+
+
+def write_rankings(path: Path, rankings: Sequence[Ranking]) -> None:
+    """A row each."""
+    pq.write_table(pa.Table.from_pylist([ranking._asdict() for ranking in rankings], schema=RANKINGS), path)
+
+
+def read_rankings(path: Path) -> list[Ranking]:
+    """The rows of a preference dataset's `train.parquet` or `eval.parquet`, in file order."""
+    return [Ranking(**row) for row in pq.read_table(path).to_pylist()]
+
+
+def _responses(row: Mapping[str, Any]) -> dict[str, str]:
+    columns = ", ".join(sorted(map(str, row)))
+    if "responses" in row:
+        if set(PAIR) & set(row):
+            raise _Malformed(f"has both responses and chosen or rejected (columns {columns}): keep one of the two")
+        listed = row["responses"]
+        if not isinstance(listed, list) or len(listed) < 2:
+            raise _Malformed(f"has responses={_short(listed)}: give a list of two or more, the best first")
+        given = {f"responses[{index}]": value for index, value in enumerate(listed)}
+    else:
+        if missing := [column for column in PAIR if column not in row]:
+            raise _Malformed(
+                f"has no column {missing[0]} (its columns: {columns}): give prompt, chosen and rejected, or prompt and "
+                "responses, the best first"
+            )
+        given = {column: row[column] for column in PAIR}
+    texts = {column: _text(value, column) for column, value in given.items()}
+    if twins := _twins(list(texts.values())):
+        first, second = (list(texts)[index] for index in twins)
+        raise _Malformed(f"has {first} == {second} ({_short(texts[first])}): neither is the better one; drop the row")
+    return texts
+
+
+def _text(value: Any, column: str) -> str:
+    """A text, or the one message of a list."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], Mapping):
+        value = value[0].get("content")
+    if not isinstance(value, str):
+        raise _Malformed(f"has {column}={_short(value)}: give a text, or a list of one message")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise _Malformed(
+            f"has {column} with {value[error.start]!r} at character {error.start + 1}, a lone surrogate: take it out"
+        ) from None
+    return value
+
+
+def _margin(row: Mapping[str, Any]) -> float:
+    margin = row.get("margin")
+    if margin is None:
+        return 0.0
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin < math.inf:
+        raise _Malformed(f"has margin={_short(margin)}: give a number of at least 0, or none")
+    if "responses" in row:
+        raise _Malformed("has a margin and responses: a margin is of a pair, chosen and rejected")
+    return float(margin)
+
+
+def _twins(values: Sequence[Any]) -> tuple[int, int] | None:
+    """The first two that are equal."""
+    for later, value in enumerate(values):
+        if (first := values.index(value)) < later:
+            return first, later
+    return None
+
+
+def _short(value: Any, limit: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -1,0 +1,96 @@
+"""The scoring engine's jobs for reward models: preferences read and checked, and held-out ones scored."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ppo_core.data.preferences import Ranking, read_preferences, read_rankings, tokenized, write_rankings
+from ppo_core.engines.protocol import Job
+from ppo_core.engines.start import sources_of
+from ppo_core.records import EvaluateRewardModelJob, InputError, PreparePreferencesJob
+from ppo_core.scoring.preferences import calibration, distribution, pair_metrics
+
+CLASSIFIER = "ForSequenceClassification"
+
+
+def prepare_preferences(job: Job) -> dict[str, Any]:
+    """Write `train.parquet` and `eval.parquet`, after every check that needs no model weights."""
+    spec, sources = PreparePreferencesJob.model_validate(job.spec), sources_of(job)
+    named = {"train": spec.dataset.train, "eval": spec.dataset.evaluation}
+    read = {split: read_preferences(source, sources) for split, source in named.items()}
+    tokenizer, config, context = _start(job, spec)
+    rankings = {}
+    for split, preferences in read.items():
+        job.progress(0, len(preferences), f"rows of {named[split]}")
+        rankings[split] = tokenized(
+            preferences,
+            tokenizer,
+            str(job.inputs["tokenizer"].path),
+            max_tokens=spec.dataset.max_tokens,
+            context_length=context,
+        )
+        _check_vocabulary(named[split], rankings[split], tokenizer, config)
+    for split, found in rankings.items():
+        write_rankings(job.output / f"{split}.parquet", found)
+    pairs = {split: sum(math.comb(len(row.responses), 2) for row in found) for split, found in rankings.items()}
+    counts = {split: len(found) for split, found in rankings.items()}
+    return {"counts": counts, "pairs": pairs, "context_length": context}
+
+
+def evaluate_reward_model(job: Job) -> dict[str, Any]:
+    """Write `scores.parquet` and `evaluation.json`: what the saved model says of the held-out responses."""
+    from ppo_core.models.classifier import Classifier  # torch: seconds
+
+    spec = EvaluateRewardModelJob.model_validate(job.spec)
+    folder, trusted = job.inputs["model"].path / "model", job.permissions.trust_remote_code
+    model = Classifier(folder, dtype=spec.dtype, trust_remote_code=trusted)
+    rankings = read_rankings(job.inputs["dataset"].path / "eval.parquet")
+    texts = [text for row in rankings for text in row.responses]
+    scored = model.scores(
+        texts, spec.microbatch_tokens, lambda done: job.progress(done, len(texts), "held-out responses scored")
+    )
+    places = [(number, rank) for number, row in enumerate(rankings) for rank in range(len(row.responses))]
+    rows = [
+        {"row": row, "rank": rank, "score": score, "tokens": len(text)}
+        for (row, rank), score, text in zip(places, scored, texts, strict=True)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), job.output / "scores.parquet")
+    left = iter(scored)
+    scores = [[next(left) for _ in row.responses] for row in rankings]
+    found = {"metrics": pair_metrics(scores), "calibration": calibration(scores), "distribution": distribution(scores)}
+    (job.output / "evaluation.json").write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
+    return found
+
+
+def _start(job: Job, spec: PreparePreferencesJob) -> tuple[Any, Any, int | None]:
+    """Tokenizer and configuration, which fit each other and a reward model, and the length of the model's context."""
+    from ppo_core.data.tokenization import check_kept, context_length, load_tokenizer, model_config
+    from ppo_core.models.loading import empty_policy
+
+    trusted = job.permissions.trust_remote_code
+    tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=trusted)
+    model = str(job.inputs["model"].path) if "model" in job.inputs else None
+    config = model_config(model, spec.model.config, len(tokenizer), trust_remote_code=trusted)
+    if any(str(name).endswith(CLASSIFIER) for name in config.architectures or ()):
+        raise InputError(
+            f"model {model} is a sequence classifier already ({config.architectures[0]}), and training starts from a "
+            "causal LM: give that, or use this one as it is"
+        )
+    empty_policy(config, model or str(spec.model.config), trust_remote_code=trusted)
+    check_kept(tokenizer, config, trust_remote_code=trusted)
+    return tokenizer, config, context_length(config)
+
+
+def _check_vocabulary(source: str, rankings: list[Ranking], tokenizer: Any, config: Any) -> None:
+    size = int(config.get_text_config().vocab_size)
+    largest = max(token for row in rankings for text in row.responses for token in text)
+    if largest >= size:
+        raise InputError(
+            f"{source}: the tokenizer writes {tokenizer.convert_ids_to_tokens(largest)!r} as token {largest}, but the "
+            f"model's vocab_size is {size}: give the model's own tokenizer, or a model of at least {len(tokenizer)}"
+        )

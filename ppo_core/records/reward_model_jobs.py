@@ -1,0 +1,31 @@
+"""The specs of the jobs that make a reward model."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ppo_core.spec import FitSpec, ModelSpec, PreferencesSpec, Section, TrainingSpec
+
+
+class PreparePreferencesJob(Section):
+    """Read, check and tokenize preferences. Inputs: sources, tokenizer; model, where the spec names a folder."""
+
+    dataset: PreferencesSpec
+    model: ModelSpec
+
+
+class TrainRewardModelJob(Section):
+    """Train a reward model on preferences. Inputs: dataset, tokenizer; model, where the spec names a folder."""
+
+    seed: int
+    model: ModelSpec
+    fit: FitSpec
+    training: TrainingSpec
+    deterministic: bool = False
+
+
+class EvaluateRewardModelJob(Section):
+    """Score held-out preferences. Inputs: model, dataset. A forward pass has `microbatch_tokens` tokens, at most."""
+
+    dtype: Literal["float32", "bfloat16"]
+    microbatch_tokens: int

@@ -1,0 +1,110 @@
+"""What the training of a reward model is: `RewardModelSpec`, torch-free."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from ppo_core.spec.flow_spec import FlowSpec, check_master_weights, check_ranks_divide
+from ppo_core.spec.paths import UserPath
+from ppo_core.spec.section import Beta, Fraction, NonNegative, Section
+from ppo_core.spec.sections import EnginesSpec, ModelSpec, TrainingSpec, mlflow_alias
+
+OF_ROLLOUTS = ("rollout_resources", "kv_cache_gib", "rollout_engines", "tensor_parallel_size")
+
+
+class PreferencesSpec(Section):
+    """Which of several responses to a prompt is better: rows of a file, or of a Python function."""
+
+    train: UserPath = Field(
+        description="A file of rows, or path/to/file.py:function, relative to the spec; columns `prompt`, `chosen`, "
+        "`rejected` and perhaps `margin`, or `prompt` and `responses`, the best first"
+    )
+    evaluation: UserPath = Field(description="Held-out rows in the same form, which accuracy is measured on")
+    max_tokens: PositiveInt = Field(1024, description="Longer texts (a prompt with a response) are an error, never cut")
+
+
+class FitSpec(Section):
+    """The fit of the reward model to the preferences."""
+
+    num_steps: PositiveInt = Field(400, description="Optimizer steps")
+    batch_size: PositiveInt = Field(32, description="Rows (prompts with all their responses) per optimizer step")
+    learning_rate: PositiveFloat = Field(5e-4, description="Highest rate, reached at the end of the warm-up")
+    warmup_steps: int = Field(30, ge=0, description="Optimizer steps of linear warm-up, cut to num_steps")
+    final_lr_fraction: Fraction = Field(0.1, description="Cosine decay ends at this fraction of learning_rate")
+    weight_decay: NonNegative = Field(0.01, description="Decoupled weight decay of AdamW")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.98), description="AdamW's decay rates of the two moments")
+    max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm")
+    label_smoothing: float = Field(
+        0.0, ge=0.0, lt=0.5, description="Part of the preferences that is taken to be the wrong way round"
+    )
+    centring: NonNegative = Field(
+        0.0, description="Weight of (score of the better + score of the worse)**2 in the loss, 0.01 in the source"
+    )
+
+
+class RewardRegistrySpec(Section):
+    """The MLflow model that the reward model becomes a version of."""
+
+    model: str | None = Field(None, min_length=1, max_length=200, description="Default: the spec's name")
+    alias: str | None = Field("candidate", description="Alias that moves to the new version")
+
+    @field_validator("alias")
+    @classmethod
+    def _known_to_mlflow(cls, alias: str | None) -> str | None:
+        return None if alias is None else mlflow_alias(alias)
+
+
+class RewardModelSpec(FlowSpec):
+    """One training of a reward model. `RewardModelSpec.from_yaml(path)` reads it."""
+
+    name: str = Field(
+        "reward-model", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$", description="MLflow experiment, default run name"
+    )
+    dataset: PreferencesSpec = Field(description="Preferences to train and to evaluate on")
+    model: ModelSpec = Field(description="The causal LM that it starts from, which gets a new head")
+    fit: FitSpec = Field(FitSpec(), description="The fit to the preferences")
+    training: TrainingSpec = Field(TrainingSpec(), description="How the training engine runs")
+    engines: EnginesSpec = Field(EnginesSpec(), description="Where engines run, and how long they may be silent")
+    registry: RewardRegistrySpec = Field(RewardRegistrySpec(), description="The MLflow model that it becomes")
+    folder: str = Field(".", description="Where relative paths start; a spec file's own folder. No part of the run")
+
+    @model_validator(mode="after")
+    def _batches_divide(self) -> Self:
+        check_ranks_divide(self.training, {"a batch (fit.batch_size)": self.fit.batch_size})
+        check_master_weights(self.model, self.training)
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        default = EnginesSpec()
+        for name in OF_ROLLOUTS:
+            value = vars(self.engines)[name]
+            if value != vars(default)[name]:
+                raise ValueError(
+                    f"engines.{name}={value} is of the rollout engine, which a reward model does not need: leave it out"
+                )
+        if self.model.lora is not None:
+            raise ValueError("model.lora is of PPO, and a reward model learns with all its weights: leave it out")
+        if self.training.microbatch_size is not None:
+            raise ValueError(
+                f"training.microbatch_size={self.training.microbatch_size} would part responses that are compared: "
+                "set training.microbatch_tokens instead"
+            )
+        return self
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Nothing is sampled."""
+        return ("scoring", "training")
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """The preferences."""
+        return (self.dataset.train, self.dataset.evaluation)
+
+    @property
+    def model_name(self) -> str:
+        """Name in the MLflow model registry."""
+        return self.registry.model or self.name

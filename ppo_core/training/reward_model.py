@@ -1,0 +1,58 @@
+"""Training a reward model on preferences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ppo_core.algorithms.preferences import pairs_of, preference_loss
+from ppo_core.data.preferences import Ranking
+from ppo_core.models.packing import packs
+from ppo_core.models.reward_model import scores_of
+from ppo_core.records import TrainRewardModelJob
+from ppo_core.training.deepspeed_engine import Trainable
+from ppo_core.training.ranks import Ranks, share_of
+from ppo_core.training.supervised import LOSS_WINDOW, descend, example_order, rate_at
+
+
+def train_reward_model(
+    model: Trainable,
+    rankings: Sequence[Ranking],
+    job: TrainRewardModelJob,
+    ranks: Ranks,
+    tick: Callable[[int, int, str], None],
+    curve: list[float] | None = None,
+) -> dict[str, float]:
+    """The loss of `ppo_core.algorithms.preferences`, mean over a batch's rows. Returns metrics; `curve` gets the loss
+    of each optimizer step, rounded as in the notes of the progress."""
+    spec = job.fit
+    order = example_order(len(rankings), spec.num_steps * spec.batch_size, job.seed, "preferences")
+
+    def step(number: int) -> tuple[float, float]:
+        batch = [rankings[row] for row in order[number * spec.batch_size : (number + 1) * spec.batch_size]]
+        return _step(model, batch, job, ranks, number)
+
+    losses = descend(step, spec.num_steps, ("reward model", "fit.learning_rate"), tick, curve)
+    window = losses[-LOSS_WINDOW:]
+    return {"reward_model/first_loss": losses[0], "reward_model/loss": sum(window) / len(window)}
+
+
+def _step(
+    model: Trainable, batch: Sequence[Ranking], job: TrainRewardModelJob, ranks: Ranks, step: int
+) -> tuple[float, float]:
+    """Loss and gradient norm of one optimizer step. All responses of a row are in one backward pass."""
+    spec, total = job.fit, torch.zeros(())
+    padded = not packs(model.distributed)
+    costs = [len(row.responses) * max(map(len, row.responses)) if padded else row.size for row in batch]
+    for numbers in share_of(ranks, range(len(batch)), costs, job.training, padded=False):
+        rows = [batch[number] for number in numbers]
+        scores = scores_of(model.distributed, [text for row in rows for text in row.responses])
+        pairs = pairs_of([len(row.responses) for row in rows], scores.device)
+        margins = torch.tensor([row.margin for row in rows], device=scores.device)
+        summed = preference_loss(scores, margins, pairs, label_smoothing=spec.label_smoothing, centring=spec.centring)
+        loss = summed / len(batch)
+        model.backward(loss * ranks.world_size)
+        total += loss.detach().cpu()
+    norm = model.step(rate_at(spec, step))
+    return float(ranks.sum(total)), norm
