@@ -19,7 +19,7 @@ TITLE_INCHES = 0.4
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: lines by their label, each as (iteration, value) pairs.
+    """One plot: lines by their label, each as pairs of `x` (an iteration, unless it says otherwise) and value.
 
     >>> Panel("accuracy", {"sampled": [(0, 0.4), (1, 0.6)], "greedy": [(0, 0.2), (1, 0.9)]}, limits=(0.0, 1.0))
     """
@@ -27,6 +27,7 @@ class Panel:
     title: str
     lines: Mapping[str, Sequence[tuple[float, float]]]
     limits: tuple[float, float] | None = None
+    x: str = "iteration"
 
 
 def learning_curves(title: str, panels: Sequence[Panel]) -> Figure:
@@ -61,7 +62,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
         values = [value if math.isfinite(value) else math.nan for _, value in points]
         axes.plot(steps, values, label=label, marker=".", markersize=4, linewidth=1.4)
     axes.set_title(panel.title, fontsize="medium")
-    axes.set_xlabel("iteration", fontsize="small")
+    axes.set_xlabel(panel.x, fontsize="small")
     axes.grid(alpha=0.3)
     if panel.limits is not None:
         axes.set_ylim(*panel.limits)

@@ -15,7 +15,7 @@ import shutil
 import uuid
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -37,15 +37,26 @@ REQUIRED_PACKAGES = ("mlflow", "torch", "transformers", "safetensors", "numpy")
 SERVED_NEW_TOKENS = 256
 
 
+class Task(NamedTuple):
+    """What a model is for: transformers' name of the task, and its pipeline."""
+
+    name: str
+    pipeline: str
+
+
+ANSWERS = Task("text-generation", "TextGenerationPipeline")
+SCORES = Task("text-classification", "TextClassificationPipeline")
+
+
 class ModelFolderError(ValueError):
     """The folder is not a complete Hugging Face model with its tokenizer."""
 
 
-def write_mlmodel(folder: Path, *, digest_seed: str, context_length: int | None = None) -> None:
+def write_mlmodel(folder: Path, *, digest_seed: str, context_length: int | None = None, task: Task = ANSWERS) -> None:
     """Add MLflow's files to a folder with config.json, weights and a fast tokenizer. Imports MLflow, but no torch.
 
-    `digest_seed` gives the model's uuid. Served answers have 256 tokens unless asked otherwise, or half the
-    `context_length` where that is less.
+    `digest_seed` gives the model's uuid, `task` says whether it answers or scores texts. Served answers have 256 tokens
+    unless asked otherwise, or half the `context_length` where that is less.
     """
     architecture = _architecture(folder)
     if not (folder / "tokenizer.json").is_file() or not (folder / "tokenizer_config.json").is_file():
@@ -59,7 +70,7 @@ def write_mlmodel(folder: Path, *, digest_seed: str, context_length: int | None 
         if (folder / name).is_file():
             shutil.copyfile(folder / name, components / name)
     _write_environment(folder)
-    text = _model_text(architecture, digest_seed, context_length)
+    text = _model_text(architecture, digest_seed, context_length, task)
     (folder / "MLmodel").write_text(text, encoding="utf-8")
 
 
@@ -76,7 +87,7 @@ def _architecture(folder: Path) -> str:
     return str(architectures[0])
 
 
-def _model_text(architecture: str, digest_seed: str, context_length: int | None) -> str:
+def _model_text(architecture: str, digest_seed: str, context_length: int | None, task: Task) -> str:
     export(ENVIRONMENT)
     from mlflow import pyfunc
     from mlflow.models import Model
@@ -84,13 +95,13 @@ def _model_text(architecture: str, digest_seed: str, context_length: int | None)
     model = Model(
         model_uuid=uuid.uuid5(uuid.NAMESPACE_OID, f"ppoflow:{digest_seed}").hex,
         utc_time_created="1970-01-01 00:00:00",  # a clock here would change the folder's digest
-        signature=_signature(context_length),
+        signature=_signature(context_length) if task is ANSWERS else _score_signature(),
         metadata={"context_length": context_length} if context_length is not None else None,
     )
     model.add_flavor(
         "transformers",
-        task="text-generation",
-        instance_type="TextGenerationPipeline",
+        task=task.name,
+        instance_type=task.pipeline,
         pipeline_model_type=architecture,
         source_model_name=architecture,  # not the path: it differs from place to place
         model_binary=".",
@@ -105,7 +116,7 @@ def _model_text(architecture: str, digest_seed: str, context_length: int | None)
         loader_module="mlflow.transformers",
         conda_env="conda.yaml",
         python_env="python_env.yaml",
-        model_config={"return_full_text": False},
+        model_config={"return_full_text": False} if task is ANSWERS else None,
     )
     return str(model.to_yaml())
 
@@ -127,6 +138,15 @@ def _signature(context_length: int | None) -> Any:
             ]
         ),
     )
+
+
+def _score_signature() -> Any:
+    """A text (a prompt with its response) in, a label without meaning and the score out."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema
+
+    outputs = Schema([ColSpec("string", "label"), ColSpec("double", "score")])
+    return ModelSignature(inputs=Schema([ColSpec("string")]), outputs=outputs)
 
 
 def _write_environment(folder: Path) -> None:

@@ -16,7 +16,7 @@ from infra.mlflow.points import Point
 from ppo_core.records import noted_loss
 from tasks.runs.iteration_record import IterationRecord
 from tasks.stages.context import RunContext
-from tasks.stages.references import DatasetRef, ModelRef
+from tasks.stages.references import ModelRef, StageRef
 
 LOSS_CURVE = "sft/loss_curve"
 EVERY_S = 5.0
@@ -30,12 +30,12 @@ def curve_points(context: RunContext, record: IterationRecord) -> list[Point]:
     return points(dict(enumerate(model.losses, start=1)), prepared_at_ms(context, record.dataset))
 
 
-def points(losses: Mapping[int, float], prepared_ms: int) -> list[Point]:
+def points(losses: Mapping[int, float], prepared_ms: int, name: str = LOSS_CURVE) -> list[Point]:
     """Times are counted from when the data was ready, which a start that is repeated finds as it was."""
-    return [Point(LOSS_CURVE, loss, step, prepared_ms + step) for step, loss in losses.items()]
+    return [Point(name, loss, step, prepared_ms + step) for step, loss in losses.items()]
 
 
-def prepared_at_ms(context: RunContext, dataset: DatasetRef) -> int:
+def prepared_at_ms(context: RunContext, dataset: StageRef) -> int:
     """When the dataset was stored; 0 where it is there no more."""
     try:
         created = context.store.manifest(dataset.bare()).created_at
@@ -47,8 +47,11 @@ def prepared_at_ms(context: RunContext, dataset: DatasetRef) -> int:
 class LiveCurve:
     """Takes an engine's progress and, every few seconds, sends the losses in it from a thread of its own."""
 
-    def __init__(self, context: RunContext, dataset: DatasetRef, *, every_s: float = EVERY_S) -> None:
+    def __init__(
+        self, context: RunContext, dataset: StageRef, name: str = LOSS_CURVE, *, every_s: float = EVERY_S
+    ) -> None:
         self._context = context
+        self._name = name
         self._prepared_ms = prepared_at_ms(context, dataset) if context.reporting.live else 0
         self._waiting: dict[int, float] = {}
         self._sender: threading.Thread | None = None
@@ -70,4 +73,4 @@ class LiveCurve:
             self._sender.start()
 
     def _send(self, losses: Iterable[tuple[int, float]]) -> None:
-        self._context.tracker.log_points(points(dict(losses), self._prepared_ms))
+        self._context.tracker.log_points(points(dict(losses), self._prepared_ms, self._name))

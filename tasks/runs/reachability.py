@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from infra.artifacts import ArtifactError, ArtifactRef, ArtifactStore
 from infra.backend import open_runs
 from infra.runs.listing import RunListing
 from infra.runs.records import RecordError, RunRecords, Runs, remedy_for
+from tasks.reward_model.kept import kept
 from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.promoted import Promoted
 from tasks.runs.record_chain import ChainedRecord, check_chain, link, unless_changed
@@ -49,7 +51,9 @@ class Reachability:
         self._opened: dict[str, RunRecords] = {}
         self._records: dict[tuple[str, str], ChainedRecord | None] = {}
         self._inputs: dict[Name, list[ArtifactRef]] = {}
-        self._promoted = Promoted(store.root).needs if promoted is None else promoted
+        self._besides = {"the journal of promotions": promoted or Promoted(store.root).needs}
+        if promoted is None:
+            self._besides["the pages of reward models"] = partial(kept, store.root)
         self.unreadable: dict[str, str] = {}
 
     def of_all(self) -> set[Name]:
@@ -58,7 +62,9 @@ class Reachability:
         needed: set[Name] = set()
         for run in self._runs.names(started=False):
             needed |= self._told(f"run {run}", lambda run=run: self._of_run(run))  # type: ignore[misc]
-        return needed | self._told("the journal of promotions", self._promoted)
+        for whose, needs in self._besides.items():
+            needed |= self._told(whose, needs)
+        return needed
 
     def among(self, wanted: Iterable[Name]) -> Callable[[], set[Name]]:
         """Looks which of `wanted` the records need. What cannot be read may need anything, so it keeps all of them."""

@@ -39,7 +39,11 @@ def sections_in(annotation: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/rewards.md", "docs/semantics.md", "docs/architecture.md", "docs/hyperparameters.md"]
+    "name",
+    [
+        "README.md",
+        *(f"docs/{page}.md" for page in ("architecture", "hyperparameters", "reward-models", "rewards", "semantics")),
+    ],
 )
 def test_files_that_documents_name_exist(name: str) -> None:
     text = (ROOT / name).read_text()

@@ -43,6 +43,7 @@ def schema() -> dict[str, Any]:
 def test_what_is_deployed() -> None:
     assert [full_name(deployment) for deployment in DEPLOYMENTS] == [
         "ppo-training/arithmetic",
+        "reward-model/helpful",
         "evaluation/held-out",
         "promotion/champion",
         "rollback/champion",

@@ -1,0 +1,92 @@
+"""Training of a reward model as a flow:
+
+    preferences ─► prepare_preferences ─► train_reward_model ─► evaluate_reward_model ─► registry, MLflow, a folder
+
+What was made before comes from the store: the same command after a kill goes on with the stage that was under way.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from flows.console import RunConsole
+from ppo_core.spec import RewardModelSpec
+from tasks.checks.preflight import preflight
+from tasks.prefect.deployment_params import requested, shown_name
+from tasks.prefect.flow_tags import tag_run
+from tasks.prefect.server import EmbeddedFlow, page_url
+from tasks.reward_model.context import open_reward_model_run
+from tasks.reward_model.evaluate_reward_model import evaluate_reward_model
+from tasks.reward_model.kept import keep
+from tasks.reward_model.prepare_preferences import prepare_preferences
+from tasks.reward_model.register_reward_model import export_reward_model, register_reward_model
+from tasks.reward_model.report_reward_model import begin_report, report_reward_model
+from tasks.reward_model.train_reward_model import train_reward_model
+from tasks.runs.errors import RegistryError
+from tasks.runs.store_outages import outages_told
+
+
+class RewardModelReport(BaseModel):
+    """What a finished training of a reward model leaves; `version` is None where MLflow's registry did not answer."""
+
+    model_config = ConfigDict(frozen=True)
+
+    run: str
+    metrics: dict[str, float]
+    folder: Path
+    artifact: str
+    version: str | None
+    complaints: list[str]
+
+
+def train(spec: RewardModelSpec, run: str | None = None, overrides: list[str] | None = None) -> RewardModelReport:
+    """Train a reward model on preferences, and measure it on held-out ones.
+
+    Args:
+        spec: What to train, on what, and how
+        run: Name of the run. Without it, the spec's name, under a deployment with its start time
+        overrides: section.key=value over the spec, for example fit.num_steps=1000
+    """
+    spec, run = requested(spec, run, overrides)
+    console = RunConsole(run, 0)
+    for note in preflight(spec):
+        console.say(note)
+    with console, outages_told(console.say), open_reward_model_run(spec, run, console.progress) as context:
+        console.step(f"reward model {run}; Prefect page {page_url()} (flow reward-model)")
+        begin_report(context, console.say)
+        dataset = prepare_preferences(context)
+        console.step(dataset.in_words())
+        model = train_reward_model(context, dataset)
+        console.step(model.in_words())
+        evaluation = evaluate_reward_model(context, model, dataset)
+        keep(context.store.root, run, [dataset.bare(), evaluation.bare(), model.bare()])
+        console.step(f"held out: {evaluation.in_words()}")
+        version, complaints = None, []
+        try:
+            registered = register_reward_model(context, dataset, model, evaluation)
+            version = f"models:/{registered.name}/{registered.version}"
+        except RegistryError as error:
+            complaints.append(f"the reward model is not registered: {error}")
+        complaints += filter(None, [report_reward_model(context, dataset, model, evaluation)])
+        return RewardModelReport(
+            run=run,
+            metrics={**model.metrics, **evaluation.metrics},
+            folder=export_reward_model(context, model),
+            artifact=model.uri,
+            version=version,
+            complaints=complaints,
+        )
+
+
+reward_model: EmbeddedFlow[[RewardModelSpec, str | None, list[str] | None], RewardModelReport] = EmbeddedFlow(
+    fn=train,
+    check=lambda spec, **_: preflight(spec),
+    name="reward-model",
+    flow_run_name=shown_name,
+    description="Train a reward model on preferences, from pairs or rankings to a registered sequence classifier.",
+    validate_parameters=True,
+    persist_result=False,
+    on_running=[tag_run],
+)

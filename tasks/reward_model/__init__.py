@@ -1,0 +1,1 @@
+"""The tasks that make a reward model, and what they work with."""

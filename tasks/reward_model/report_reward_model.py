@@ -1,0 +1,105 @@
+"""What MLflow and Prefect's pages show of a reward model: projections of the artifacts, each point once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+
+from prefect.artifacts import create_markdown_artifact
+
+from infra.mlflow.client import is_server
+from infra.mlflow.learning_curves import Panel, learning_curves
+from infra.mlflow.tracking import InputData, Point
+from tasks.reports.loss_curve import points, prepared_at_ms
+from tasks.reports.mlflow import NOTE, origin
+from tasks.reports.prefect import page_key, see_mlflow, tell_prefect
+from tasks.reward_model.context import RewardModelContext
+from tasks.reward_model.stages import PreferencesRef, RewardEvaluationRef, RewardModelRef
+from tasks.reward_model.train_reward_model import LOSS_CURVE
+from tasks.runs.run_state import flat
+from tasks.stages.stage import completed, stage
+
+SURE = [(0.5, 0.5), (1.0, 1.0)]
+
+
+def begin_report(context: RewardModelContext, say: Callable[[str], None]) -> None:
+    """Open the MLflow run and describe it, while engines start; from now on losses are sent as they come."""
+
+    def begin() -> None:
+        if introduce(context) and is_server(context.tracker.uri):
+            say(f"MLflow page {context.tracker.page}")
+
+    context.reporting.live = True
+    context.reporting.aside(begin)
+
+
+def introduce(context: RewardModelContext) -> bool:
+    """Say what this run is."""
+    document, tracker = context.spec.document(), context.tracker
+    note = f"Training of a reward model: run **{context.run}** of spec `{context.spec.name}`."
+    told = tracker.open() and tracker.log_parameters(flat(document))
+    told = told and tracker.log_text("spec.json", json.dumps(document, indent=2))
+    return told and tracker.set_tags(origin(context.spec) | {NOTE: note})
+
+
+@stage("report_reward_model", retries=0)
+def report_reward_model(
+    context: RewardModelContext, dataset: PreferencesRef, model: RewardModelRef, evaluation: RewardEvaluationRef
+) -> str | None:
+    """Everything there is to see. Returns what MLflow did not take, None where it has it all."""
+    context.reporting.settle()
+    tracker, at_ms = context.tracker, prepared_at_ms(context, model)
+    metrics = {**model.metrics, **evaluation.metrics}
+    measured = [Point(name, value, len(model.losses), at_ms) for name, value in sorted(metrics.items())]
+    curve = points(dict(enumerate(model.losses, 1)), prepared_at_ms(context, dataset), LOSS_CURVE)
+    rows = [[part["confidence"], part["accuracy"], part["count"]] for part in evaluation.calibration]
+    complete = (
+        introduce(context)
+        and tracker.log_datasets(input_data(context, dataset))
+        and tracker.log_points(curve)
+        and tracker.log_points(measured)
+        and tracker.log_table("calibration", ("confidence", "accuracy", "pairs"), rows)
+        and tracker.log_figure("reward_model", learning_curves(context.run, panels(model, evaluation)))
+    )
+    complete = tracker.finish() and complete
+    text, key = page(context.run, metrics), page_key(context.run, "reward-model")
+    about = f"The reward model of run {context.run}: {evaluation.in_words()}{see_mlflow(context)}"
+    tell_prefect(context, "the reward model", lambda: create_markdown_artifact(text, key=key, description=about))
+    missing = None if complete else f"MLflow did not take this report: {tracker.last_error or 'it is silent'}"
+    return completed(missing, missing or "MLflow has it all")
+
+
+def panels(model: RewardModelRef, evaluation: RewardEvaluationRef) -> list[Panel]:
+    """The loss, how right the model is where it is sure, and how its scores are spread."""
+    spread = evaluation.distribution
+    middles = [(low + high) / 2 for low, high in pairwise(spread["edges"])]
+    return [
+        Panel("loss", {"loss": list(enumerate(model.losses, 1))}, x="optimizer step"),
+        Panel(
+            "accuracy where it is sure",
+            {"held out": [(p["confidence"], p["accuracy"]) for p in evaluation.calibration], "calibrated": SURE},
+            limits=(0.0, 1.05),
+            x="probability of the better response",
+        ),
+        Panel(
+            "held-out responses",
+            {name: list(zip(middles, spread[name], strict=True)) for name in ("best", "others")},
+            x="score",
+        ),
+    ]
+
+
+def input_data(context: RewardModelContext, dataset: PreferencesRef) -> list[InputData]:
+    """The run's data as MLflow shows inputs."""
+    names = {"training": ("train", context.spec.dataset.train), "evaluation": ("eval", context.spec.dataset.evaluation)}
+    return [
+        InputData(f"{name} ({usage})", usage, dataset.digest, dataset.uri, dataset.counts[split])
+        for usage, (split, name) in names.items()
+    ]
+
+
+def page(run: str, metrics: dict[str, float]) -> str:
+    """The metrics as a table."""
+    rows = [f"| {name} | {value:.4f} |" for name, value in sorted(metrics.items())]
+    return "\n".join([f"# Reward model of {run}", "", "| metric | |", "|---|---|", *rows])
