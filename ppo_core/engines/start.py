@@ -83,7 +83,8 @@ def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
     if "eval" in scanned:
         _check_enough(scanned["eval"].count, spec)
     tried = scanned["train"].first
-    completions = example_completions((row.content for row in rows["sft"][0]) if "sft" in rows else None, tried)
+    counts = {split: found.count for split, found in scanned.items()}
+    completions = example_completions(counted(rows["sft"][0], "sft", counts) if "sft" in rows else None, tried)
     parts = rewards.score([Sample(row, text) for row, text in zip(tried, completions, strict=True)])
     tokenizer, config, context = _read_model(job, spec)
     limits = Limits(context, spec.dataset.max_prompt_tokens, spec.max_response_tokens)
@@ -92,9 +93,9 @@ def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
     order = PROMPT_SPLITS[::-1] if spec.dataset.duplicates == "drop" else PROMPT_SPLITS
     for split in (split for split in order if split in rows):
         for source in rows[split]:
-            made.add_prompts(split, source.source, with_progress(source, scanned[split].count, job))
+            made.add_prompts(split, source.source, with_progress(source, counts[split], job))
     for source in rows.get("sft", []):
-        made.add_examples(source.source, with_progress(source, 0, job))
+        made.add_examples(source.source, with_progress(source, counts["sft"], job))
     tables = made.finished()
     check_room(made.longest(), limits)
     if spec.dataset.evaluates:
@@ -162,6 +163,13 @@ def example_completions(examples: Iterable[Mapping[str, Any]] | None, prompts: S
     else:
         texts = ["" if row.reference_answer is None else str(row.reference_answer) for row in prompts]
     return [text if index % 2 == 0 else "" for index, text in enumerate(texts)]
+
+
+def counted(rows: Rows, split: str, counts: dict[str, int]) -> Iterator[Mapping[str, Any]]:
+    """The rows' contents; after the last `counts` has how many there are."""
+    for number, row in enumerate(rows, 1):
+        yield row.content
+        counts[split] = number
 
 
 def untokenized(row: Mapping[str, Any], column: str) -> PromptRow:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ppo_core.data.dataset import read_rows
+from ppo_core.data.rows import read_rows
 from ppo_core.records import InputError, PromptRow, RolloutRow
 from ppo_core.scoring.functions import checked_scores
 from ppo_core.scoring.plugins import Sources, load_function, source_digest

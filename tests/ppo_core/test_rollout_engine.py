@@ -268,7 +268,7 @@ def test_a_response_may_fill_the_context_to_the_last_token(rollout: Client, tmp_
 def test_more_evaluation_prompts_than_rows_are_refused(
     rollout: Client, policies: dict[tuple[bool, str], Path], dataset: Path
 ) -> None:
-    with pytest.raises(EngineJobError, match=r"evaluation\.num_prompts=9.*has 8 rows: lower it") as refused:
+    with pytest.raises(EngineJobError, match=r"num_prompts=9.*only 8 rows are held out: lower it") as refused:
         rollout.generate(policies[True, "A"], dataset, split="eval", num_prompts=9)
     assert not refused.value.retryable
 

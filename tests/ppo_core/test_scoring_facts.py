@@ -106,4 +106,6 @@ def test_long_tables_give_signs_of_life(sources: Path, model: Path, tmp_path: Pa
         name: JobInput(path, "") for name, path in {"sources": sources, "tokenizer": model, "model": model}.items()
     }
     prepare_dataset(Job("prepare_dataset", inputs, tmp_path, spec, lambda *report: seen.append(report)))
-    assert [(done, total) for done, total, _ in seen] == [(1000, 2001), (2000, 2001)] * 2
+    read, tokenized = seen[:2], seen[2:]
+    assert [note.partition(" of ")[0] for *_, note in read] == ["1,000 rows", "2,000 rows"]
+    assert [(done, total) for done, total, _ in tokenized] == [(1000, 2001), (2000, 2001)] * 2
