@@ -122,8 +122,8 @@ def test_it_is_made_once_and_nobody_collects_it(home: Path) -> None:
 
 
 BAD = {
-    "chosen equal to rejected": ({"rejected": "7"}, "pairs.jsonl:3 has chosen == rejected ('7')"),
-    "no text": ({"chosen": 7}, "pairs.jsonl:3 has chosen=7: give a text"),
+    "chosen equal to rejected": ({"rejected": "7"}, "pairs.jsonl: row 3 has chosen == rejected ('7')"),
+    "no text": ({"chosen": 7}, "pairs.jsonl: row 3 has chosen=7: give a text"),
 }
 
 
