@@ -16,6 +16,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"training": {"microbatch_tokens": 559}},
         r"microbatch_tokens=559 is less than the longest sequence: 560 tokens .* Raise it to at least 560",
     ),
+    ({"dataset": {"train": "hf://owner/name@v1"}}, "hf://owner/name@v1 is an address, .* hf download NAME .* give"),
+    ({"model": {"path": "https://hub/owner/name"}}, "model.path.*https://hub/owner/name is an address"),
     (
         {"schedule": "overlapped"},
         "schedule=overlapped trains on responses .* set it to token .*, or schedule to synchronous$",
