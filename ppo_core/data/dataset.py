@@ -75,10 +75,11 @@ class PromptMaker:
     def _own_id(self, where: str, given: Any) -> str:
         if not isinstance(given, str | int) or given == "":
             raise InputError(f"{where} has {self.id_column}={shown(given)}: an id is a text or a whole number")
-        if (earlier := self.ids.setdefault(str(given), where)) != where:
+        if (earlier := self.ids.get(str(given))) is not None:
             raise InputError(
                 f"{where} has {self.id_column}={given!r}, as {earlier} has: give each row an id of its own"
             )
+        self.ids[str(given)] = where
         return str(given)
 
 

@@ -8,6 +8,7 @@ a folder                       what `datasets.save_to_disk` wrote
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ def _reader(path: Path) -> Callable[[Path], Iterator[Found]]:
         )
     with path.open("rb") as content:
         first = content.readline(1 << 20)
+        while first and not first.removeprefix(BOM_UTF8).strip():
+            first = content.readline(1 << 20)
     suffix = path.suffix.lower()
     if first.startswith(PARQUET):
         return _parquet
@@ -66,10 +69,8 @@ def _reader(path: Path) -> Callable[[Path], Iterator[Found]]:
 
 
 def _json_reader(path: Path, first: bytes, suffix: str) -> Callable[[Path], Iterator[Found]]:
-    try:
-        text = first.decode("utf-8-sig").strip()
-    except UnicodeDecodeError:
-        return json_lines  # the line with that byte is named
+    # What cannot be decoded is named with its line later; the first part of a long line may end within a character.
+    text = first.decode("utf-8-sig", errors="ignore").strip()
     if suffix == ".json":
         if text.startswith("["):
             return json_array

@@ -139,6 +139,10 @@ class Preparation:
         train = [document for document in documents if document["split"] == "train"]
         weights = [source.weight for source in self.spec.sources if source.weight is not None]
         if weights:
+            empty = [tally for tally in self.tallies if tally.split == "train" and not tally.rows]
+            if empty:
+                told = "; ".join(f"{tally.source}: {tally.in_words()}" for tally in empty)
+                raise InputError(f"a source with a weight has no row left ({told}): take it out of dataset.train")
             for document, share in zip(train, shares_of([one["rows"] for one in train], weights), strict=True):
                 if not share.draws:
                     raise InputError(

@@ -52,7 +52,8 @@ class Columns:
                 )
             if prompt[0]["role"] != "system":
                 prompt = [{"role": "system", "content": self.system_prompt}, *prompt]
-        others = {name: value for name, value in row.items() if name not in (self.prompt, self.completion)}
+        ours = {self.prompt, self.completion} | ({"completion"} if self.completion != "completion" else set())
+        others = {name: value for name, value in row.items() if name not in ours}
         completion = {"completion": row[self.completion]} if self.completion in row else {}
         return {**others, "prompt": prompt, **completion}
 

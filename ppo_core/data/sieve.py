@@ -24,19 +24,21 @@ class Sieve:
 
     fraction: float
     drop_repeats: bool
+    chat: bool = False
     held_out: set[bytes] = field(default_factory=set)
     seen: dict[str, set[bytes]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, spec: DatasetSpec) -> Sieve:
         """As a spec has it."""
-        return cls(spec.evaluation_fraction, spec.duplicates == "drop")
+        return cls(spec.evaluation_fraction, spec.duplicates == "drop", spec.chat)
 
     def place(self, split: str, row: Row) -> tuple[str, str]:
         """The split that a row of `split` goes to, or "" and why it is left out. Held-out prompts come first."""
         if not self.fraction and not self.drop_repeats:
             return split, ""
-        key = content_key(row.where, row.prompt)
+        prompt = one_form(row.prompt, chat=self.chat)
+        key = content_key(row.where, prompt)
         if split != "eval" and is_held_out(key, self.fraction):
             if split == "sft":
                 return "", HELD_OUT
@@ -44,7 +46,7 @@ class Sieve:
         if split != "eval" and key in self.held_out:
             return "", HELD_OUT
         if self.drop_repeats:
-            whole = key if split != "sft" else content_key(row.where, [row.prompt, row.content.get("completion")])
+            whole = key if split != "sft" else content_key(row.where, [prompt, row.content.get("completion")])
             seen = self.seen.setdefault(split, set())
             if whole in seen:
                 return "", REPEATED
@@ -52,6 +54,17 @@ class Sieve:
             if split == "eval":
                 self.held_out.add(key)
         return split, ""
+
+
+def one_form(prompt: Any, *, chat: bool) -> Any:
+    """The prompt as it is compared with others: a text that becomes a user's message is that message.
+
+    >>> one_form("1+1=", chat=True) == one_form([{"role": "user", "content": "1+1=", "name": None}], chat=False)
+    True
+    """
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}] if chat else prompt
+    return [{key: value for key, value in message.items() if value is not None} for message in prompt]
 
 
 def content_key(where: str, content: Any) -> bytes:

@@ -20,6 +20,7 @@ from ppo_core.data.dataset import (
 from ppo_core.data.preparation import PROMPT_SPLITS, Preparation
 from ppo_core.data.rows import Columns, Row, Rows, read_rows
 from ppo_core.engines.protocol import Job
+from ppo_core.engines.rollout_limits import check_stop_tokens
 from ppo_core.records import InputError, PrepareDatasetJob, PromptRow
 from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.reward import Sample
@@ -87,6 +88,7 @@ def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
     completions = example_completions(counted(rows["sft"][0], "sft", counts) if "sft" in rows else None, tried)
     parts = rewards.score([Sample(row, text) for row, text in zip(tried, completions, strict=True)])
     tokenizer, config, context = _read_model(job, spec)
+    check_stop_tokens(spec.stop_token_ids, len(tokenizer))
     limits = Limits(context, spec.dataset.max_prompt_tokens, spec.max_response_tokens)
     made = Preparation(spec.dataset, tokenizer, limits)
     # Held-out prompts first, where those to train on must not be among them.

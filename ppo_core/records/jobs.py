@@ -98,6 +98,7 @@ class PrepareDatasetJob(Section):
     sft_prompt_column: str = "prompt"
     sft_completion_column: str = "completion"
     max_response_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
     num_eval_prompts: int
     reward: RewardSpec
 

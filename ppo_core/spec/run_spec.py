@@ -184,9 +184,11 @@ class RunSpec(FlowSpec):
     def notes(self) -> list[str]:
         """What a person should know before the run starts: a warm-up that is longer than its schedule is cut to it."""
         update, said = self.update, []
-        last = update.decay_iterations or self.iterations
+        end = update.decay_iterations or self.iterations
+        last = end - update.critic_warmup_iterations
         if update.warmup_iterations > last:
-            whose = "of the run" if last == self.iterations else "of the schedule (update.decay_iterations)"
+            whose = "of the run" if end == self.iterations else "of the schedule (update.decay_iterations)"
+            whose += " after those of the critic alone" if update.critic_warmup_iterations else ""
             said.append(f"update.warmup_iterations={update.warmup_iterations} is cut to the {last} iterations {whose}")
         if self.sft is not None and self.sft.warmup_steps > self.sft.num_steps:
             said.append(f"sft.warmup_steps={self.sft.warmup_steps} is cut to sft.num_steps={self.sft.num_steps}")

@@ -124,6 +124,30 @@ def test_where_no_row_is_left_all_reasons_are_said() -> None:
         prepared(["w3 w4", "w3 w4", "w5 w6"], limits=Limits(None, 1, 8), too_long="drop", duplicates="drop")
 
 
+def test_a_text_and_the_message_that_it_becomes_are_one_prompt() -> None:
+    train = [Row(f"row {number}", {"prompt": text}, text) for number, text in enumerate(MANY)]
+    sft = [
+        Row(row.where, {**row.content, "completion": "w5"}, [{"role": "user", "content": row.prompt}]) for row in train
+    ]
+    for spec in ({"evaluation_fraction": 0.5}, {"duplicates": "drop", "evaluation": "held_out"}):
+        made = Preparation(DatasetSpec.model_validate({"train": "a", "chat": True, **spec}), tiny_tokenizer(), FREE)
+        made.add_prompts("eval" if "evaluation" in spec else "train", "a", train[:300])
+        made.add_examples("b", sft[:300])
+        kept = made.tallies[-1].rows
+        assert kept == (0 if "evaluation" in spec else 300 - made.tallies[0].held_out)
+        assert "evaluation" in spec or 0 < kept < 300
+
+
+def test_a_source_with_a_weight_must_have_rows_left() -> None:
+    sources = [{"path": "a", "weight": 1}, {"path": "b", "weight": 1}]
+    made = Preparation(DatasetSpec.model_validate({"train": sources, "duplicates": "drop"}), tiny_tokenizer(), FREE)
+    made.add_prompts("train", "a", located(["w3", "w4"]))
+    made.add_prompts("train", "b", located(["w4", "w3"]))
+    made.finished()
+    with pytest.raises(InputError, match=r"no row left \(b: 2 rows, 2 repeated\): take it out of dataset.train"):
+        made.sources()
+
+
 def test_ids_of_the_users_own_name_the_prompts() -> None:
     made = Preparation(DatasetSpec(train="a", id_column="key"), tiny_tokenizer(), FREE)
     made.add_prompts(

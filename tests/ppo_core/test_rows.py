@@ -171,6 +171,22 @@ def test_columns_have_the_names_of_the_user_and_prompts_get_what_the_template_ne
     assert contents(write_lines(tmp_path, row), tmp_path, columns) == [expected]
 
 
+def test_of_another_column_of_completions_nothing_takes_the_place(tmp_path: Path) -> None:
+    name = write_lines(
+        tmp_path, {"prompt": "a", "output": "new", "completion": "old"}, {"prompt": "b", "completion": "c"}
+    )
+    found = contents(name, tmp_path, Columns(completion="output"))
+    assert found == [{"prompt": "a", "completion": "new"}, {"prompt": "b"}]
+
+
+@pytest.mark.parametrize("before", ["", "\n \n"])
+def test_one_long_line_of_json_is_an_array_wherever_its_first_part_ends(tmp_path: Path, before: str) -> None:
+    for shift in range(3):
+        rows = [{"prompt": "x" * shift + "\u3042" * 400_000}]
+        (tmp_path / "rows.json").write_text(before + json.dumps(rows, ensure_ascii=False))
+        assert contents("rows.json", tmp_path) == rows
+
+
 def test_a_system_prompt_before_a_bare_text_is_refused(tmp_path: Path) -> None:
     source = write_lines(tmp_path, {"prompt": USER}, {"prompt": "w3"})
     with pytest.raises(InputError, match=r"row 2 has a text as its prompt, .*system_prompt: set dataset.chat=true"):

@@ -146,6 +146,10 @@ def test_a_microbatch_need_not_divide(tmp_path: Path, size: int) -> None:
         ),
         ({"sft": {"data": "a", "num_steps": 20}}, ["sft.warmup_steps=30 is cut to sft.num_steps=20"]),
         ({"sft": {"data": "a", "num_steps": 30}}, []),
+        (
+            {"iterations": 20, "update": {"critic_warmup_iterations": 18, "warmup_iterations": 5}},
+            ["update.warmup_iterations=5 is cut to the 2 iterations of the run after those of the critic alone"],
+        ),
     ],
 )
 def test_a_warm_up_that_does_not_fit_is_taken_and_noted(
