@@ -91,7 +91,8 @@ class Ahead:
         self.context.pin(rollouts.kind, rollouts.key)
         if self.context.store.find(rollouts.kind, rollouts.key) is None:
             return None
-        self.context.timings.add(GENERATE_ROLLOUTS.name, wall=sampled.timings.stages[GENERATE_ROLLOUTS.name].wall)
+        took = sampled.timings.stages[GENERATE_ROLLOUTS.name]
+        self.context.timings.add(GENERATE_ROLLOUTS.name, wall=took.wall, cached=took.cached)
         return rollouts
 
     def _progress(self, progress: Any) -> None:

@@ -60,6 +60,7 @@ def train(spec: RewardModelSpec, run: str | None = None, overrides: list[str] | 
         console.step(dataset.in_words())
         model = train_reward_model(context, dataset)
         console.step(model.in_words())
+        keep(context.store.root, run, [dataset.bare(), model.bare()])
         evaluation = evaluate_reward_model(context, model, dataset)
         keep(context.store.root, run, [dataset.bare(), evaluation.bare(), model.bare()])
         console.step(f"held out: {evaluation.in_words()}")

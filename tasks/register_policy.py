@@ -12,7 +12,7 @@ from infra.artifacts.export import export_part
 from infra.mlflow.registry import DIGEST_TAG, register
 from tasks.commit_iteration import best_of
 from tasks.runs.iteration_record import Best, IterationRecord, best_in_words, read_record
-from tasks.runs.run_state import record_at
+from tasks.runs.run_state import record_at, recorded_spec, with_changes
 from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef
 from tasks.stages.stage import completed, stage
@@ -100,8 +100,10 @@ def is_stored(context: RunContext, checkpoint: CheckpointRef) -> bool:
 
 
 def handed_over(context: RunContext, best: Best) -> str:
-    """The folder in the checkpoint of what the run evaluates; the policy in one that a fork has from before."""
-    wanted, files = context.spec.evaluation.weights, context.store.manifest(best.checkpoint.bare()).files
+    """The folder in the checkpoint of what was evaluated there; the policy in one that a fork has from before."""
+    then = record_at(context.records, best.iteration)
+    made_with = with_changes(recorded_spec(context.records) or context.spec, then.changed)
+    wanted, files = made_with.evaluation.weights, context.store.manifest(best.checkpoint.bare()).files
     return wanted if any(name.startswith(f"{wanted}/") for name in files) else "policy"
 
 

@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -60,7 +60,8 @@ def run_training(
     tell_step(f"asking Prefect's server at {shown_url()}" if configured_url() else "starting Prefect's server")
     try:
         name = run or spec.name
-        with stopping_on_sigterm(), announced(name, "starting"), started_early(spec, name):
+        early = nullcontext() if wait else started_early(spec, name)  # whoever waits keeps no memory from others
+        with stopping_on_sigterm(), announced(name, "starting"), early:
             report = ppo_training.checked(spec, run, wait, rerun)
     except KeyboardInterrupt:
         say(interrupted(run or spec.name, again))

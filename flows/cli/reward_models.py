@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 
 from flows.cli.application import Overrides, app
-from flows.cli.friendly_errors import INTERRUPTED, command_line, friendly_errors, say, set_options, stopping_on_sigterm
+from flows.cli.friendly_errors import (
+    INTERRUPTED,
+    REFUSED,
+    command_line,
+    friendly_errors,
+    leave,
+    say,
+    set_options,
+    stopping_on_sigterm,
+)
 from flows.starting import tell_step
 from ppo_core.spec import RewardModelSpec
 
@@ -25,6 +34,7 @@ def reward_model(
         again = command_line("reward-model", str(spec), *(["--run", run] if run else []), *set_options(overrides))
         from flows.reward_model import reward_model as flow
         from tasks.checks.preflight import preflight
+        from tasks.prefect.server import PREFECT_AWAY, shown_url
 
         preflight(loaded)
         tell_step("starting Prefect's server")
@@ -34,6 +44,10 @@ def reward_model(
         except KeyboardInterrupt:
             say(f"interrupted; what was finished is kept; go on with  {again}")
             raise typer.Exit(INTERRUPTED) from None
+        except PREFECT_AWAY as error:
+            say(f"Prefect's server at {shown_url()} fails or does not answer ({error})")
+            say(f"what was finished is kept; go on with  {again}")
+            leave(REFUSED)
         say(f"reward model of run {report.run}")
         for name, value in sorted(report.metrics.items()):
             say(f"  {name.removeprefix('reward_model/'):<18} {value:.4f}")

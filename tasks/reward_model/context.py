@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from infra.artifacts import open_store
@@ -12,11 +12,15 @@ from infra.mlflow.tracking import RunTracker
 from infra.runs.lease import Heartbeat
 from infra.runs.names import validate_run_name
 from infra.settings import Settings
+from infra.storage.objects import StoreUnavailable
+from ppo_core.records import content_digest
 from ppo_core.spec import RewardModelSpec
 from tasks.stages.context import OnProgress, RunContext, working
 from tasks.stages.engines import Engines, require_shared_store
 
 LEASE = "_reward-model-{run}"
+LONGEST = 100 - len(LEASE.format(run=""))
+"""Characters of a run's name, for its lease to have one that is not too long."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ def open_reward_model_run(spec: RewardModelSpec, run: str, on_progress: OnProgre
     """
     settings = Settings()
     require_shared_store(spec, settings.store_root)
-    store, name = open_store(settings.store_root), LEASE.format(run=validate_run_name(run))
+    store, name = open_store(settings.store_root), LEASE.format(run=short_name(validate_run_name(run)))
     lease = acquire_lease(store.root, name)
     try:
         context = RewardModelContext(
@@ -51,4 +55,10 @@ def open_reward_model_run(spec: RewardModelSpec, run: str, on_progress: OnProgre
         with Heartbeat(lease, on_lost=context.engines.close), working(context):
             yield context
     finally:
-        lease.release()
+        with suppress(StoreUnavailable):  # whoever comes next finds this process gone, or silent
+            lease.release()
+
+
+def short_name(run: str) -> str:
+    """The name, or its beginning with a hash of it all, where it is too long to have something in front."""
+    return run if len(run) <= LONGEST else f"{run[: LONGEST - 13]}-{content_digest(run)[:12]}"

@@ -9,14 +9,16 @@ from uuid import uuid4
 from infra.artifacts import ArtifactRef
 from infra.backend import open_log
 from infra.runs.checksummed_json import RecordCorrupted
+from ppo_core.records import content_digest
 
 REWARD_MODELS = "reward-models"
 
 
 def keep(root: str, run: str, made: Sequence[ArtifactRef]) -> None:
     """Name what a run has made; the last one is the reward model. The same again changes nothing."""
+    all_of_it = content_digest([ref.digest for ref in made])[:16]
     page = {"run": run, "artifacts": [ref.model_dump() for ref in made], "nonce": uuid4().hex}
-    open_log(root, REWARD_MODELS).create(f"{run}-{made[-1].key}.json", json.dumps(page).encode())
+    open_log(root, REWARD_MODELS).create(f"{run}-{made[-1].key[:16]}-{all_of_it}.json", json.dumps(page).encode())
 
 
 def kept(root: str) -> set[tuple[str, str]]:

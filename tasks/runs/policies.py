@@ -23,7 +23,7 @@ KL = "kl/reference"
 class Policy:
     """A policy, the run and iteration that made it, and the version it is registered as, if it is.
 
-    `next` is the record of the iteration after it, which sampled from it.
+    `next` is the record of the iteration after it, which learned with it.
     """
 
     name: str
@@ -40,11 +40,17 @@ class Policy:
         return self.record.iteration
 
     def divergence(self) -> tuple[float, str] | None:
-        """KL to the reference per response as its run measured it, and on what; None where it did not."""
+        """KL to the reference per response as its run measured it, and on what; None where it did not.
+
+        Of an average of policies nobody has measured it, nor to the start where the reference follows.
+        """
+        if self.spec.evaluation.weights != "policy" or self.spec.advantages.reference.kind != "fixed":
+            return None
         if self.iteration == 0:
             return 0.0, "it is the reference"
         if self.next is not None and KL in self.next.metrics:
-            return self.next.metrics[KL], f"on its own responses, in iteration {self.next.iteration}"
+            whose = "its own responses" if self.record.sampler is None else "responses of the policy before it"
+            return self.next.metrics[KL], f"on {whose}, in iteration {self.next.iteration}"
         if KL in self.record.metrics:
             return self.record.metrics[KL], f"in iteration {self.iteration}, on responses from before its last update"
         return None

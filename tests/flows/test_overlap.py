@@ -3,6 +3,7 @@ failure to sample ahead, retention or a fork changes a byte."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -57,12 +58,16 @@ def test_each_policy_learns_from_the_answers_of_the_one_before(whole: ToyRun) ->
 
 
 def test_the_next_responses_are_sampled_before_the_update_has_ended(tmp_path: Path) -> None:
-    run = ToyRun(tmp_path, SETTINGS)
+    run, seen = ToyRun(tmp_path, SETTINGS), list[int]()
+
+    def wait_for_the_next(number: int) -> None:
+        until(lambda: run.engines.count("generate_rollouts") > number)
+        seen.append(number)
+
     for number in (1, 2, 3, 4):
-        run.engines.before(
-            "update_policy", number, lambda n=number: until(lambda: run.engines.count("generate_rollouts") > n)
-        )
+        run.engines.before("update_policy", number, partial(wait_for_the_next, number))
     run.train()
+    assert seen == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -91,14 +96,16 @@ def test_what_could_not_be_sampled_ahead_is_sampled_then(whole: ToyRun, tmp_path
 
 def test_what_was_sampled_ahead_and_is_gone_is_sampled_again(whole: ToyRun, tmp_path: Path) -> None:
     run = ToyRun(tmp_path, SETTINGS)
-    third = run.place(rollouts_of(whole.records()[3]))
+    third, lost = run.place(rollouts_of(whole.records()[3])), list[Path]()
 
     def lose_the_third() -> None:
         until(lambda: (third / "manifest.json").is_file())
         lose_it(third)
+        lost.append(third)
 
     run.engines.before("update_policy", 2, lose_the_third)
     assert digests(run.train()) == digests(whole.records())
+    assert lost
 
 
 def test_a_rollback_draws_other_samples_however_often_it_dies(tmp_path: Path) -> None:
