@@ -42,14 +42,14 @@ class UpdateSpec(Section):
     entropy_schedule: CoefficientSchedule = Field(
         "constant", description="How entropy_coef falls over decay_iterations"
     )
-    final_entropy_fraction: Fraction = Field(0.0, description="With a schedule: it ends at this fraction")
+    final_entropy_fraction: Fraction = Field(0.0, description="With a schedule: entropy_coef ends at this fraction")
     kl_loss_coef: NonNegative = Field(
         0.0, description="Weight of the KL to the reference in the loss, per token, beside that in the reward"
     )
     kl_loss_schedule: CoefficientSchedule = Field(
         "constant", description="How kl_loss_coef falls over decay_iterations"
     )
-    final_kl_loss_fraction: Fraction = Field(0.0, description="With a schedule: it ends at this fraction")
+    final_kl_loss_fraction: Fraction = Field(0.0, description="With a schedule: kl_loss_coef ends at this fraction")
     kl_loss_estimator: Literal["k2", "k3", "k1+", "k3+"] = Field(
         "k2",
         description="k2 has the gradient of the KL; k3 is what GRPO's authors take; k1+ and k3+ have the value of k1 "
