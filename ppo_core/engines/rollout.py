@@ -128,7 +128,6 @@ class RolloutEngine:
                 stop=list(spec.stop),
                 include_stop_str_in_output=True,
                 detokenize=bool(spec.stop),
-                skip_special_tokens=not spec.stop,  # they are looked for in the text
                 output_kind=RequestOutputKind.FINAL_ONLY,  # else each step copies what every request has so far
             )
             for draw in wanted

@@ -70,7 +70,8 @@ class RolloutSpec(Section):
     max_response_tokens: PositiveInt = Field(48, description="A response is cut at this length")
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (),
-        description="Texts that end a response, which they belong to, beside EOS; to be named again where it is served",
+        description="Texts that end a response, which they belong to, beside EOS; to be named again where it is "
+        "served. Special tokens are no text: name them in stop_token_ids",
     )
     stop_token_ids: tuple[NonNegativeInt, ...] = Field(
         (), description="Tokens that end a response, which they belong to, beside EOS"
