@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
@@ -22,11 +22,9 @@ from tasks.runs.guards import current_attempt
 from tasks.runs.iteration_record import Attempt, IterationRecord
 from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef, DatasetRef, RolloutsRef
+from tasks.stages.sharded_sampling import all_done
 from tasks.stages.table import GENERATE_ROLLOUTS
 from tasks.stages.timings import Timings
-
-LOOK_S = 1.0
-"""So often a waiting main thread looks for Ctrl-C."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,7 @@ class Ahead:
         if self.under_way is None or self.under_way.future.done():
             return
         started, self.waiting = time.perf_counter(), True
-        while wait([self.under_way.future], timeout=LOOK_S).not_done:
-            continue
+        all_done({self.under_way.iteration: self.under_way.future})
         self.waiting = False
         self.context.timings.add(GENERATE_ROLLOUTS.name, engine=time.perf_counter() - started)
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from prefect.client.schemas.objects import State
 
@@ -30,6 +30,7 @@ from tasks.stages.stage import StageSpec, job_of, key_of, run_cached
 from tasks.stages.table import StageDefinition
 
 ROLE = "rollout"
+T = TypeVar("T")
 LOOK_S = 1.0
 """So often a waiting main thread looks for Ctrl-C: a signal that another thread got does not wake it."""
 
@@ -115,7 +116,7 @@ def cut(number: int, parts: int) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(bounds)]
 
 
-def all_done(sent: Mapping[int, Future[StageResult]]) -> Mapping[int, Future[StageResult]]:
+def all_done(sent: Mapping[int, Future[T]]) -> Mapping[int, Future[T]]:
     """The same, when all have ended."""
     while wait(sent.values(), timeout=LOOK_S).not_done:
         continue
