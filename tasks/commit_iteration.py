@@ -34,7 +34,8 @@ def draft_record(
     iteration = 0 if previous is None else previous.iteration + 1
     started_with = spec_document(context.records) or spec.model_dump(mode="json")
     changed = changed_values(RunSpec.model_validate(started_with), spec)
-    position = 0 if previous is None else previous.position + spec.rollout.prompts_per_iteration
+    drawn = rollouts.batches * spec.rollout.prompts_per_iteration if isinstance(rollouts, RolloutsRef) else 0
+    position = drawn if previous is None else previous.position + drawn
     epoch, index = divmod(position, dataset.counts["train"])
     record = IterationRecord(
         run=context.run,

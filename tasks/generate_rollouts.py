@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ppo_core.records import GenerateJob
 from tasks.stages.context import RunContext
+from tasks.stages.dynamic_sampling import sample_until_signal
 from tasks.stages.references import CheckpointRef, DatasetRef, RolloutsRef
 from tasks.stages.sharded_sampling import sample_responses
 from tasks.stages.stage import stage
@@ -39,4 +40,8 @@ def generate_rollouts(
         tensor_parallel_size=spec.engines.tensor_parallel_size,
         deterministic=spec.engines.deterministic,
     )
-    return sample_responses(context, GENERATE_ROLLOUTS, job, {"checkpoint": checkpoint, "dataset": dataset})
+    inputs = {"checkpoint": checkpoint, "dataset": dataset}
+    dynamic = spec.rollout.dynamic_sampling
+    if dynamic is not None:
+        return sample_until_signal(context, job, inputs, max_batches=dynamic.max_batches)
+    return sample_responses(context, GENERATE_ROLLOUTS, job, inputs)

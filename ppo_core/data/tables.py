@@ -135,6 +135,19 @@ def write_rollouts(path: Path, rows: Sequence[RolloutRow]) -> None:
     pq.write_table(pa.Table.from_pylist([vars(row) for row in rows], schema=ROLLOUTS), path)
 
 
+def rollout_facts(rows: Sequence[RolloutRow]) -> dict[str, Any]:
+    """What is said of stored rollouts: their number, their tokens and metrics."""
+    lengths = [len(row.response_token_ids) for row in rows]
+    return {
+        "num_responses": len(rows),
+        "num_response_tokens": sum(lengths),
+        "metrics": {
+            "rollout/response_length": sum(lengths) / len(lengths),
+            "rollout/finished": sum(row.finished for row in rows) / len(rows),
+        },
+    }
+
+
 def read_rollouts(path: Path) -> list[RolloutRow]:
     """The rows of `rollouts.parquet`, in file order."""
     return [RolloutRow(**row) for row in pq.read_table(path).to_pylist()]

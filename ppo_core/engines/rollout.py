@@ -14,7 +14,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ppo_core.data.tables import count_prompts, longest_prompt, read_prompts, read_rollouts, read_shares, write_rollouts
+from ppo_core.data.tables import (
+    count_prompts,
+    longest_prompt,
+    read_prompts,
+    read_rollouts,
+    read_shares,
+    rollout_facts,
+    write_rollouts,
+)
 from ppo_core.engines.children import ChildWatch
 from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.engines.rollout_limits import (
@@ -268,19 +276,7 @@ def merge_rollouts(job: Job) -> dict[str, Any]:
 
 def _write(rollouts: list[RolloutRow], job: Job) -> dict[str, Any]:
     write_rollouts(job.output / "rollouts.parquet", rollouts)
-    return _summary(rollouts)
-
-
-def _summary(rollouts: list[RolloutRow]) -> dict[str, Any]:
-    lengths = [len(row.response_token_ids) for row in rollouts]
-    return {
-        "num_responses": len(rollouts),
-        "num_response_tokens": sum(lengths),
-        "metrics": {
-            "rollout/response_length": sum(lengths) / len(lengths),
-            "rollout/finished": sum(row.finished for row in rollouts) / len(rollouts),
-        },
-    }
+    return rollout_facts(rollouts)
 
 
 def main() -> None:

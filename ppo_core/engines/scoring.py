@@ -1,7 +1,7 @@
 """The scoring engine: runs user code (reward functions, row generators), away from models and orchestration.
 
-Jobs: describe_sources, describe_dataset, check_run, try_reward, prepare_dataset, score_rollouts, score_evaluation,
-compare_evaluations; prepare_preferences, evaluate_reward_model.
+Jobs: describe_sources, describe_dataset, check_run, try_reward, prepare_dataset, score_rollouts, select_rollouts,
+score_evaluation, compare_evaluations; prepare_preferences, evaluate_reward_model.
 Jobs that run user code get `folder`, where the spec's relative paths start, as the input `sources`.
 """
 
@@ -25,10 +25,11 @@ from ppo_core.data.tables import (
 )
 from ppo_core.engines.protocol import Job, serve, take_over_stdout
 from ppo_core.engines.reward_models import evaluate_reward_model, prepare_preferences
+from ppo_core.engines.selection import scores_beside, select_rollouts, signals
 from ppo_core.engines.start import example_completions, read_start, rows_of_splits, scan, sources_of
 from ppo_core.models.weight_files import tensor_shapes
 from ppo_core.permissions import permissions_of
-from ppo_core.records import CheckRunJob, EvaluateJob, PrepareDatasetJob, RolloutRow, ScoreJob, ScoreRow
+from ppo_core.records import WITH_SIGNAL, CheckRunJob, EvaluateJob, PrepareDatasetJob, RolloutRow, ScoreJob, ScoreRow
 from ppo_core.scoring.comparison import compare_evaluations
 from ppo_core.scoring.plugins import source_digest
 from ppo_core.scoring.reward import RewardFailed, Sample
@@ -86,10 +87,11 @@ def check_run(job: Job) -> dict[str, Any]:
 
 
 def score_rollouts(job: Job) -> dict[str, Any]:
-    """Write `scores.parquet`, row for row those of the rollouts."""
+    """Write `scores.parquet`, row for row those of the rollouts: anew, unless they came with these (`selection`)."""
     spec = ScoreJob.model_validate(job.spec)
     rollouts = read_rollouts(job.inputs["rollouts"].path / "rollouts.parquet")
-    scores = _scored(job, spec.reward, spec.answer_column, spec.split, rollouts)
+    beside = scores_beside(job.inputs["rollouts"], spec.reward, spec.answer_column, job.inputs["sources"])
+    scores = beside or _scored(job, spec.reward, spec.answer_column, spec.split, rollouts)
     if all(row.score is None for row in scores):
         raise RewardFailed(
             f"none of the {len(scores)} responses has a score ({scores[0].error}): there is nothing to learn from; see "
@@ -97,7 +99,10 @@ def score_rollouts(job: Job) -> dict[str, Any]:
         )
     _check_enough(scores, spec.reward)
     write_scores(job.output / "scores.parquet", scores)
-    return {"metrics": score_metrics(scores, "score")}
+    metrics = score_metrics(scores, "score")
+    if spec.samples_per_prompt is not None:
+        metrics[WITH_SIGNAL] = float(sum(signals(scores, spec.samples_per_prompt)))
+    return {"metrics": metrics}
 
 
 def score_evaluation(job: Job) -> dict[str, Any]:
@@ -201,7 +206,7 @@ def main() -> None:
     replies = take_over_stdout()
     preparing = (describe_sources, describe_dataset, check_run, try_reward, prepare_dataset)
     of_reward_models = (prepare_preferences, evaluate_reward_model)
-    jobs = (*preparing, score_rollouts, score_evaluation, compare_evaluations, *of_reward_models)
+    jobs = (*preparing, score_rollouts, select_rollouts, score_evaluation, compare_evaluations, *of_reward_models)
     serve({job.__name__: job for job in jobs}, replies, permissions_of(sys.argv[1:]))
 
 

@@ -3,6 +3,7 @@
 from ppo_core.records.digests import canonical_json, content_digest, derive_seed
 from ppo_core.records.errors import InputError, needs_own_code
 from ppo_core.records.jobs import (
+    WITH_SIGNAL,
     CheckRunJob,
     CompareJob,
     ComputeAdvantagesJob,
@@ -14,6 +15,7 @@ from ppo_core.records.jobs import (
     PrepareDatasetJob,
     Replay,
     ScoreJob,
+    SelectJob,
     StartPolicyJob,
     TrainingJob,
     UpdatePolicyJob,
@@ -25,6 +27,7 @@ from ppo_core.records.rows import Messages, PromptRow, RolloutRow, ScoreRow, Tok
 __all__ = [
     "LOSS_DIGITS",
     "NOTED_LOSS",
+    "WITH_SIGNAL",
     "CheckRunJob",
     "CompareJob",
     "ComputeAdvantagesJob",
@@ -43,6 +46,7 @@ __all__ = [
     "RolloutRow",
     "ScoreJob",
     "ScoreRow",
+    "SelectJob",
     "StartPolicyJob",
     "TokenSequence",
     "TrainRewardModelJob",

@@ -114,12 +114,33 @@ class CheckRunJob(Section):
     gpu: bool | None
 
 
+WITH_SIGNAL = "score/prompts_with_signal"
+"""The metric that says it."""
+
+
 class ScoreJob(Section):
-    """Score rollouts. Inputs: sources, rollouts, dataset."""
+    """Score rollouts. Inputs: sources, rollouts, dataset.
+
+    With `samples_per_prompt` it also says how many prompts have responses of different scores.
+    """
 
     reward: RewardSpec
     answer_column: str
     split: Literal["train", "eval"]
+    samples_per_prompt: int | None = None
+
+
+class SelectJob(Section):
+    """Choose `num_prompts` prompts of scored batches (`rollout.dynamic_sampling`).
+
+    Inputs: rollouts_0, scores_0, rollouts_1, …; sources, the code that scored them.
+    """
+
+    reward: RewardSpec
+    answer_column: str
+    num_batches: int = Field(ge=1)
+    num_prompts: int
+    samples_per_prompt: int
 
 
 class EvaluateJob(Section):

@@ -29,10 +29,14 @@ WHOLE_RESPONSES = {
 
 
 class _Algorithm(Section):
-    """`MEANINGLESS` are the settings of other sections that an algorithm would ignore, each with the reason."""
+    """`MEANINGLESS` are the settings of other sections that an algorithm would ignore, each with the reason.
+
+    `COMPARES`: whether it learns from a response only what sets it apart from others to the same prompt.
+    """
 
     kind: str = Field(description="The algorithm")
     MEANINGLESS: ClassVar[dict[str, str]] = {}
+    COMPARES: ClassVar[bool] = False
 
     def continued(self, carried: Mapping[str, float]) -> Self:
         """The algorithm as the next iteration has it, after one whose update left these values of its settings."""
@@ -50,6 +54,11 @@ class _Algorithm(Section):
                     f"{key}={value} has no meaning with algorithm.kind={self.kind} ({reason}): leave it out, or set "
                     "algorithm.kind to ppo"
                 )
+        if rollout.dynamic_sampling is not None and not self.COMPARES:
+            found.append(
+                "rollout.dynamic_sampling drops prompts whose responses have one score, and algorithm.kind="
+                f"{self.kind} learns from these too: leave it out, or set algorithm.kind to rloo or grpo"
+            )
         return found
 
 
@@ -108,6 +117,7 @@ class _ComparesGroups(_WithoutCritic):
     """A response is compared with the others to the same prompt."""
 
     MEANINGLESS: ClassVar[dict[str, str]] = {**WHOLE_RESPONSES, **NO_CRITIC}
+    COMPARES: ClassVar[bool] = True
 
     def problems(self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec) -> list[str]:
         """Groups of one, besides."""

@@ -136,6 +136,15 @@ class RunSpec(FlowSpec):
         return self
 
     @model_validator(mode="after")
+    def _nothing_is_scored_ahead(self) -> Self:
+        if self.schedule == "overlapped" and self.rollout.dynamic_sampling is not None:
+            raise ValueError(
+                "rollout.dynamic_sampling has to score a batch before it knows whether to sample the next, and with "
+                "schedule=overlapped the scoring engine is busy then: set schedule to synchronous, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _evaluated_weights_are_made(self) -> Self:
         if self.evaluation.weights == "ema" and self.update.ema_decay is None:
             raise ValueError(

@@ -62,11 +62,26 @@ class SupervisedSpec(Section):
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm")
 
 
+class DynamicSamplingSpec(Section):
+    """Prompts whose responses all got one score make room for others (Yu et al. 2025, DAPO, section 3.2)."""
+
+    max_batches: int = Field(
+        ge=2,
+        le=64,
+        description="So often prompts_per_iteration prompts are drawn for an iteration, at most; where even that does "
+        "not give enough, the first of the others fill it up",
+    )
+
+
 class RolloutSpec(Section):
     """What the policy samples in one iteration."""
 
     prompts_per_iteration: PositiveInt = Field(256, description="Prompts drawn from the dataset per iteration")
     samples_per_prompt: PositiveInt = Field(1, description="Responses to each of these prompts; rloo compares them")
+    dynamic_sampling: DynamicSamplingSpec | None = Field(
+        None,
+        description="Draw the next prompts in place of those whose responses all got one score; for rloo and grpo",
+    )
     max_response_tokens: PositiveInt = Field(48, description="A response is cut at this length")
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (),

@@ -84,6 +84,11 @@ class RolloutsRef(StageRef):
     num_responses: int
     num_response_tokens: int
 
+    @property
+    def batches(self) -> int:
+        """How often the prompts of an iteration were drawn for it: more than once with rollout.dynamic_sampling."""
+        return int(self.metrics.get("rollout/batches", 1))
+
     def in_words(self) -> str:
         return f"{self.num_responses:,} responses, {self.num_response_tokens:,} tokens"
 

@@ -51,6 +51,7 @@ def test_what_sets_them_apart() -> None:
     dapo, vapo, r1 = load("dapo"), load("vapo"), load("r1_zero")
     assert (dapo.update.clip_low, dapo.update.clip_high, dapo.update.aggregation) == (0.2, 0.28, "token_mean")
     assert dapo.advantages.overlong is not None
+    assert dapo.rollout.dynamic_sampling is not None
     assert dapo.rollout.max_response_tokens - dapo.advantages.overlong.buffer == 16_384
     assert isinstance(vapo.algorithm, PpoSpec)
     assert (vapo.advantages.gae_lambda_alpha, vapo.advantages.critic_gae_lambda) == (0.05, 1.0)

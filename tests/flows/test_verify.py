@@ -74,6 +74,16 @@ def first_difference(found: list[Comparison]) -> tuple[int, str]:
     return found[-1].iteration, found[-1].stage
 
 
+def test_a_run_that_sampled_until_prompts_had_a_signal_passes(tmp_path: Path) -> None:
+    dynamic = ("algorithm.kind=rloo", "rollout.samples_per_prompt=2", "rollout.dynamic_sampling.max_batches=3")
+    run = ToyRun(tmp_path / "home", (*SHORT, *dynamic))
+    run.train()
+    assert run.records()[-1].position > 3 * 32
+    found = verify(run, tmp_path / "scratch")
+    assert {comparison.stage for comparison in found} >= set(STAGES)
+    assert all(comparison.same for comparison in found)
+
+
 def test_an_honest_run_passes_and_nothing_of_it_is_touched(honest: ToyRun, tmp_path: Path) -> None:
     before = snapshot(honest.home)
     engines = ToyEngines()

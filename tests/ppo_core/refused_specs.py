@@ -26,6 +26,28 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"advantages": {"overlong": {"buffer": 49}}},
         r"overlong.buffer=49 is longer than a response can be \(rollout.max_response_tokens=48\): lower it to 48",
     ),
+    ({"rollout": {"dynamic_sampling": {}}}, "rollout.dynamic_sampling.max_batches: is required, and missing"),
+    (
+        {"rollout": {"dynamic_sampling": {"max_batches": 1}}},
+        "max_batches=1: Input should be greater than or equal to 2",
+    ),
+    (
+        {**RLOO, "rollout": {"dynamic_sampling": {"max_batches": 2}}},
+        "samples_per_prompt=1 gives algorithm.kind=rloo nothing to compare",
+    ),
+    (
+        {"rollout": {"samples_per_prompt": 4, "dynamic_sampling": {"max_batches": 2}}},
+        "dynamic_sampling drops prompts .* algorithm.kind=ppo learns from these too: leave it out, or set .* or grpo",
+    ),
+    (
+        {
+            **RLOO,
+            "schedule": "overlapped",
+            "rollout": {"samples_per_prompt": 4, "dynamic_sampling": {"max_batches": 2}},
+            "update": {"importance_correction": "token"},
+        },
+        "dynamic_sampling has to score a batch .* set schedule to synchronous, or leave it out",
+    ),
     ({"advantages": {"overlong": {"penalty": 1}}}, "advantages.overlong.buffer: is required, and missing"),
     (
         {"advantages": {"whiten": False, "whiten_centred": False}},

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from infra.engines.protocol import EngineInput, EngineJob, EngineJobError, EngineProgress, EngineReply
-from ppo_core.records import Replay, UpdatePolicyJob, content_digest
+from ppo_core.records import WITH_SIGNAL, Replay, UpdatePolicyJob, content_digest
 from ppo_core.spec import KlPenaltyPpoSpec
 from ppo_core.training.state import derivation, identity_after, read_state
 from tasks.stages.engines import LocalHandle
@@ -181,8 +181,23 @@ def write_responses(job: EngineJob, lines: list[str], spec: Mapping[str, Any]) -
 
 def score_rollouts(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     """A mean score."""
-    digest = write(engines, job, "scores.json", engines.reward, content(job.inputs["rollouts"], "rollouts.json"))
-    return {"metrics": {"score/mean": fraction(digest)}}
+    rollouts = content(job.inputs["rollouts"], "rollouts.json")
+    digest = write(engines, job, "scores.json", engines.reward, rollouts)
+    counted = {WITH_SIGNAL: float(sum(map(has_signal, rollouts.splitlines())))}
+    return {"metrics": {"score/mean": fraction(digest), **(counted if job.spec["samples_per_prompt"] else {})}}
+
+
+def has_signal(line: str) -> bool:
+    """Of the responses to about half of the prompts."""
+    return fraction(line) < 0.5
+
+
+def select_rollouts(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
+    """Those with a signal, and no more than asked for."""
+    batches = [content(job.inputs[f"rollouts_{number}"], "rollouts.json") for number in range(job.spec["num_batches"])]
+    lines = sorted("".join(batches).splitlines(), key=lambda line: not has_signal(line))[: job.spec["num_prompts"]]
+    facts = write_responses(job, lines, job.spec)
+    return {**facts, "metrics": {**facts["metrics"], "rollout/batches": float(len(batches))}}
 
 
 def compute_advantages(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
@@ -279,5 +294,5 @@ FIRST = (
     generate_shard,
     merge_rollouts,
 )
-AFTER = (score_rollouts, compute_advantages, update_policy, score_evaluation, compare_evaluations)
+AFTER = (score_rollouts, select_rollouts, compute_advantages, update_policy, score_evaluation, compare_evaluations)
 JOBS: Mapping[str, Callable[[ToyEngines, EngineJob], dict[str, Any]]] = {job.__name__: job for job in (*FIRST, *AFTER)}

@@ -1,0 +1,127 @@
+"""Which prompts are learned from: against lists made by hand, through files as the scoring engine has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppo_core.data.tables import read_rollouts, read_scores, write_prompts, write_rollouts, write_scores
+from ppo_core.engines.protocol import Job, JobInput
+from ppo_core.engines.scoring import score_rollouts
+from ppo_core.engines.selection import choose, has_signal, select_rollouts, signals
+from ppo_core.records import WITH_SIGNAL, PromptRow, RolloutRow, ScoreRow
+
+NUMBER: dict[str, Any] = {"sources": [{"kind": "number"}]}
+BATCHES = [
+    {"a": [0.0, 0.0], "b": [1.0, 0.0], "c": [1.0, None]},
+    {"d": [0.5, 0.25], "b": [0.0, 1.0], "e": [1.0, 0.0]},
+]
+
+
+def job(folder: Path, inputs: dict[str, Path], **spec: Any) -> Job:
+    """Into a new folder; a folder's path serves as its digest."""
+    folder.mkdir()
+    return Job("", {name: JobInput(path, str(path)) for name, path in inputs.items()}, folder, spec, lambda *_: None)
+
+
+def write_batch(folder: Path, scores: dict[str, list[float | None]]) -> Path:
+    """Responses and scores of a batch, in one folder."""
+    folder.mkdir()
+    samples = [(name, number, score) for name, group in scores.items() for number, score in enumerate(group)]
+    write_rollouts(
+        folder / "rollouts.parquet",
+        [RolloutRow(name, number, [5], [7, 2], f"{name}{number}", [-1.0, -1.0], "stop") for name, number, _ in samples],
+    )
+    write_scores(
+        folder / "scores.parquet",
+        [ScoreRow(name, number, score, {"number": score}, False, None) for name, number, score in samples],
+    )
+    return folder
+
+
+def select(tmp_path: Path, num_prompts: int) -> tuple[Path, dict[str, Any]]:
+    """Of both batches."""
+    inputs = {"sources": tmp_path}
+    for number, scores in enumerate(BATCHES):
+        batch = write_batch(tmp_path / f"batch-{number}", scores)
+        inputs |= {f"rollouts_{number}": batch, f"scores_{number}": batch}
+    spec = {"reward": NUMBER, "answer_column": "answer", "num_batches": 2, "samples_per_prompt": 2}
+    asked = job(tmp_path / "chosen", inputs, num_prompts=num_prompts, **spec)
+    return asked.output, select_rollouts(asked)
+
+
+def test_a_prompt_has_a_signal_where_two_scores_differ() -> None:
+    assert [has_signal(scores) for scores in ([0, 0, 0], [1, 0, 1], [None, 1], [None, 1, 0], [])] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
+    rows = [ScoreRow("p", 0, score, {}, False, None) for score in (1.0, 1.0, 0.0, 1.0)]
+    assert signals(rows, 2) == [False, True]
+    assert signals(rows, 4) == [True]
+
+
+@pytest.mark.parametrize(("count", "chosen"), [(1, [1]), (3, [1, 2, 4]), (4, [0, 1, 2, 4]), (5, [0, 1, 2, 3, 4])])
+def test_those_with_a_signal_come_first_and_the_order_stays(count: int, chosen: list[int]) -> None:
+    assert choose([False, True, True, False, True], count) == chosen
+
+
+def test_what_is_chosen_is_that_of_all_batches_and_counted(tmp_path: Path) -> None:
+    """b comes twice, and its second two responses count on; e is left over."""
+    folder, facts = select(tmp_path, 3)
+    rows = read_rollouts(folder / "rollouts.parquet")
+    assert [row.response for row in rows] == ["b0", "b1", "d0", "d1", "b0", "b1"]
+    assert [(row.prompt_id, row.sample_index) for row in rows] == [
+        ("b", 0),
+        ("b", 1),
+        ("d", 0),
+        ("d", 1),
+        ("b", 2),
+        ("b", 3),
+    ]
+    scores = read_scores(folder / "scores.parquet")
+    assert [(row.prompt_id, row.sample_index, row.score) for row in scores] == [
+        (row.prompt_id, row.sample_index, score)
+        for row, score in zip(rows, [1.0, 0.0, 0.5, 0.25, 0.0, 1.0], strict=True)
+    ]
+    assert (facts["num_responses"], facts["num_response_tokens"]) == (6, 12)
+    assert facts["metrics"] == {
+        "rollout/response_length": 2.0,
+        "rollout/finished": 1.0,
+        "rollout/batches": 2.0,
+        "rollout/dropped_prompts": 3.0,
+        "rollout/prompts_without_signal": 0.0,
+        "rollout/score": pytest.approx((1 + 1 + 0.5 + 0.25 + 1 + 1) / 11),
+    }
+
+
+def test_where_there_are_too_few_the_first_others_fill_up(tmp_path: Path) -> None:
+    folder, facts = select(tmp_path, 5)
+    assert [row.prompt_id for row in read_rollouts(folder / "rollouts.parquet")][::2] == ["a", "b", "d", "b", "e"]
+    assert facts["metrics"]["rollout/prompts_without_signal"] == 1.0
+    assert facts["metrics"]["rollout/dropped_prompts"] == 1.0
+
+
+def test_responses_that_come_with_scores_are_scored_again_by_another_reward_only(tmp_path: Path) -> None:
+    """No response is a number, so each would get 0: the scores that came with them are told apart from these."""
+    chosen, _ = select(tmp_path, 3)
+    dataset = tmp_path / "dataset"
+    dataset.mkdir()
+    write_prompts(dataset / "train.parquet", [PromptRow(name, name, [5], "7", {}) for name in "bde"])
+
+    def scored(name: str, **changes: Any) -> tuple[list[float | None], dict[str, float]]:
+        inputs = {"rollouts": chosen, "dataset": dataset, "sources": tmp_path}
+        spec = {"reward": NUMBER, "answer_column": "answer", "split": "train", **changes}
+        asked = job(tmp_path / name, inputs, **spec)
+        metrics = score_rollouts(asked)["metrics"]
+        return [row.score for row in read_scores(asked.output / "scores.parquet")], metrics
+
+    scores, metrics = scored("same", samples_per_prompt=2)
+    assert (scores, metrics[WITH_SIGNAL]) == ([1.0, 0.0, 0.5, 0.25, 0.0, 1.0], 3.0)
+    scores, metrics = scored("other", reward={"sources": [{"kind": "number", "tolerance": 0.5}]})
+    assert scores == [0.0] * 6
+    assert WITH_SIGNAL not in metrics
