@@ -12,9 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from ppo_core.losses import entropy_from_logits
-from ppo_core.models.head import logits_only_at, token_logprobs_at
+from ppo_core.models.divergence import Head, divergence
+from ppo_core.models.head import head_at, logits_only_at, token_logprobs_at
 from ppo_core.models.layout import Layout, packed_layout, padded_layout
 from ppo_core.models.packing import packs
+
+Wanted = Literal["detached", "differentiable"] | None
+
+
+class Statistics(NamedTuple):
+    """`logprobs` in nats, `entropy` and `kl` to a reference, `[B, R]` each; None where it was not asked for."""
+
+    logprobs: Tensor
+    entropy: Tensor | None = None
+    kl: Tensor | None = None
 
 
 class Values(NamedTuple):
@@ -57,26 +68,63 @@ def response_logprobs(
     distribution, without gradients (and the several times V numbers per token that they need) if `detach_entropy`.
     Logits are computed at response positions only. Raises ValueError for temperature <= 0.
     """
+    wanted: Wanted = None if not with_entropy else "detached" if detach_entropy else "differentiable"
+    said = response_statistics(model, sequences, temperature=temperature, entropy=wanted)
+    if said.entropy is None:
+        return said.logprobs
+    return said.logprobs, said.entropy
+
+
+def response_statistics(
+    model: Any,
+    sequences: Sequence[Any],
+    *,
+    temperature: float,
+    entropy: Wanted = None,
+    reference: Head | Tensor | None = None,
+) -> Statistics:
+    """The same in one pass; with what `reference_head` gave also KL(model, reference), with its exact gradient."""
     if not temperature > 0:
         raise ValueError(f"temperature={temperature} must be above 0: greedy sampling has no logprobs to train on")
     layout = _layout_for(model, sequences)
     if packs(model):
-        wanted = None if not with_entropy else "detached" if detach_entropy else "differentiable"
-        with token_logprobs_at(model, layout.index, layout.targets, temperature, wanted):
-            both = model(**layout.inputs, use_cache=False).logits[0]
-        logprobs = layout.to_batch(both[:, 0])
-        if not with_entropy:
-            return logprobs
-        return logprobs, layout.to_batch(both[:, 1].detach() if detach_entropy else both[:, 1])
+        assert not isinstance(reference, Tensor)
+        with token_logprobs_at(model, layout.index, layout.targets, temperature, entropy, reference):
+            columns = model(**layout.inputs, use_cache=False).logits[0]
+        if entropy is None:
+            spread = None
+        else:
+            spread = layout.to_batch(columns[:, 1].detach() if entropy == "detached" else columns[:, 1])
+        kl = None if reference is None else layout.to_batch(columns[:, 2])
+        return Statistics(layout.to_batch(columns[:, 0]), spread, kl)
     with logits_only_at(model, layout.index):
         logits = model(**layout.inputs, use_cache=False).logits[0]
     logits = logits.float() if temperature == 1 else logits.float() / temperature
     chosen = logits.gather(1, layout.targets[:, None])[:, 0] - logits.logsumexp(1)
-    logprobs = layout.to_batch(chosen)
-    if not with_entropy:
-        return logprobs
-    with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_entropy):
-        return logprobs, layout.to_batch(entropy_from_logits(logits))
+    kl = spread = None
+    if reference is not None:
+        assert isinstance(reference, Tensor)
+        kl = layout.to_batch(divergence(logits.log_softmax(1), (reference.float() / temperature).log_softmax(1)))
+    if entropy is not None:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy == "differentiable"):
+            spread = layout.to_batch(entropy_from_logits(logits))
+    return Statistics(layout.to_batch(chosen), spread, kl)
+
+
+@torch.no_grad()
+def reference_head(model: Any, sequences: Sequence[Any]) -> Head | Tensor:
+    """What `response_statistics` compares a model of the same architecture with, of the same sequences.
+
+    Hidden states where the model packs, else all logits `[N, V]`.
+    """
+    layout = _layout_for(model, sequences)
+    if packs(model):
+        with head_at(model, layout.index) as found:
+            model(**layout.inputs, use_cache=False)
+        return found[0]
+    with logits_only_at(model, layout.index):
+        logits: Tensor = model(**layout.inputs, use_cache=False).logits[0]
+    return logits
 
 
 def response_values(critic: Any, sequences: Sequence[Any]) -> Values:

@@ -47,7 +47,8 @@ def update_policy(
         deterministic=spec.engines.deterministic,
     )
     inputs: dict[str, StageRef] = {"checkpoint": checkpoint, "experience": experience}
-    if spec.model.lora is not None:  # its weights, which no checkpoint after it has without adapters in them
+    # Its weights, which no checkpoint after it has without adapters in them; or what it says of every token.
+    if spec.model.lora is not None or spec.update.exact_kl_loss:
         inputs["reference"] = reference
     finish = partial(describe_policy, context_length=dataset.context_length)
     return run_cached(context, StageSpec(UPDATE_POLICY, job, inputs, finish=finish, restoration=restoration))

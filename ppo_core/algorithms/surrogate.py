@@ -7,7 +7,8 @@
 w is 1, or corrects for a sampler whose probabilities are others than the trainer's (`ppo_core.off_policy`).
 
 KL is an estimate (`ppo_core.kl`) of the policy's to its reference at the sampled tokens. On the policy's own samples
-the gradient of k2 is that of the KL in expectation, that of k3 is not; k1+ and k3+ have the gradient of k2 too.
+the gradient of k2 is that of the KL in expectation, that of k3 is not; k1+ and k3+ have the gradient of k2 too. Or it
+is the KL itself, summed over the vocabulary (update.kl_loss_estimator=full).
 
 Source: Schulman et al. 2017 (arXiv:1707.06347), equations 7 and 9. While the policy is still the old one, rho is 1 and
 the gradient is that of REINFORCE, -A * grad log policy.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 from torch import Tensor
 
@@ -51,8 +53,12 @@ def clipped(logprobs: Tensor, minibatch: Minibatch, spec: UpdateSpec, weights: T
 
 
 def need(spec: UpdateSpec) -> Need:
-    """Logprobs and entropy, the latter with gradient only where it is part of the loss: that takes memory."""
-    return Need(logprobs=True, entropy="differentiable" if spec.entropy_coef else "detached")
+    """Logprobs and entropy, the latter with gradient only where it is part of the loss: that takes memory.
+
+    The KL over the whole vocabulary only where it is: that takes a pass of the reference.
+    """
+    entropy: Literal["differentiable", "detached"] = "differentiable" if spec.entropy_coef else "detached"
+    return Need(logprobs=True, entropy=entropy, kl=spec.exact_kl_loss)
 
 
 def loss(outputs: Outputs, minibatch: Minibatch, spec: UpdateSpec, normalizer: int, *, of: Surrogate) -> Loss:
@@ -70,12 +76,7 @@ def loss(outputs: Outputs, minibatch: Minibatch, spec: UpdateSpec, normalizer: i
         measured["importance_weight"] = Mean.over(importance.weights, mask)
         measured["importance_cut"] = Mean.over(importance.cut.float(), mask)
     if spec.kl_loss_coef:
-        assert minibatch.reference_logprobs is not None
-        kl = kl_estimate(
-            zero_masked(logprobs, mask),
-            zero_masked(minibatch.reference_logprobs, mask),
-            estimator=spec.kl_loss_estimator,
-        )
+        kl = exact_kl(outputs, mask) if spec.exact_kl_loss else estimated_kl(logprobs, minibatch, spec)
         total = total + spec.kl_loss_coef * weighted_mean(kl, mask, weights=minibatch.weights, normalizer=normalizer)
         measured["kl_loss"] = Mean.over(kl.detach(), mask)
     return Loss(
@@ -88,6 +89,21 @@ def loss(outputs: Outputs, minibatch: Minibatch, spec: UpdateSpec, normalizer: i
             "approximate_kl": approximate_kl(logprobs, minibatch.old_logprobs, mask),
             "ratio_max": ratio_maximum(logprobs, minibatch.old_logprobs, mask),
         },
+    )
+
+
+def exact_kl(outputs: Outputs, mask: Tensor) -> Tensor:
+    """KL(policy, reference) of each token's whole distribution [B, R]; `models/divergence.py` has the formula."""
+    assert outputs.kl is not None
+    return zero_masked(outputs.kl, mask)
+
+
+def estimated_kl(logprobs: Tensor, minibatch: Minibatch, spec: UpdateSpec) -> Tensor:
+    """An estimate of it at the sampled tokens, `[B, R]`."""
+    assert minibatch.reference_logprobs is not None
+    mask, reference_logprobs = minibatch.response_mask, minibatch.reference_logprobs
+    return kl_estimate(
+        zero_masked(logprobs, mask), zero_masked(reference_logprobs, mask), estimator=spec.kl_loss_estimator
     )
 
 

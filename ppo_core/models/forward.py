@@ -6,34 +6,48 @@ training (DeepSpeed): callers see token sequences and tensors aligned with the r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from ppo_core.logprobs import aligned_values, device_of, response_logprobs, response_values
+from ppo_core.logprobs import (
+    aligned_values,
+    device_of,
+    reference_head,
+    response_logprobs,
+    response_statistics,
+    response_values,
+)
 from ppo_core.models.head import values_beside
 from ppo_core.models.lora import without_adapters
 from ppo_core.models.packing import packs
 
+T = TypeVar("T")
+
 
 class Need(NamedTuple):
-    """What a caller wants of a forward pass; nothing else is computed. `entropy` with or without its gradient."""
+    """What a caller wants of a forward pass; nothing else is computed. `entropy` with or without its gradient.
+
+    `kl` is the policy's to the reference, over the whole vocabulary, with its gradient; it needs a pass of both.
+    """
 
     logprobs: bool = False
     entropy: Literal["detached", "differentiable"] | None = None
     values: bool = False
     reference_logprobs: bool = False
+    kl: bool = False
 
 
 class Outputs(NamedTuple):
     """What the models say, in fp32, None where it was not asked for.
 
-    `logprobs`, `entropy`, `values` (of the state before each token) and `reference_logprobs` are `[B, R]`, zeros past
-    each response's end; `final_values` `[B]` is of the state after the last token. Logprobs and entropy are in nats.
+    `logprobs`, `entropy`, `values` (of the state before each token), `reference_logprobs` and `kl` are `[B, R]`, zeros
+    past each response's end; `final_values` `[B]` is of the state after the last token. In nats, but for values.
     """
 
     logprobs: Tensor | None = None
@@ -41,6 +55,7 @@ class Outputs(NamedTuple):
     values: Tensor | None = None
     final_values: Tensor | None = None
     reference_logprobs: Tensor | None = None
+    kl: Tensor | None = None
 
     def total(self) -> Tensor:
         """The sum of all that depends on trained weights, a scalar: its gradient reaches every one of them."""
@@ -61,33 +76,29 @@ class Models:
 
     def forward(self, batch: Sequence[Any], need: Need) -> Outputs:
         """Run what `need` asks for on B pairs of token ids, prompt and response. The reference gets no gradient."""
-        logprobs = entropy = values = final_values = reference_logprobs = None
+        said, values, final_values, reference_logprobs = None, None, None, None
         policy, critic = self.networks["policy"], self.networks.get("critic")
+        compared = self._of_reference(reference_head, batch) if need.kl else None
         beside = values_beside(policy) if need.values and critic is None else nullcontext(list[Tensor]())
         with beside as found:
-            if need.entropy is not None:
-                logprobs, entropy = response_logprobs(
-                    policy,
-                    batch,
-                    temperature=self.temperature,
-                    with_entropy=True,
-                    detach_entropy=need.entropy == "detached",
+            if need.logprobs or need.entropy is not None or need.kl:
+                said = response_statistics(
+                    policy, batch, temperature=self.temperature, entropy=need.entropy, reference=compared
                 )
-            elif need.logprobs:
-                logprobs = response_logprobs(policy, batch, temperature=self.temperature)
         if need.reference_logprobs:
-            reference_logprobs = self._reference_logprobs(batch)
+            reference_logprobs = self._of_reference(partial(response_logprobs, temperature=self.temperature), batch)
         if need.values:
             values, final_values = (
                 aligned_values(policy, batch, found[0]) if critic is None else response_values(critic, batch)
             )
-        return Outputs(logprobs, entropy, values, final_values, reference_logprobs)
+        logprobs, entropy, kl = (None, None, None) if said is None else said
+        return Outputs(logprobs, entropy, values, final_values, reference_logprobs, kl)
 
-    def _reference_logprobs(self, batch: Sequence[Any]) -> Tensor:
+    def _of_reference(self, ask: Callable[[Any, Sequence[Any]], T], batch: Sequence[Any]) -> T:
         alone = self.reference is None
         model = self.networks["policy"] if alone else self.reference
         with torch.no_grad(), without_adapters(model) if alone else nullcontext():
-            return response_logprobs(model, batch, temperature=self.temperature)
+            return ask(model, batch)
 
     @property
     def packed(self) -> bool:

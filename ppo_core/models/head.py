@@ -9,13 +9,14 @@ above `KEPT` numbers not at all: the backward pass multiplies again, a chunk at 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ppo_core.models.divergence import Head, TokenDivergence
 from ppo_core.models.loading import INSIDE_POLICY
 
 KEPT = 2**26
@@ -109,22 +110,43 @@ def _logits_gradient(
 
 @contextmanager
 def token_logprobs_at(
-    model: Any, index: Tensor, targets: Tensor, temperature: float, entropy: str | None
+    model: Any, index: Tensor, targets: Tensor, temperature: float, entropy: str | None, reference: Head | None = None
 ) -> Iterator[None]:
     """Inside, `model` gives `[1, N, 2]` where its logits would be: of its hidden states at `index`, see TokenLogprobs.
 
-    The output embedding itself is called, and does something else: whatever DeepSpeed hung on it goes on working.
+    With a `reference` it gives `[1, N, 3]`, the last of which is the KL to it.
     """
-    head = model.get_output_embeddings()
 
-    def instead(hidden: Tensor) -> Tensor:
-        keep = torch.is_grad_enabled()
-        made: Tensor = TokenLogprobs.apply(
-            hidden.flatten(0, 1)[index], head.weight, targets, temperature, entropy, keep
-        )
+    def said(hidden: Tensor, weight: Tensor) -> Tensor:
+        hidden, keep = hidden.flatten(0, 1)[index], torch.is_grad_enabled()
+        made: Tensor = TokenLogprobs.apply(hidden, weight, targets, temperature, entropy, keep)
+        if reference is not None:
+            kl = TokenDivergence.apply(hidden, weight, reference.hidden, reference.weight, temperature)
+            made = torch.cat((made, kl[:, None]), 1)
         return made[None]
 
-    head.forward = instead
+    with _head_gives(model, said):
+        yield
+
+
+@contextmanager
+def head_at(model: Any, index: Tensor) -> Iterator[list[Head]]:
+    """Inside, each pass of `model` adds to the list what its output embedding sees at `index`, and gives no logits."""
+    found: list[Head] = []
+
+    def said(hidden: Tensor, weight: Tensor) -> Tensor:
+        found.append(Head(hidden.flatten(0, 1)[index], weight))
+        return hidden[:, :0]
+
+    with _head_gives(model, said):
+        yield found
+
+
+@contextmanager
+def _head_gives(model: Any, said: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
+    """The output embedding itself is called, and does something else: whatever DeepSpeed hung on it goes on working."""
+    head = model.get_output_embeddings()
+    head.forward = lambda hidden: said(hidden, head.weight)
     try:
         yield
     finally:

@@ -196,7 +196,9 @@ class ComputeAdvantagesJob(TrainingJob):
 
 
 class UpdatePolicyJob(TrainingJob):
-    """One update. Inputs: checkpoint, experience; with `model.lora` also reference; and what `Replay` says.
+    """One update. Inputs: checkpoint, experience; and what `Replay` says.
+
+    With `model.lora`, or a loss with the KL over the whole vocabulary, also reference, the run's checkpoint 0.
 
     `iteration` counts from 0, for the schedules and the order. `whitening` is what is done to the advantages of each
     minibatch; `max_response_tokens` is for losses over a fixed length. `rate_factor` multiplies every learning rate.

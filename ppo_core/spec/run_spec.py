@@ -164,6 +164,16 @@ class RunSpec(FlowSpec):
         return self
 
     @model_validator(mode="after")
+    def _the_update_knows_the_reference(self) -> Self:
+        kind = self.advantages.reference.kind
+        if self.update.exact_kl_loss and kind != "fixed":
+            raise ValueError(
+                f"update.kl_loss_estimator=full needs the reference in each update, and advantages.reference.kind="
+                f"{kind} moves it: set that to fixed, or kl_loss_estimator to k2"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _no_adapters_below_a_value_head(self) -> Self:
         if self.model.lora is not None and isinstance(self.algorithm, PpoSharedSpec):
             raise ValueError(

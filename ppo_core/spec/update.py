@@ -50,10 +50,11 @@ class UpdateSpec(Section):
         "constant", description="How kl_loss_coef falls over decay_iterations"
     )
     final_kl_loss_fraction: Fraction = Field(0.0, description="With a schedule: kl_loss_coef ends at this fraction")
-    kl_loss_estimator: Literal["k2", "k3", "k1+", "k3+"] = Field(
+    kl_loss_estimator: Literal["k2", "k3", "k1+", "k3+", "full"] = Field(
         "k2",
         description="k2 has the gradient of the KL; k3 is what GRPO's authors take; k1+ and k3+ have the value of k1 "
-        "and k3 with the gradient of k2",
+        "and k3 with the gradient of k2; full is no estimate but the sum over the vocabulary, for one more pass of the "
+        "reference per step",
     )
     aggregation: Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "fixed_length"] = Field(
         "token_mean",
@@ -72,6 +73,11 @@ class UpdateSpec(Section):
     ema_decay: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
         None, description="Decay per iteration of a moving average of the policy, beside it in checkpoints; none: none"
     )
+
+    @property
+    def exact_kl_loss(self) -> bool:
+        """Whether the loss has a KL over the whole vocabulary, which needs the reference itself."""
+        return self.kl_loss_coef > 0 and self.kl_loss_estimator == "full"
 
     @model_validator(mode="after")
     def _constant_rates_stay(self) -> Self:

@@ -40,7 +40,7 @@ def hold_checkpoint(
     Raises InputError where they are missing or other networks, and where the updates give other weights than the
     checkpoint has.
     """
-    folder, start = inputs["checkpoint"].path, inputs["reference"].path if "reference" in inputs else None
+    folder, start = inputs["checkpoint"].path, _start(inputs)
     state = read_state(folder)
     check_networks(folder, state, config.networks)
     if not state.full and not learner.holds(state.identity, config):
@@ -51,14 +51,24 @@ def hold_checkpoint(
     return learner.checkpoint(folder, config, start)
 
 
-def run_update(learner: Learner, experience: JobInput, spec: UpdatePolicyJob, tick: Tick) -> dict[str, float]:
-    """Train what `learner` holds, which then is the next checkpoint. Returns the metrics."""
+def run_update(
+    learner: Learner, experience: JobInput, spec: UpdatePolicyJob, tick: Tick, start: JobInput | None
+) -> dict[str, float]:
+    """Train what `learner` holds, which then is the next checkpoint. Returns the metrics.
+
+    `start`, the run's checkpoint 0, is for a loss that has the KL to the reference over the whole vocabulary.
+    """
     identity = identity_after(spec, str(learner.identity), experience.digest)
+    reference = None
+    if spec.update.exact_kl_loss and spec.model.lora is None:
+        if start is None:
+            raise InputError("update.kl_loss_estimator=full compares with the run's start: give that as `reference`")
+        reference = learner.reference(start.path / "policy", start.digest, model=spec.model)
     rows = Experience.load(experience.path)
     learner.invalidate()
     device = learner.trainables["policy"].device
     with deterministic(spec.deterministic), compute_in(spec.training.compute_dtype, device):
-        metrics = Update(learner.trainables, rows, spec, learner.ranks).run(tick)
+        metrics = Update(learner.trainables, rows, spec, learner.ranks, reference).run(tick)
     learner.mark_loaded(identity)
     return metrics
 
@@ -67,7 +77,7 @@ def _replay(learner: Learner, folder: Path, state: CheckpointState, inputs: Mapp
     if learner.ranks.is_first:
         check_policy(folder)
     specs = [update.spec for update in state.replay]
-    start = inputs["reference"].path if "reference" in inputs else None
+    start = _start(inputs)
     for number, spec in enumerate(specs):
         config = LoadConfig.of(spec)
         if number == 0:
@@ -79,8 +89,12 @@ def _replay(learner: Learner, folder: Path, state: CheckpointState, inputs: Mapp
         def noted(done: int, total: int, _: str, number: int = number) -> None:
             tick(done, total, f"replaying update {number + 1} of {len(specs)}")
 
-        run_update(learner, inputs[f"replay_{number}"], unlimited, noted)
+        run_update(learner, inputs[f"replay_{number}"], unlimited, noted, inputs.get("reference"))
     _check_same_policy(learner, folder, state)
+
+
+def _start(inputs: Mapping[str, JobInput]) -> Path | None:
+    return inputs["reference"].path if "reference" in inputs else None
 
 
 def _hold_as(learner: Learner, config: LoadConfig, start: Path | None) -> None:

@@ -182,7 +182,7 @@ class TrainingEngine:
         spec = UpdatePolicyJob.model_validate(job.spec)
         before, experience = read_state(job.inputs["checkpoint"].path), job.inputs["experience"]
         trainables = hold_checkpoint(self.learner, job.inputs, LoadConfig.of(spec), job.progress)
-        metrics = run_update(self.learner, experience, spec, job.progress)
+        metrics = run_update(self.learner, experience, spec, job.progress, job.inputs.get("reference"))
         made = Replay(spec=derivation(spec), experience=experience.digest)
         write_checkpoint(
             job.output,

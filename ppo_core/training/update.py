@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,13 +73,18 @@ def settings_at(job: UpdatePolicyJob) -> UpdateSpec:
 
 
 class Update:
-    """One iteration's update of the networks on `experience`."""
+    """One iteration's update of the networks on `experience`; with a frozen `reference` where the loss needs it."""
 
     def __init__(
-        self, networks: Mapping[str, Trainable], experience: Experience, job: UpdatePolicyJob, ranks: Ranks
+        self,
+        networks: Mapping[str, Trainable],
+        experience: Experience,
+        job: UpdatePolicyJob,
+        ranks: Ranks,
+        reference: Any = None,
     ) -> None:
         self.algorithm, self.networks = algorithm_of(job.algorithm), networks
-        self.models = models_of(self.networks, temperature=job.temperature)
+        self.models = models_of(self.networks, temperature=job.temperature, reference=reference)
         self.experience, self.job, self.ranks, self.rates = experience, job, ranks, rates_at(job)
         self.sequences: list[TokenSequence] = experience.sequences()
         self.lengths = lengths_of(self.sequences)

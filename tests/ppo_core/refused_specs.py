@@ -72,7 +72,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {**RLOO, "update": {"critic_warmup_iterations": 3}},
         "critic_warmup_iterations=3 has no meaning with .* no critic",
     ),
-    ({"update": {"kl_loss_estimator": "k1"}}, "kl_loss_estimator='k1': Input should be 'k2', 'k3', 'k1.' or 'k3.'"),
+    ({"update": {"kl_loss_estimator": "k1"}}, "kl_loss_estimator='k1': Input should be 'k2', 'k3', 'k1.', 'k3.' or 'f"),
+    (
+        {
+            "update": {"kl_loss_coef": 0.1, "kl_loss_estimator": "full"},
+            "advantages": {"reference": {"kind": "every", "iterations": 2}},
+        },
+        "kl_loss_estimator=full needs the reference .*kind=every moves it: set that to fixed, or .* to k2",
+    ),
     (
         {"update": {"entropy_schedule": "linear"}},
         "entropy_schedule=linear has no meaning with entropy_coef=0: leave it out, or set entropy_coef above 0",

@@ -26,6 +26,7 @@ from tests.ppo_core.update_cases import BF16, FP32, make_experience, save_experi
 
 NOWHERE = Path("/nowhere")
 Notes = list[str]
+EXACT = {"kl_loss_coef": 0.5, "kl_loss_estimator": "full"}
 
 
 def given(**paths: Path) -> dict[str, JobInput]:
@@ -65,6 +66,8 @@ class Run:
     ) -> Facts:
         """Make checkpoint `number` in the folder `end`."""
         spec = self.jobs[number - 1].model_copy(update={"full": full})
+        if spec.update.exact_kl_loss:
+            more["reference"] = self.folders[0]
         inputs = given(checkpoint=start, experience=self.experiences[number - 1], **more)
         return do(engine, "update_policy", inputs, self.root / end, spec, notes)
 
@@ -137,6 +140,7 @@ def paths(root: Path, ranks: Ranks) -> Facts:
         ),
         "warmed": (jobs_like({}, {}, {}, {}, critic_warmup_iterations=2), experiences()),
         "moved": (jobs_like({}, {}, {"zero_stage": 2}, {"zero_stage": 3}), experiences()),
+        "exact": (jobs_like({}, {"zero_stage": 2}, {}, {"zero_stage": 3}, **EXACT), experiences()),
     }
     cases["adaptive"][0][1] = cases["adaptive"][0][1].model_copy(update={"rate_factor": 0.25})
     facts: Facts = {}

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from ppo_core.records import canonical_json
 from tests.ppo_core.update_cases import BF16, FP32
 
-CASES = [f"stage{stage}-{dtype}" for stage, dtype in FP32 + BF16] + ["adaptive", "moved", "warmed"]
+CASES = [f"stage{stage}-{dtype}" for stage, dtype in FP32 + BF16] + ["adaptive", "moved", "warmed", "exact"]
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:

@@ -1,0 +1,83 @@
+"""KL(policy, reference) of each token's whole distribution, without keeping what two vocabularies' logits cost.
+
+    KL = sum_v p_v (log p_v - log q_v) = sum_v p_v (exp(d_v) - 1 - d_v)        d = log q - log p, p = softmax(z)
+    dKL / dz_v = p_v (mean_p d - d_v)                                          z = hidden weight' / temperature
+
+Both sums of KL are the same, for p and q sum to 1; in the second no term is negative, and what rounding does to a
+logsumexp hardly matters: near 0 it keeps its digits. The backward pass multiplies again, a chunk at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+CHUNK = 2**23  # logits of each of the two at a time
+
+
+class Head(NamedTuple):
+    """What a model says at N tokens, without gradient: `hidden` states `[N, H]`, and its output `weight` `[V, H]`."""
+
+    hidden: Tensor
+    weight: Tensor
+
+
+class TokenDivergence(torch.autograd.Function):
+    """`[N]` fp32, in nats, of the policy's `hidden` `[N, H]` and `weight` `[V, H]` and the reference's."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda")
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, their_hidden: Tensor, their_weight: Tensor, temperature: float
+    ) -> Tensor:
+        output = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+        for part in _parts(len(hidden), len(weight)):
+            log_p = _log_softmax(hidden[part], weight, temperature)
+            output[part] = divergence(log_p, _log_softmax(their_hidden[part], their_weight, temperature))
+        ctx.temperature = temperature
+        ctx.save_for_backward(hidden, weight, their_hidden, their_weight)
+        return output
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cuda")
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, their_hidden, their_weight = ctx.saved_tensors
+        to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        to_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        for part in _parts(len(hidden), len(weight)):
+            log_p = _log_softmax(hidden[part], weight, ctx.temperature)
+            log_q, p = _log_softmax(their_hidden[part], their_weight, ctx.temperature), log_p.exp()
+            d = torch.where(p > 0, log_q - log_p, 0.0)
+            factor = gradient[part, None] / ctx.temperature
+            back = (p * ((p * d).sum(1, keepdim=True) - d) * factor).to(weight.dtype)
+            if to_hidden is not None:
+                to_hidden[part] = back @ weight
+            if to_weight is not None:
+                to_weight += back.t() @ hidden[part]
+        return to_hidden, None if to_weight is None else to_weight.to(weight.dtype), None, None, None
+
+
+def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """KL(p, q) of distributions `[N, V]` given as logs: `[N]` in nats, differentiable in both.
+
+    >>> half, third = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
+    >>> divergence(half, half).tolist(), round(divergence(half, third).item(), 4)
+    ([0.0], 0.1438)
+    """
+    p, q = log_p.exp(), log_q.exp()
+    d = torch.where(p > 0, log_q - log_p, 0.0)
+    near = d.abs() < 1
+    terms = torch.where(near, p * (torch.expm1(torch.where(near, d, 0.0)) - d), q - p - p * d)
+    return torch.where(p > 0, terms, q).sum(1)
+
+
+def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    logits = (hidden @ weight.t()).float()
+    return (logits if temperature == 1 else logits.div_(temperature)).log_softmax(1)
+
+
+def _parts(count: int, vocabulary: int) -> list[slice]:
+    rows = max(CHUNK // vocabulary, 1)
+    return [slice(start, start + rows) for start in range(0, count, rows)]
