@@ -20,12 +20,28 @@ class Draw:
     seed: int
 
 
+@dataclass(frozen=True)
+class EasyFirst:
+    """The first `prompts` of the stream come with the smallest `difficulty`, a number per row, first in each epoch."""
+
+    difficulty: Sequence[float]
+    prompts: int
+
+
 def draw_prompts(
-    num_rows: int, position: int, count: int, *, seed: int, shuffle: bool, shares: Sequence[Share] = ()
+    num_rows: int,
+    position: int,
+    count: int,
+    *,
+    seed: int,
+    shuffle: bool,
+    shares: Sequence[Share] = (),
+    easy_first: EasyFirst | None = None,
 ) -> list[int]:
     """Row numbers at `position`, `position + 1`, ... of an endless stream of epochs, each in its own seeded order.
 
-    With `shares` an epoch has of each source its draws, from an endless stream of the source's own.
+    With `shares` an epoch has of each source its draws, from an endless stream of the source's own. `easy_first`
+    changes the order alone: which rows are among the first `prompts`, and how often, it does not.
     The data cursor is this one number, whatever the number of ranks or engines:
 
     >>> draw_prompts(3, 2, 3, seed=0, shuffle=False)
@@ -38,6 +54,9 @@ def draw_prompts(
         if shares:
             mixed = _mixed(shares, epoch, seed=seed, shuffle=shuffle)
             order = [mixed[place] for place in order]
+        if easy_first is not None:
+            sorted_ones = min(max(easy_first.prompts - epoch * num_rows, 0), num_rows)
+            order[:sorted_ones] = sorted(order[:sorted_ones], key=easy_first.difficulty.__getitem__)
         rows += order[start : start + count - len(rows)]
     return rows
 

@@ -39,6 +39,7 @@ def generate_rollouts(
         kv_cache_gib=spec.engines.kv_cache_gib,
         tensor_parallel_size=spec.engines.tensor_parallel_size,
         deterministic=spec.engines.deterministic,
+        curriculum=spec.dataset.curriculum,
     )
     inputs = {"checkpoint": checkpoint, "dataset": dataset}
     dynamic = spec.rollout.dynamic_sampling

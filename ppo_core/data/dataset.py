@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
+from ppo_core.data.number_columns import NumberColumn
 from ppo_core.data.rows import Row, check_text, shown
 from ppo_core.records import InputError, PromptRow, canonical_json
 
@@ -40,6 +41,7 @@ class PromptMaker:
     """Makes prompts of rows; `longest` is the first of the longest so far.
 
     A prompt_id is what the row has in `id_column`, or a hash of prompt, answer and metadata, with a count for repeats.
+    `numbers` are columns that the run reads.
     """
 
     tokenizer: Any
@@ -47,6 +49,7 @@ class PromptMaker:
     limits: Limits
     id_column: str | None = None
     drop_too_long: bool = False
+    numbers: Sequence[NumberColumn] = ()
     longest: Longest = field(default=Longest("", 0))
     repeats: dict[str, int] = field(default_factory=dict)
     ids: dict[str, str] = field(default_factory=dict)
@@ -61,6 +64,8 @@ class PromptMaker:
                 self.longest = Longest(where, len(ids))
             answer = row.get(self.answer_column)
             metadata = {key: value for key, value in row.items() if key not in ("prompt", self.answer_column)}
+            for column in self.numbers:
+                column.check(where, metadata)
             prompt_id = self._prompt_id(where, row["prompt"], answer, metadata)
             yield PromptRow(prompt_id, row["prompt"], ids, answer, metadata)
 

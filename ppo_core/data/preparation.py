@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from ppo_core.data.dataset import Limits, Longest, PromptMaker, encoded, in_parts, supervised_rows
+from ppo_core.data.number_columns import NumberColumn
 from ppo_core.data.rows import Row
 from ppo_core.data.shares import shares_of
 from ppo_core.data.sieve import Sieve
@@ -51,11 +52,11 @@ class Tally:
 class Preparation:
     """The tables of a dataset as they grow, and what became of the rows of each source so far."""
 
-    def __init__(self, spec: DatasetSpec, tokenizer: Any, limits: Limits) -> None:
+    def __init__(self, spec: DatasetSpec, tokenizer: Any, limits: Limits, numbers: Sequence[NumberColumn] = ()) -> None:
         self.spec, self.tokenizer, self.limits = spec, tokenizer, limits
         self.tallies: list[Tally] = []
         self._sieve = Sieve.of(spec)
-        self._makers = {split: self._maker() for split in PROMPT_SPLITS}
+        self._makers = {split: self._maker(numbers if split == "train" else ()) for split in PROMPT_SPLITS}
         self._tables: dict[str, TableBuilder] = {}
 
     def add_prompts(self, split: str, source: str, rows: Iterable[Row]) -> None:
@@ -152,9 +153,9 @@ class Preparation:
                 document["draws"] = share.draws
         return documents
 
-    def _maker(self) -> PromptMaker:
-        spec = self.spec
-        return PromptMaker(self.tokenizer, spec.answer_column, self.limits, spec.id_column, spec.too_long == "drop")
+    def _maker(self, numbers: Sequence[NumberColumn]) -> PromptMaker:
+        spec, drop = self.spec, self.spec.too_long == "drop"
+        return PromptMaker(self.tokenizer, spec.answer_column, self.limits, spec.id_column, drop, numbers)
 
     def _tally(self, source: str, split: str) -> Tally:
         self.tallies.append(Tally(source, split))

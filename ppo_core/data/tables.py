@@ -107,6 +107,12 @@ def read_prompts(
     ]
 
 
+def read_difficulty(path: Path, column: str) -> list[float]:
+    """A number of each row of a dataset's `train.parquet`, which were checked when it was made."""
+    texts = pq.read_table(path, columns=["metadata"])["metadata"].to_pylist()
+    return [float(json.loads(text)[column]) for text in texts]
+
+
 def count_prompts(path: Path) -> int:
     """Rows of a dataset's `train.parquet` or `eval.parquet`."""
     return int(pq.read_metadata(path).num_rows)

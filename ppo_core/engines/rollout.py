@@ -14,16 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ppo_core.data.tables import (
-    count_prompts,
-    longest_prompt,
-    read_prompts,
-    read_rollouts,
-    read_shares,
-    rollout_facts,
-    write_rollouts,
-)
+from ppo_core.data.tables import longest_prompt, read_rollouts, rollout_facts, write_rollouts
 from ppo_core.engines.children import ChildWatch
+from ppo_core.engines.drawing import drawn
 from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.engines.rollout_limits import (
     GIB,
@@ -36,8 +29,8 @@ from ppo_core.engines.rollout_limits import (
 )
 from ppo_core.engines.vllm_worker import WeightSwap
 from ppo_core.permissions import Permissions, permissions_of
-from ppo_core.records import GenerateJob, GenerateShardJob, InputError, PromptRow, RolloutRow
-from ppo_core.sampling import Draw, draw_prompts, draws
+from ppo_core.records import GenerateJob, GenerateShardJob, PromptRow, RolloutRow
+from ppo_core.sampling import Draw, draws
 from ppo_core.spec import ModelSpec
 
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "generation_config.json")
@@ -67,21 +60,10 @@ class RolloutEngine:
         return self._generate_part(shard.whole, shard.first, shard.count, job)
 
     def _generate_part(self, spec: GenerateJob, first: int, count: int, job: Job) -> dict[str, Any]:
-        table = job.inputs["dataset"].path / f"{spec.split}.parquet"
-        there = count_prompts(table)
-        if spec.split == "eval" and spec.num_prompts > there:
-            raise InputError(f"evaluation.num_prompts={spec.num_prompts}, but only {there} rows are held out: lower it")
-        checkpoint = job.inputs["checkpoint"]
-        context = needed_context(job.inputs["dataset"].path, spec)
+        checkpoint, dataset = job.inputs["checkpoint"], job.inputs["dataset"].path
+        prompts, wanted = drawn(dataset, spec)
         digest = checkpoint.digest if spec.weights == "policy" else f"{checkpoint.digest}/{spec.weights}"
-        self._hold(weights_folder(checkpoint.path, spec), digest, spec, context)
-        shares = read_shares(job.inputs["dataset"].path, spec.split)
-        rows = draw_prompts(there, spec.position, spec.num_prompts, seed=spec.seed, shuffle=spec.shuffle, shares=shares)
-        drawn = sorted(set(rows))
-        prompts = dict(zip(drawn, read_prompts(table, rows=drawn), strict=True))
-        ids = {row: prompt.prompt_id for row, prompt in prompts.items()}
-        # All of them, also for a part: which sample of its prompt one is depends on those before it.
-        wanted = draws(rows, ids, spec.samples_per_prompt, seed=spec.seed, stream=spec.stream)
+        self._hold(weights_folder(checkpoint.path, spec), digest, spec, needed_context(dataset, spec))
         mine = wanted[first * spec.samples_per_prompt : (first + count) * spec.samples_per_prompt]
         return _write(self._generate(prompts, mine, spec, job), job)
 

@@ -17,6 +17,7 @@ from ppo_core.data.dataset import (
     completion_text,
     in_parts,
 )
+from ppo_core.data.number_columns import columns_of
 from ppo_core.data.preparation import PROMPT_SPLITS, Preparation
 from ppo_core.data.rows import Columns, Row, Rows, read_rows
 from ppo_core.engines.protocol import Job
@@ -90,7 +91,7 @@ def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
     tokenizer, config, context = _read_model(job, spec)
     check_stop_tokens(spec.stop_token_ids, len(tokenizer))
     limits = Limits(context, spec.dataset.max_prompt_tokens, spec.max_response_tokens)
-    made = Preparation(spec.dataset, tokenizer, limits)
+    made = Preparation(spec.dataset, tokenizer, limits, columns_of(spec))
     # Held-out prompts first, where those to train on must not be among them.
     order = PROMPT_SPLITS[::-1] if spec.dataset.duplicates == "drop" else PROMPT_SPLITS
     for split in (split for split in order if split in rows):

@@ -9,6 +9,7 @@ from pydantic import Field
 from ppo_core.spec import (
     AdvantageSpec,
     AlgorithmSpec,
+    CurriculumSpec,
     DatasetSpec,
     EnginesSpec,
     EvaluatedWeights,
@@ -76,6 +77,7 @@ class GenerateJob(Section):
     tensor_parallel_size: int
     deterministic: bool = False
     weights: EvaluatedWeights = "policy"
+    curriculum: CurriculumSpec | None = None
 
 
 class GenerateShardJob(Section):

@@ -10,7 +10,7 @@ from ppo_core.spec.algorithms import (
     ReinforceSpec,
     RlooSpec,
 )
-from ppo_core.spec.dataset import DatasetSpec, SourceSpec
+from ppo_core.spec.dataset import CurriculumSpec, DatasetSpec, SourceSpec
 from ppo_core.spec.loading import SpecError, differing_keys
 from ppo_core.spec.lora import LoraSpec
 from ppo_core.spec.promotion import PromotionSpec
@@ -38,6 +38,7 @@ __all__ = [
     "AlgorithmSpec",
     "AveragedReference",
     "CheckpointSpec",
+    "CurriculumSpec",
     "DatasetSpec",
     "EnginesSpec",
     "EvaluatedWeights",

@@ -19,6 +19,15 @@ class SourceSpec(Section):
     )
 
 
+class CurriculumSpec(Section):
+    """Easy prompts first."""
+
+    column: str = Field(min_length=1, description="Column with a number for each prompt, larger where it is harder")
+    prompts: PositiveInt = Field(
+        description="The first so many prompts of the run come easy ones first, of each epoch by themselves"
+    )
+
+
 def _form(train: Any) -> str:
     return "sources" if isinstance(train, list | tuple) else "path"
 
@@ -64,6 +73,9 @@ class DatasetSpec(Section):
         "error", description="What happens to rows with more tokens than fit: the run is refused, or they are left out"
     )
     shuffle: bool = Field(True, description="Draw prompts in a new seeded order every epoch")
+    curriculum: CurriculumSpec | None = Field(
+        None, description="Easy prompts first, by a column that says how hard each is; none: in any order"
+    )
 
     @property
     def sources(self) -> tuple[SourceSpec, ...]:

@@ -101,6 +101,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"update": {"importance_correction": "token", "importance_floor": 0.1}},
         "importance_floor=0.1 has no meaning with importance_correction=token: leave it out, or set .* to mask$",
     ),
+    ({"dataset": {"train": "a", "curriculum": {"column": "level"}}}, "curriculum.prompts: is required, and missing"),
     ({"dataset": {"train": "a", "prompt_column": "answer"}}, "prompt_column and answer_column are both 'answer'"),
     (
         {"dataset": {"train": "a", "evaluation": "b", "evaluation_fraction": 0.1}},

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ppo_core.data.dataset import Limits
+from ppo_core.data.number_columns import difficulty_column
 from ppo_core.data.preparation import Preparation
 from ppo_core.data.rows import Row
 from ppo_core.records import InputError
@@ -49,6 +50,24 @@ def prepared(
 def is_in_first_part(text: str, fraction: float) -> bool:
     """By the words of docs/data.md: the sha256 of the prompt as JSON, read as a fraction."""
     return int(hashlib.sha256(json.dumps(text).encode()).hexdigest()[:16], 16) / 16**16 < fraction
+
+
+@pytest.mark.parametrize(
+    ("level", "message"),
+    [
+        ({}, "row 1 has no level: dataset.curriculum.column needs a number in each row"),
+        ({"level": ""}, "row 1 has no level"),
+        ({"level": "hard"}, "row 1 has level='hard': dataset.curriculum.column needs a number$"),
+        ({"level": True}, "row 1 has level=True"),
+        ({"level": [1]}, r"row 1 has level=\[1\]"),
+    ],
+)
+def test_a_row_that_does_not_say_how_hard_it_is_is_refused(level: dict[str, Any], message: str) -> None:
+    made = Preparation(DatasetSpec(train="train.jsonl"), tiny_tokenizer(), FREE, [difficulty_column("level")])
+    made.add_prompts("eval", "eval.jsonl", located(["w3"]))
+    made.add_prompts("train", "train.jsonl", located(["w3"], level="-2.5"))
+    with pytest.raises(InputError, match=message):
+        made.add_prompts("train", "more.jsonl", located(["w4"], **level))
 
 
 def test_all_rows_count_by_default_and_there_is_nothing_to_tell() -> None:

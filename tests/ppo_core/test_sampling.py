@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppo_core.data.shares import Share, shares_of
-from ppo_core.sampling import Draw, draw_prompts, draws
+from ppo_core.sampling import Draw, EasyFirst, draw_prompts, draws
 
 COUNTS = st.integers(1, 12)
 SEEDS = st.integers(0, 2**63 - 1)
@@ -36,6 +36,31 @@ def test_without_shuffle_the_file_order_repeats() -> None:
     assert draw_prompts(3, 0, 7, seed=0, shuffle=False) == [0, 1, 2, 0, 1, 2, 0]
     assert draw_prompts(3, 5, 2, seed=9, shuffle=False) == [2, 0]
     assert draw_prompts(3, 3_000_001, 2, seed=9, shuffle=False) == [1, 2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    difficulty=st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=1, max_size=12),
+    counts=st.lists(st.integers(0, 30), max_size=6),
+    prompts=st.integers(1, 40),
+    seed=SEEDS,
+)
+def test_easy_prompts_come_first_and_none_more_often(
+    difficulty: list[float], counts: list[int], prompts: int, seed: int
+) -> None:
+    """Each epoch's part of the first prompts is sorted, of equals as drawn; what follows is as without."""
+    rows, total = len(difficulty), sum(counts)
+    usual = draw_prompts(rows, 0, max(total, prompts), seed=seed, shuffle=True)
+    expected: list[int] = []
+    for first in range(0, prompts, rows):
+        part = usual[first : min(first + rows, prompts)]
+        expected += [row for level in sorted(set(difficulty)) for row in part if difficulty[row] == level]
+    expected += usual[prompts:]
+    found: list[int] = []
+    for count in counts:
+        easy_first = EasyFirst(difficulty, prompts)
+        found += draw_prompts(rows, len(found), count, seed=seed, shuffle=True, easy_first=easy_first)
+    assert found == expected[:total]
 
 
 @settings(max_examples=60, deadline=None)

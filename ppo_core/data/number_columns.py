@@ -1,0 +1,60 @@
+"""Columns of the prompts with numbers that a run reads: how hard a prompt is, how it is sampled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ppo_core.data.rows import shown
+from ppo_core.records import InputError, PrepareDatasetJob
+
+
+@dataclass(frozen=True)
+class NumberColumn:
+    """The column `name`, as the spec's `setting` names it; texts of numbers count as numbers, as in a CSV file.
+
+    >>> NumberColumn("dataset.curriculum.column", "level").of({"level": "3"})
+    3.0
+    """
+
+    setting: str
+    name: str
+    lowest: float = -math.inf
+    highest: float = math.inf
+    whole: bool = False
+    required: bool = False
+
+    def of(self, metadata: Mapping[str, Any]) -> float | None:
+        """What a row has there; None where it has nothing. Raises ValueError for what is no number within bounds."""
+        value = metadata.get(self.name)
+        if value is None or value == "":
+            return None
+        number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
+        if not (math.isfinite(number) and self.lowest <= number <= self.highest) or (self.whole and number % 1):
+            raise ValueError(value)
+        return number
+
+    def check(self, where: str, metadata: Mapping[str, Any]) -> None:
+        """Raise InputError naming the row where it has something else."""
+        kind = "a whole number" if self.whole else "a number"
+        bounds = f" from {self.lowest:g} to {self.highest:g}" if math.isfinite(self.highest) else ""
+        try:
+            missing = self.of(metadata) is None
+        except ValueError:
+            value = shown(metadata[self.name])
+            raise InputError(f"{where} has {self.name}={value}: {self.setting} needs {kind}{bounds}") from None
+        if missing and self.required:
+            raise InputError(f"{where} has no {self.name}: {self.setting} needs {kind}{bounds} in each row")
+
+
+def columns_of(spec: PrepareDatasetJob) -> list[NumberColumn]:
+    """Those that a run's prompts to train on are checked for."""
+    curriculum = spec.dataset.curriculum
+    return [] if curriculum is None else [difficulty_column(curriculum.column)]
+
+
+def difficulty_column(name: str) -> NumberColumn:
+    """Of `dataset.curriculum`."""
+    return NumberColumn("dataset.curriculum.column", name, required=True)
