@@ -17,6 +17,8 @@ from ppo_core.models.head import head_at, logits_only_at, token_logprobs_at
 from ppo_core.models.layout import Layout, packed_layout, padded_layout
 from ppo_core.models.packing import packs
 
+Temperature = float | Tensor
+"""One for all, or `[B]`: one for each sequence."""
 Wanted = Literal["detached", "differentiable"] | None
 
 
@@ -46,7 +48,7 @@ def response_logprobs(
     model: Any,
     sequences: Sequence[Any],
     *,
-    temperature: float,
+    temperature: Temperature,
     with_entropy: Literal[True],
     detach_entropy: bool = False,
 ) -> tuple[Tensor, Tensor]: ...
@@ -56,14 +58,14 @@ def response_logprobs(
     model: Any,
     sequences: Sequence[Any],
     *,
-    temperature: float,
+    temperature: Temperature,
     with_entropy: bool = False,
     detach_entropy: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Log-probability in nats of each response token under softmax(logits / temperature), in fp32.
 
     `model`: a Hugging Face causal LM, or a DeepSpeed engine around one. `sequences`: B pairs of token ids, prompt
-    and response.
+    and response. `temperature`: one for all, or `[B]`.
     Returns `[B, R]`, zeros past each response's end; with `with_entropy` also the entropy `[B, R]` of each token's
     distribution, without gradients (and the several times V numbers per token that they need) if `detach_entropy`.
     Logits are computed at response positions only. Raises ValueError for temperature <= 0.
@@ -79,14 +81,17 @@ def response_statistics(
     model: Any,
     sequences: Sequence[Any],
     *,
-    temperature: float,
+    temperature: Temperature,
     entropy: Wanted = None,
     reference: Head | Tensor | None = None,
 ) -> Statistics:
     """The same in one pass; with what `reference_head` gave also KL(model, reference), with its exact gradient."""
-    if not temperature > 0:
+    if not torch.all(torch.as_tensor(temperature) > 0):
         raise ValueError(f"temperature={temperature} must be above 0: greedy sampling has no logprobs to train on")
     layout = _layout_for(model, sequences)
+    if isinstance(temperature, Tensor):
+        mask = layout.response_mask
+        temperature = temperature.to(mask.device)[:, None].expand(mask.shape)[mask][:, None]
     if packs(model):
         assert not isinstance(reference, Tensor)
         with token_logprobs_at(model, layout.index, layout.targets, temperature, entropy, reference):
@@ -99,7 +104,7 @@ def response_statistics(
         return Statistics(layout.to_batch(columns[:, 0]), spread, kl)
     with logits_only_at(model, layout.index):
         logits = model(**layout.inputs, use_cache=False).logits[0]
-    logits = logits.float() if temperature == 1 else logits.float() / temperature
+    logits = logits.float() / temperature
     chosen = logits.gather(1, layout.targets[:, None])[:, 0] - logits.logsumexp(1)
     kl = spread = None
     if reference is not None:

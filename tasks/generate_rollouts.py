@@ -40,6 +40,8 @@ def generate_rollouts(
         tensor_parallel_size=spec.engines.tensor_parallel_size,
         deterministic=spec.engines.deterministic,
         curriculum=spec.dataset.curriculum,
+        temperature_column=spec.rollout.temperature_column,
+        max_response_tokens_column=spec.rollout.max_response_tokens_column,
     )
     inputs = {"checkpoint": checkpoint, "dataset": dataset}
     dynamic = spec.rollout.dynamic_sampling

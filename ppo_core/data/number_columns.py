@@ -9,6 +9,7 @@ from typing import Any
 
 from ppo_core.data.rows import shown
 from ppo_core.records import InputError, PrepareDatasetJob
+from ppo_core.spec import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,19 @@ class NumberColumn:
 
 def columns_of(spec: PrepareDatasetJob) -> list[NumberColumn]:
     """Those that a run's prompts to train on are checked for."""
-    curriculum = spec.dataset.curriculum
-    return [] if curriculum is None else [difficulty_column(curriculum.column)]
+    curriculum, limit = spec.dataset.curriculum, spec.max_response_tokens
+    hard = None if curriculum is None else NumberColumn("dataset.curriculum.column", curriculum.column, required=True)
+    own = temperature_column(spec.temperature_column), limit_column(spec.max_response_tokens_column, limit)
+    return [column for column in (hard, *own) if column is not None]
 
 
-def difficulty_column(name: str) -> NumberColumn:
-    """Of `dataset.curriculum`."""
-    return NumberColumn("dataset.curriculum.column", name, required=True)
+def temperature_column(name: str | None) -> NumberColumn | None:
+    """That of `rollout.temperature_column`, where there is one."""
+    if name is None:
+        return None
+    return NumberColumn("rollout.temperature_column", name, LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE)
+
+
+def limit_column(name: str | None, most: int) -> NumberColumn | None:
+    """That of `rollout.max_response_tokens_column`, where there is one: at most the spec's own limit."""
+    return None if name is None else NumberColumn("rollout.max_response_tokens_column", name, 1, most, whole=True)

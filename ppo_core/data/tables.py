@@ -137,8 +137,10 @@ def longest_prompt(path: Path) -> int:
 
 
 def write_rollouts(path: Path, rows: Sequence[RolloutRow]) -> None:
-    """One row per response, in the order of (prompt, sample)."""
-    pq.write_table(pa.Table.from_pylist([vars(row) for row in rows], schema=ROLLOUTS), path)
+    """One row per response, in the order of (prompt, sample); temperatures where any row has one of its own."""
+    own = any(row.temperature is not None for row in rows)
+    schema = ROLLOUTS.append(pa.field("temperature", pa.float64())) if own else ROLLOUTS
+    pq.write_table(pa.Table.from_pylist([vars(row) for row in rows], schema=schema), path)
 
 
 def rollout_facts(rows: Sequence[RolloutRow]) -> dict[str, Any]:

@@ -1,9 +1,11 @@
-"""Which prompts of a dataset a job answers, in which order, and with which seeds."""
+"""Which prompts of a dataset a job answers, in which order, with which seeds, and how each is sampled."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
+from ppo_core.data.number_columns import limit_column, temperature_column
 from ppo_core.data.tables import count_prompts, read_difficulty, read_prompts, read_shares
 from ppo_core.records import GenerateJob, InputError, PromptRow
 from ppo_core.sampling import Draw, EasyFirst, draw_prompts, draws
@@ -34,3 +36,22 @@ def drawn(dataset: Path, spec: GenerateJob) -> tuple[dict[int, PromptRow], list[
     prompts = dict(zip(distinct, read_prompts(table, rows=distinct), strict=True))
     ids = {row: prompt.prompt_id for row, prompt in prompts.items()}
     return prompts, draws(rows, ids, spec.samples_per_prompt, seed=spec.seed, stream=spec.stream)
+
+
+class Sampling(NamedTuple):
+    """How one prompt is answered."""
+
+    temperature: float
+    max_tokens: int
+
+
+def sampling_of(prompt: PromptRow, spec: GenerateJob) -> Sampling:
+    """The job's, but for what the prompt has in columns that were checked when its dataset was made."""
+    temperatures = temperature_column(spec.temperature_column)
+    limits = limit_column(spec.max_response_tokens_column, spec.max_response_tokens)
+    temperature = None if temperatures is None else temperatures.of(prompt.metadata)
+    limit = None if limits is None else limits.of(prompt.metadata)
+    return Sampling(
+        spec.temperature if temperature is None else temperature,
+        spec.max_response_tokens if limit is None else int(limit),
+    )

@@ -11,12 +11,13 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ppo_core.data.tables import longest_prompt, read_rollouts, rollout_facts, write_rollouts
 from ppo_core.engines.children import ChildWatch
-from ppo_core.engines.drawing import drawn
+from ppo_core.engines.drawing import drawn, sampling_of
 from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.engines.rollout_limits import (
     GIB,
@@ -105,13 +106,13 @@ class RolloutEngine:
         from vllm.sampling_params import RequestOutputKind
 
         check_stop_tokens(spec.stop_token_ids, len(self._tokenizer))
-        salt = str(self._digest)
+        salt, sampled = str(self._digest), {row: sampling_of(prompt, spec) for row, prompt in prompts.items()}
         requests = [{"prompt_token_ids": prompts[draw.row].prompt_token_ids, "cache_salt": salt} for draw in wanted]
         parameters = [
             SamplingParams(
-                temperature=spec.temperature,
+                temperature=sampled[draw.row].temperature,
                 seed=draw.seed,
-                max_tokens=spec.max_response_tokens,
+                max_tokens=sampled[draw.row].max_tokens,
                 logprobs=0,
                 flat_logprobs=True,
                 stop_token_ids=sorted({*self._stop_ids, *spec.stop_token_ids}),
@@ -123,7 +124,11 @@ class RolloutEngine:
             for draw in wanted
         ]
         outputs = self._run(requests, parameters, job)
-        return [self._row(prompts[draw.row], draw, output) for draw, output in zip(wanted, outputs, strict=True)]
+        rows = [self._row(prompts[draw.row], draw, output) for draw, output in zip(wanted, outputs, strict=True)]
+        if spec.temperature_column is None:
+            return rows
+        own = [sampled[draw.row].temperature for draw in wanted]
+        return [replace(row, temperature=temperature) for row, temperature in zip(rows, own, strict=True)]
 
     def _run(self, requests: list[Any], parameters: list[Any], job: Job) -> list[Any]:
         """All requests through continuous batching, in their order, with progress as they finish."""

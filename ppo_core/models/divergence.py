@@ -25,17 +25,26 @@ class Head(NamedTuple):
 
 
 class TokenDivergence(torch.autograd.Function):
-    """`[N]` fp32, in nats, of the policy's `hidden` `[N, H]` and `weight` `[V, H]` and the reference's."""
+    """`[N]` fp32, in nats, of the policy's `hidden` `[N, H]` and `weight` `[V, H]` and the reference's.
+
+    `temperature` is one for all, or `[N, 1]`.
+    """
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cuda")
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, their_hidden: Tensor, their_weight: Tensor, temperature: float
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        their_hidden: Tensor,
+        their_weight: Tensor,
+        temperature: float | Tensor,
     ) -> Tensor:
         output = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         for part in _parts(len(hidden), len(weight)):
-            log_p = _log_softmax(hidden[part], weight, temperature)
-            output[part] = divergence(log_p, _log_softmax(their_hidden[part], their_weight, temperature))
+            at = part_of(temperature, part)
+            log_p = _log_softmax(hidden[part], weight, at)
+            output[part] = divergence(log_p, _log_softmax(their_hidden[part], their_weight, at))
         ctx.temperature = temperature
         ctx.save_for_backward(hidden, weight, their_hidden, their_weight)
         return output
@@ -47,10 +56,11 @@ class TokenDivergence(torch.autograd.Function):
         to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         to_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for part in _parts(len(hidden), len(weight)):
-            log_p = _log_softmax(hidden[part], weight, ctx.temperature)
-            log_q, p = _log_softmax(their_hidden[part], their_weight, ctx.temperature), log_p.exp()
+            at = part_of(ctx.temperature, part)
+            log_p = _log_softmax(hidden[part], weight, at)
+            log_q, p = _log_softmax(their_hidden[part], their_weight, at), log_p.exp()
             d = torch.where(p > 0, log_q - log_p, 0.0)
-            factor = gradient[part, None] / ctx.temperature
+            factor = gradient[part, None] / at
             back = (p * ((p * d).sum(1, keepdim=True) - d) * factor).to(weight.dtype)
             if to_hidden is not None:
                 to_hidden[part] = back @ weight
@@ -73,9 +83,13 @@ def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
     return torch.where(p > 0, terms, q).sum(1)
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    logits = (hidden @ weight.t()).float()
-    return (logits if temperature == 1 else logits.div_(temperature)).log_softmax(1)
+def part_of(temperature: float | Tensor, part: slice) -> float | Tensor:
+    """That of some tokens, of one for all or of `[N, 1]`."""
+    return temperature[part] if isinstance(temperature, Tensor) else temperature
+
+
+def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float | Tensor) -> Tensor:
+    return (hidden @ weight.t()).float().div_(temperature).log_softmax(1)
 
 
 def _parts(count: int, vocabulary: int) -> list[slice]:

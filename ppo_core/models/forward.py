@@ -74,8 +74,12 @@ class Models:
     temperature: float
     reference: Any = None
 
-    def forward(self, batch: Sequence[Any], need: Need) -> Outputs:
-        """Run what `need` asks for on B pairs of token ids, prompt and response. The reference gets no gradient."""
+    def forward(self, batch: Sequence[Any], need: Need, temperatures: Tensor | None = None) -> Outputs:
+        """Run what `need` asks for on B pairs of token ids, prompt and response. The reference gets no gradient.
+
+        `temperatures` `[B]` are those of responses that were not all sampled at one.
+        """
+        temperature = self.temperature if temperatures is None else temperatures
         said, values, final_values, reference_logprobs = None, None, None, None
         policy, critic = self.networks["policy"], self.networks.get("critic")
         compared = self._of_reference(reference_head, batch) if need.kl else None
@@ -83,10 +87,10 @@ class Models:
         with beside as found:
             if need.logprobs or need.entropy is not None or need.kl:
                 said = response_statistics(
-                    policy, batch, temperature=self.temperature, entropy=need.entropy, reference=compared
+                    policy, batch, temperature=temperature, entropy=need.entropy, reference=compared
                 )
         if need.reference_logprobs:
-            reference_logprobs = self._of_reference(partial(response_logprobs, temperature=self.temperature), batch)
+            reference_logprobs = self._of_reference(partial(response_logprobs, temperature=temperature), batch)
         if need.values:
             values, final_values = (
                 aligned_values(policy, batch, found[0]) if critic is None else response_values(critic, batch)

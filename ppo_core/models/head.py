@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppo_core.models.divergence import Head, TokenDivergence
+from ppo_core.models.divergence import Head, TokenDivergence, part_of
 from ppo_core.models.loading import INSIDE_POLICY
 
 KEPT = 2**26
@@ -27,14 +27,20 @@ BLOCK = 2**20  # logits at a time in what is done element by element: they stay 
 class TokenLogprobs(torch.autograd.Function):
     """`[N, 2]` fp32 of hidden states `[N, H]`, `weight` `[V, H]` and targets `[N]`: logprob, entropy.
 
-    The entropy is 0 unless `entropy` asks for it, and has a gradient only if that is "differentiable". `keep` the
-    logits for the backward pass, if they are few enough.
+    `temperature` is one for all, or `[N, 1]`. The entropy is 0 unless `entropy` asks for it, and has a gradient only if
+    that is "differentiable". `keep` the logits for the backward pass, if they are few enough.
     """
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cuda")
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, entropy: str | None, keep: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float | Tensor,
+        entropy: str | None,
+        keep: bool,
     ) -> Tensor:
         count, vocabulary = len(hidden), len(weight)
         keep = keep and count * vocabulary <= KEPT
@@ -44,7 +50,7 @@ class TokenLogprobs(torch.autograd.Function):
         logits = None
         for start in range(0, count, max(rows, 1)):
             part = slice(start, start + rows)
-            logits = _logits(hidden[part], weight, temperature)
+            logits = _logits(hidden[part], weight, part_of(temperature, part))
             _reduce(logits, targets[part], total[part], output[part], entropy)
         ctx.temperature, ctx.differentiable = temperature, entropy == "differentiable"
         ctx.save_for_backward(hidden, weight, targets, total, output)
@@ -60,9 +66,10 @@ class TokenLogprobs(torch.autograd.Function):
         rows = len(hidden) if ctx.logits is not None else max(CHUNK // len(weight), 1)
         for start in range(0, len(hidden), max(rows, 1)):
             part = slice(start, start + rows)
-            logits = _logits(hidden[part], weight, ctx.temperature) if ctx.logits is None else ctx.logits
+            temperature = part_of(ctx.temperature, part)
+            logits = _logits(hidden[part], weight, temperature) if ctx.logits is None else ctx.logits
             ctx.logits = None  # they become the gradient: a second backward pass would need them made again
-            known = targets[part], total[part], output[part], gradient[part] / ctx.temperature
+            known = targets[part], total[part], output[part], gradient[part] / temperature
             back = _logits_gradient(logits, *known, differentiable=ctx.differentiable).to(weight.dtype)
             if to_hidden is not None:
                 to_hidden[part] = back @ weight
@@ -71,9 +78,9 @@ class TokenLogprobs(torch.autograd.Function):
         return to_hidden, None if to_weight is None else to_weight.to(weight.dtype), None, None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+def _logits(hidden: Tensor, weight: Tensor, temperature: float | Tensor) -> Tensor:
     logits = (hidden @ weight.t()).float()
-    return logits if temperature == 1 else logits.div_(temperature)
+    return logits if isinstance(temperature, float) and temperature == 1 else logits.div_(temperature)
 
 
 def _blocks(logits: Tensor) -> Iterator[slice]:
@@ -110,7 +117,12 @@ def _logits_gradient(
 
 @contextmanager
 def token_logprobs_at(
-    model: Any, index: Tensor, targets: Tensor, temperature: float, entropy: str | None, reference: Head | None = None
+    model: Any,
+    index: Tensor,
+    targets: Tensor,
+    temperature: float | Tensor,
+    entropy: str | None,
+    reference: Head | None = None,
 ) -> Iterator[None]:
     """Inside, `model` gives `[1, N, 2]` where its logits would be: of its hidden states at `index`, see TokenLogprobs.
 

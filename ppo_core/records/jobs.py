@@ -58,7 +58,7 @@ class GenerateJob(Section):
 
     `stream` is the iteration, or a name such as `evaluation`: part of every request's seed. `position` is the data
     cursor: prompts drawn so far. `temperature` 0 is greedy. `stop` and `stop_token_ids` end a response beside EOS.
-    `weights` is the checkpoint's folder of who answers.
+    `weights` is the checkpoint's folder of who answers. The columns have temperatures and limits of single prompts.
     """
 
     seed: int
@@ -78,6 +78,8 @@ class GenerateJob(Section):
     deterministic: bool = False
     weights: EvaluatedWeights = "policy"
     curriculum: CurriculumSpec | None = None
+    temperature_column: str | None = None
+    max_response_tokens_column: str | None = None
 
 
 class GenerateShardJob(Section):
@@ -100,6 +102,8 @@ class PrepareDatasetJob(Section):
     sft_prompt_column: str = "prompt"
     sft_completion_column: str = "completion"
     max_response_tokens: int
+    max_response_tokens_column: str | None = None
+    temperature_column: str | None = None
     stop_token_ids: tuple[int, ...] = ()
     num_eval_prompts: int
     reward: RewardSpec

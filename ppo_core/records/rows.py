@@ -50,7 +50,7 @@ class RolloutRow:
 
     `response_token_ids` includes what ended it (EOS, or a stop that the spec names) when `finish_reason` is "stop";
     `sampler_logprobs` has one entry per response token, of the distribution that was really sampled; `response` is the
-    text without special tokens at its end.
+    text without special tokens at its end. `temperature` is the prompt's own, where prompts have one (None: the run's).
     """
 
     prompt_id: str
@@ -60,6 +60,7 @@ class RolloutRow:
     response: str
     sampler_logprobs: list[float]
     finish_reason: str
+    temperature: float | None = None
 
     @property
     def finished(self) -> bool:

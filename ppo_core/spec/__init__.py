@@ -21,6 +21,8 @@ from ppo_core.spec.run_spec import RunSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
 from ppo_core.spec.section import Section
 from ppo_core.spec.sections import (
+    HIGHEST_TEMPERATURE,
+    LOWEST_TEMPERATURE,
     EnginesSpec,
     EvaluatedWeights,
     EvaluationSpec,
@@ -33,6 +35,8 @@ from ppo_core.spec.sections import (
 from ppo_core.spec.update import UpdateSpec
 
 __all__ = [
+    "HIGHEST_TEMPERATURE",
+    "LOWEST_TEMPERATURE",
     "AdaptiveKl",
     "AdvantageSpec",
     "AlgorithmSpec",

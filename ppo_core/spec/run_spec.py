@@ -103,6 +103,16 @@ class RunSpec(FlowSpec):
         return self
 
     @model_validator(mode="after")
+    def _the_price_of_length_knows_the_limit(self) -> Self:
+        column = self.rollout.max_response_tokens_column
+        if self.advantages.overlong is not None and column is not None:
+            raise ValueError(
+                f"advantages.overlong prices what nears rollout.max_response_tokens, and by max_response_tokens_column="
+                f"{column} prompts have limits of their own: leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _sequences_fit_into_microbatches(self) -> Self:
         tokens = self.training.microbatch_tokens
         longest = self.dataset.max_prompt_tokens + self.rollout.max_response_tokens

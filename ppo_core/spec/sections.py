@@ -17,6 +17,8 @@ from ppo_core.spec.section import Beta, Fraction, NonNegative, Section
 EvaluatedWeights = Literal["policy", "ema"]
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
 LONGEST_ALIAS = 255
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 10.0
+Temperature = Annotated[float, Field(ge=LOWEST_TEMPERATURE, le=HIGHEST_TEMPERATURE)]
 
 
 class ModelSpec(Section):
@@ -83,6 +85,11 @@ class RolloutSpec(Section):
         description="Draw the next prompts in place of those whose responses all got one score; for rloo and grpo",
     )
     max_response_tokens: PositiveInt = Field(48, description="A response is cut at this length")
+    max_response_tokens_column: str | None = Field(
+        None,
+        min_length=1,
+        description="Column with a lower limit of a prompt's own, where it has one; held-out prompts have the spec's",
+    )
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (),
         description="Texts that end a response, which they belong to, beside EOS; to be named again where it is "
@@ -91,7 +98,12 @@ class RolloutSpec(Section):
     stop_token_ids: tuple[NonNegativeInt, ...] = Field(
         (), description="Tokens that end a response, which they belong to, beside EOS"
     )
-    temperature: Annotated[float, Field(ge=0.01, le=10.0)] = Field(1.0, description="Also divides the trainer's logits")
+    temperature: Temperature = Field(1.0, description="Also divides the trainer's logits")
+    temperature_column: str | None = Field(
+        None,
+        min_length=1,
+        description="Column with a temperature of a prompt's own, where it has one; held-out prompts have the spec's",
+    )
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Must stay 1 while logprobs are trained on")
     top_k: int = Field(-1, ge=-1, description="Must stay -1 (off) while logprobs are trained on")
 

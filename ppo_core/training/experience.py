@@ -36,7 +36,7 @@ class Experience:
 
     Token ids are ragged in the flat `prompt_ids` and `response_ids` with their lengths `[B]`; the rest is `[B, R]`.
     `response_mask` is True where a token counts in the losses: a row without a score is all False. Without a critic
-    there are no `values` and `returns`.
+    there are no `values` and `returns`; `temperatures` `[B]` only where the prompts have their own.
     """
 
     prompt_ids: Tensor
@@ -51,6 +51,7 @@ class Experience:
     advantages: Tensor
     values: Tensor | None = None
     returns: Tensor | None = None
+    temperatures: Tensor | None = None
 
     def save(self, folder: Path) -> None:
         """Write `experience.safetensors`."""
@@ -80,7 +81,13 @@ class Predictions:
 
 
 def predict(
-    models: Models, need: Need, sequences: list[TokenSequence], training: TrainingSpec, ranks: Ranks, tick: Any
+    models: Models,
+    need: Need,
+    sequences: list[TokenSequence],
+    training: TrainingSpec,
+    ranks: Ranks,
+    tick: Any,
+    temperatures: Tensor | None = None,
 ) -> Predictions:
     """One pass of each model over all rows, in microbatches, shared among the ranks."""
     lengths, width = lengths_of(sequences), max(len(r) for _, r in sequences)
@@ -88,7 +95,8 @@ def predict(
     parts = share_of(ranks, range(len(sequences)), lengths, training, padded=not models.packed)
     with torch.no_grad():
         for number, rows in enumerate(parts):
-            said = models.forward([sequences[row] for row in rows], need)
+            own = None if temperatures is None else temperatures[rows]
+            said = models.forward([sequences[row] for row in rows], need, own)
             for index, tensor in enumerate((said.logprobs, said.reference_logprobs, said.values)):
                 if tensor is not None:
                     out[index, rows, : tensor.shape[1]] = tensor.cpu()
@@ -149,6 +157,7 @@ def build_experience(
         rewards=rewards,
         advantages=advantages,
         returns=estimate.returns,
+        temperatures=temperatures_of(rollouts),
     )
     metrics = {
         **kl_metrics(predictions.old_logprobs, predictions.reference_logprobs, mask),
@@ -160,6 +169,12 @@ def build_experience(
         **estimate.measured,
     }
     return experience, metrics
+
+
+def temperatures_of(rollouts: list[RolloutRow]) -> Tensor | None:
+    """`[B]` of rows that have temperatures of their own; None where none does."""
+    own = [row.temperature for row in rollouts if row.temperature is not None]
+    return torch.tensor(own, dtype=torch.float32) if own else None
 
 
 def coefficient_at(job: ComputeAdvantagesJob) -> float:

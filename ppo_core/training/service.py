@@ -32,7 +32,13 @@ from ppo_core.training.averages import reference_folder, write_averages
 from ppo_core.training.checkpoint import full_weights, write_checkpoint, write_start
 from ppo_core.training.deepspeed_engine import Trainable, models_of
 from ppo_core.training.determinism import deterministic
-from ppo_core.training.experience import build_experience, coefficient_after, coefficient_at, predict
+from ppo_core.training.experience import (
+    build_experience,
+    coefficient_after,
+    coefficient_at,
+    predict,
+    temperatures_of,
+)
 from ppo_core.training.learner import Learner, LoadConfig
 from ppo_core.training.ranks import Ranks, first_rank_only
 from ppo_core.training.replay import hold_checkpoint, run_update
@@ -149,7 +155,8 @@ class TrainingEngine:
         models = models_of(trainables, temperature=spec.temperature, reference=reference)
         sequences = [TokenSequence(row.prompt_token_ids, row.response_token_ids) for row in rollouts]
         with deterministic(spec.deterministic), compute_in(spec.training.compute_dtype, models.device):
-            predictions = predict(models, algorithm.predictions, sequences, spec.training, self.ranks, job.progress)
+            own, need = temperatures_of(rollouts), algorithm.predictions
+            predictions = predict(models, need, sequences, spec.training, self.ranks, job.progress, own)
         moments = moments_with(spec.carried, scores)
         experience, metrics = build_experience(
             rollouts,

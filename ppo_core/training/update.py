@@ -162,7 +162,7 @@ class Update:
         minibatch = self._minibatch(rows, max(len(response) for _, response in batch))
         for name in self.rates:
             objective = self.algorithm.objectives[name]
-            outputs = self.models.forward(batch, objective.need(self.spec))
+            outputs = self.models.forward(batch, objective.need(self.spec), self._temperatures(rows))
             loss = objective.loss(outputs, minibatch, self.spec, normalizer)
             self._backward(name, loss.total, outputs)
             for key, part in loss.measured.items():
@@ -192,6 +192,10 @@ class Update:
             else importance(old_logprobs, of(data.sampler_logprobs), mask, corrected, **bounds),
             counted=self._divisor(mask),
         )
+
+    def _temperatures(self, rows: list[int]) -> Tensor | None:
+        own = self.experience.temperatures
+        return None if own is None else own[rows]
 
     def _divisor(self, mask: Tensor) -> int:
         return divisor(mask, self.job.update.aggregation, length=self.job.max_response_tokens)
@@ -239,7 +243,7 @@ class Update:
         with torch.no_grad():
             for number, rows in enumerate(parts):
                 batch = [self.sequences[row] for row in rows]
-                logprobs = self.models.forward(batch, Need(logprobs=True)).logprobs
+                logprobs = self.models.forward(batch, Need(logprobs=True), self._temperatures(rows)).logprobs
                 assert logprobs is not None
                 minibatch = self._minibatch(rows, logprobs.shape[1])
                 found += approximate_kl(logprobs, minibatch.old_logprobs, minibatch.response_mask)

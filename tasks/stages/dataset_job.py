@@ -19,6 +19,8 @@ def dataset_job(spec: RunSpec) -> PrepareDatasetJob:
         dataset=spec.dataset,
         model=spec.model,
         max_response_tokens=spec.rollout.max_response_tokens,
+        max_response_tokens_column=spec.rollout.max_response_tokens_column,
+        temperature_column=spec.rollout.temperature_column,
         stop_token_ids=spec.rollout.stop_token_ids,
         num_eval_prompts=spec.evaluation.num_prompts if spec.dataset.evaluates else 0,
         reward=spec.reward,

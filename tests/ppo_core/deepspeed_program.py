@@ -26,6 +26,7 @@ from tests.ppo_core.update_cases import (
     BF16,
     FP32,
     ROWS,
+    TEMPERATURE,
     checkpoint_folder,
     make_experience,
     only_rows,
@@ -140,6 +141,8 @@ def updates(root: Path, ranks: Ranks) -> Facts:
     falling = update_job(entropy_coef=0.3, kl_loss_coef=2.0, **schedules)
     cases["scheduled"] = experience, falling.model_copy(update={"iteration": 2})
     cases["at its value"] = experience, update_job(entropy_coef=0.15, kl_loss_coef=1.0, iteration=2)
+    own = replace(experience, temperatures=torch.full((ROWS,), TEMPERATURE))
+    cases["own temperatures"] = own, update_job(**RECIPES[1]).model_copy(update={"temperature": 5.0})
     penalised = KlPenaltyPpoSpec(coef=PENALTY)
     cases["penalised"] = experience, update_job(**RECIPES[0]).model_copy(update={"algorithm": penalised})
     facts: Facts = {}

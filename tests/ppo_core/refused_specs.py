@@ -101,6 +101,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"update": {"importance_correction": "token", "importance_floor": 0.1}},
         "importance_floor=0.1 has no meaning with importance_correction=token: leave it out, or set .* to mask$",
     ),
+    (
+        {"rollout": {"max_response_tokens_column": "most"}, "advantages": {"overlong": {"buffer": 8}}},
+        "overlong prices what nears .* max_response_tokens_column=most prompts have limits of their own: leave one",
+    ),
+    ({"rollout": {"temperature_column": ""}}, "rollout.temperature_column='': String should have at least 1 character"),
     ({"dataset": {"train": "a", "curriculum": {"column": "level"}}}, "curriculum.prompts: is required, and missing"),
     ({"dataset": {"train": "a", "prompt_column": "answer"}}, "prompt_column and answer_column are both 'answer'"),
     (

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,7 @@ def test_nothing_scored_is_all_zeros_and_finite() -> None:
 
 
 def test_experience_survives_its_file_and_knows_its_sequences(tmp_path: Path) -> None:
-    experience, _ = built("terminal")
+    experience = replace(built("terminal")[0], temperatures=torch.tensor([0.5, 1.0, 2.0]))
     experience.save(tmp_path)
     read = Experience.load(tmp_path)
     for name, tensor in vars(experience).items():

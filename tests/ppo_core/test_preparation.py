@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ppo_core.data.dataset import Limits
-from ppo_core.data.number_columns import difficulty_column
+from ppo_core.data.number_columns import NumberColumn, columns_of
 from ppo_core.data.preparation import Preparation
 from ppo_core.data.rows import Row
-from ppo_core.records import InputError
+from ppo_core.records import InputError, PrepareDatasetJob
 from ppo_core.spec import DatasetSpec
 from tests.ppo_core.tiny_models import tiny_tokenizer
 
@@ -63,11 +63,46 @@ def is_in_first_part(text: str, fraction: float) -> bool:
     ],
 )
 def test_a_row_that_does_not_say_how_hard_it_is_is_refused(level: dict[str, Any], message: str) -> None:
-    made = Preparation(DatasetSpec(train="train.jsonl"), tiny_tokenizer(), FREE, [difficulty_column("level")])
+    made = Preparation(
+        DatasetSpec(train="train.jsonl"),
+        tiny_tokenizer(),
+        FREE,
+        [NumberColumn("dataset.curriculum.column", "level", required=True)],
+    )
     made.add_prompts("eval", "eval.jsonl", located(["w3"]))
     made.add_prompts("train", "train.jsonl", located(["w3"], level="-2.5"))
     with pytest.raises(InputError, match=message):
         made.add_prompts("train", "more.jsonl", located(["w4"], **level))
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "message"),
+    [
+        ("temperature", {"heat": 11}, "row 1 has heat=11: rollout.temperature_column needs a number from 0.01 to 10"),
+        ("temperature", {"heat": 0}, "row 1 has heat=0"),
+        ("max_response_tokens", {"heat": 9}, "row 1 has heat=9: .*tokens_column needs a whole number from 1 to 8"),
+        ("max_response_tokens", {"heat": 2.5}, "row 1 has heat=2.5"),
+    ],
+)
+def test_a_prompt_whose_own_sampling_is_out_of_bounds_is_refused(
+    columns: str, row: dict[str, Any], message: str
+) -> None:
+    job = PrepareDatasetJob.model_validate(
+        {
+            "dataset": {"train": "train.jsonl"},
+            "model": {"path": "m"},
+            "sft_data": None,
+            "max_response_tokens": 8,
+            "num_eval_prompts": 0,
+            "reward": {"function": "a.py:f"},
+            f"{columns}_column": "heat",
+        }
+    )
+    made = Preparation(job.dataset, tiny_tokenizer(), FREE, columns_of(job))
+    made.add_prompts("train", "train.jsonl", located(["w3"]))
+    made.add_prompts("train", "more.jsonl", located(["w3"], heat="1"))
+    with pytest.raises(InputError, match=message):
+        made.add_prompts("train", "train.jsonl", located(["w4"], **row))
 
 
 def test_all_rows_count_by_default_and_there_is_nothing_to_tell() -> None:

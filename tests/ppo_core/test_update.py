@@ -230,6 +230,10 @@ def test_the_microbatch_size_changes_memory_only(trained: Path, size: int) -> No
     assert facts[f"microbatch{size}"] == pytest.approx(facts["microbatch1"], rel=1e-5, abs=1e-6)
 
 
+def test_temperatures_of_the_responses_take_the_place_of_the_jobs(trained: Path) -> None:
+    assert_same_weights(trained, "own temperatures", "recipe1")
+
+
 def test_recomputing_activations_changes_memory_only(trained: Path) -> None:
     assert_same_weights(trained, "recomputed", "recipe0")
 

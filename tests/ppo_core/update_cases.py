@@ -109,8 +109,8 @@ def only_rows(experience: Experience, rows: list[int]) -> Experience:
     """The experience as if the other rows had never been sampled."""
     sequences = experience.sequences()
     kept = token_ids([sequences[row] for row in rows])
-    shaped = {f.name: vars(experience)[f.name][rows] for f in fields(experience) if f.name not in kept}
-    return Experience(**kept, **shaped)
+    others = {f.name: vars(experience)[f.name] for f in fields(experience) if f.name not in kept}
+    return Experience(**kept, **{name: tensor[rows] for name, tensor in others.items() if tensor is not None})
 
 
 def checkpoint_folder(root: Path, zero_stage: int, dtype: str, name: str) -> Path:
