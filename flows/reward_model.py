@@ -17,13 +17,13 @@ from tasks.checks.preflight import preflight
 from tasks.prefect.deployment_params import requested, shown_name
 from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow, page_url
-from tasks.reward_model.context import open_reward_model_run
-from tasks.reward_model.evaluate_reward_model import evaluate_reward_model
-from tasks.reward_model.kept import keep
-from tasks.reward_model.prepare_preferences import prepare_preferences
-from tasks.reward_model.register_reward_model import export_reward_model, register_reward_model
-from tasks.reward_model.report_reward_model import begin_report, report_reward_model
-from tasks.reward_model.train_reward_model import train_reward_model
+from tasks.preferences.context import open_reward_model_run
+from tasks.preferences.evaluate_reward_model import evaluate_reward_model
+from tasks.preferences.kept import keep
+from tasks.preferences.prepare_preferences import prepare_preferences
+from tasks.preferences.register_reward_model import export_reward_model, register_reward_model
+from tasks.preferences.report_reward_model import begin_report, report_reward_model
+from tasks.preferences.train_reward_model import train_reward_model
 from tasks.runs.errors import RegistryError
 from tasks.runs.store_outages import outages_told
 

@@ -9,12 +9,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flows.cli import deploy, registry, reward_models, runs, store
+from flows.cli import deploy, preferences, registry, runs, store
 from flows.cli.application import Overrides, Wait, app
 from flows.cli.friendly_errors import command_line, friendly_errors, run_training, say, set_options
 from ppo_core.spec import RunSpec
 
-__all__ = ["app", "deploy", "registry", "reward_models", "runs", "store"]
+__all__ = ["app", "deploy", "preferences", "registry", "runs", "store"]
 
 SpecPath = Annotated[Path, typer.Argument(help="A run's spec, a YAML file", show_default=False)]
 

@@ -10,7 +10,7 @@ from infra.artifacts import ArtifactRef
 from infra.artifacts.local_store import LocalStore
 from infra.backend import open_log
 from infra.runs.records import RecordError
-from tasks.reward_model.kept import REWARD_MODELS, keep, kept
+from tasks.preferences.kept import REWARD_MODELS, keep, kept
 from tasks.runs.reachability import Reachability
 
 

@@ -1,4 +1,4 @@
-"""The command that trains a reward model."""
+"""The commands that learn from preferences."""
 
 from __future__ import annotations
 

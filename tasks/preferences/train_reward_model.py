@@ -8,9 +8,9 @@ from pathlib import Path
 
 from infra.mlflow.model_files import SCORES, write_mlmodel
 from ppo_core.records import TrainRewardModelJob
+from tasks.preferences.context import RewardModelContext
+from tasks.preferences.stages import MODEL, TRAIN_REWARD_MODEL, PreferencesRef, RewardModelRef
 from tasks.reports.loss_curve import LiveCurve
-from tasks.reward_model.context import RewardModelContext
-from tasks.reward_model.stages import MODEL, TRAIN_REWARD_MODEL, PreferencesRef, RewardModelRef
 from tasks.stages.stage import StageSpec, job_of, key_of, run_cached, stage
 
 LOSS_CURVE = "reward_model/loss_curve"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from infra.artifacts.export import export_part
 from infra.mlflow.registry import DIGEST_TAG, Registered, register
-from tasks.reward_model.context import RewardModelContext
-from tasks.reward_model.stages import MODEL, PreferencesRef, RewardEvaluationRef, RewardModelRef
+from tasks.preferences.context import RewardModelContext
+from tasks.preferences.stages import MODEL, PreferencesRef, RewardEvaluationRef, RewardModelRef
 from tasks.stages.stage import completed, stage
 
 EXPORTED = "reward-model"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ppo_core.records import EvaluateRewardModelJob
-from tasks.reward_model.context import RewardModelContext
-from tasks.reward_model.stages import EVALUATE_REWARD_MODEL, PreferencesRef, RewardEvaluationRef, RewardModelRef
+from tasks.preferences.context import RewardModelContext
+from tasks.preferences.stages import EVALUATE_REWARD_MODEL, PreferencesRef, RewardEvaluationRef, RewardModelRef
 from tasks.stages.stage import StageSpec, run_cached, stage
 
 TOKENS = 4096

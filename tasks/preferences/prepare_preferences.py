@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ppo_core.records import PreparePreferencesJob
-from tasks.reward_model.context import RewardModelContext
-from tasks.reward_model.stages import PREPARE_PREFERENCES, PreferencesRef
+from tasks.preferences.context import RewardModelContext
+from tasks.preferences.stages import PREPARE_PREFERENCES, PreferencesRef
 from tasks.stages.stage import StageSpec, run_cached, stage
 
 

@@ -11,12 +11,12 @@ from prefect.artifacts import create_markdown_artifact
 from infra.mlflow.client import is_server
 from infra.mlflow.learning_curves import Panel, learning_curves
 from infra.mlflow.tracking import InputData, Point
+from tasks.preferences.context import RewardModelContext
+from tasks.preferences.stages import PreferencesRef, RewardEvaluationRef, RewardModelRef
+from tasks.preferences.train_reward_model import LOSS_CURVE
 from tasks.reports.loss_curve import points, prepared_at_ms
 from tasks.reports.mlflow import NOTE, origin
 from tasks.reports.prefect import page_key, see_mlflow, tell_prefect
-from tasks.reward_model.context import RewardModelContext
-from tasks.reward_model.stages import PreferencesRef, RewardEvaluationRef, RewardModelRef
-from tasks.reward_model.train_reward_model import LOSS_CURVE
 from tasks.runs.run_state import flat
 from tasks.stages.stage import completed, stage
 

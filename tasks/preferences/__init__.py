@@ -1,0 +1,1 @@
+"""The tasks of the flows that learn from preferences, and what they work with."""

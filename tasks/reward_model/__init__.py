@@ -1,1 +1,0 @@
-"""The tasks that make a reward model, and what they work with."""
