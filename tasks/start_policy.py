@@ -16,9 +16,7 @@ from tasks.stages.table import START_POLICY
 def start_policy(context: RunContext, dataset: DatasetRef, model: ModelRef | None) -> CheckpointRef:
     """Also the reference of the whole run."""
     spec = context.spec
-    job = StartPolicyJob(
-        seed=spec.seed, model=spec.model, algorithm=spec.algorithm, ema=spec.update.ema_decay is not None
-    )
+    job = StartPolicyJob(seed=spec.seed, model=spec.model, algorithm=spec.algorithm, ema=spec.averages)
     inputs: dict[str, StageRef] = {"dataset": dataset}
     paths = {"tokenizer": context.tokenizer()}
     if model is None:

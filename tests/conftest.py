@@ -25,7 +25,7 @@ TESTS = Path(__file__).parent
 TOGETHER = {
     "programs": [f"ppo_core/test_{name}" for name in ("checkpoint", "update", "replay", "skipped_steps")]
     + ["ppo_core/test_bad_checkpoints", "ppo_core/test_supervised", "ppo_core/test_without_critic"]
-    + ["ppo_core/test_reward_model"],
+    + ["ppo_core/test_reward_model", "ppo_core/test_dpo_training"],
     "smoke": ["e2e/test_smoke", "e2e/test_pages", "e2e/test_hand_over"],
 }
 # They take longest: begun last, one of them would run on alone. Of two that begin, only one should need the smoke run.

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ppo_core.data.rows import read_rows
+from ppo_core.data.rows import PLAIN, Columns, read_rows
 from ppo_core.data.tables import TOKENS
-from ppo_core.records import InputError, Messages
+from ppo_core.records import InputError, Messages, TokenSequence
 from ppo_core.scoring.plugins import Sources
 
-RANKINGS = pa.schema([("responses", pa.list_(TOKENS)), ("margin", pa.float64())])
+RANKINGS = pa.schema([("responses", pa.list_(TOKENS)), ("margin", pa.float64()), ("prompt_tokens", pa.int32())])
 PAIR = ("chosen", "rejected")
 
 
@@ -31,27 +31,38 @@ class Preference(NamedTuple):
 class Ranking(NamedTuple):
     """The same as token ids, each a prompt with a response.
 
-    >>> Ranking([[5, 6, 7], [5, 6, 8]], 0.0).margin
-    0.0
+    `prompt_tokens` of each are the prompt's; a reward model reads both as one, and does not ask.
+
+    >>> Ranking([[5, 6, 7], [5, 6, 8]], 0.0, prompt_tokens=2).answers()[1]
+    TokenSequence(prompt_ids=[5, 6], response_ids=[8])
     """
 
     responses: list[list[int]]
     margin: float
+    prompt_tokens: int = 0
 
     @property
     def size(self) -> int:
         """Tokens of all responses, the prompt counted with each."""
         return sum(map(len, self.responses))
 
+    def cost(self, *, padded: bool) -> int:
+        """Tokens that a pass over all of them computes on, `padded` to the longest."""
+        return len(self.responses) * max(map(len, self.responses)) if padded else self.size
+
+    def answers(self) -> list[TokenSequence]:
+        """Prompt and response of each."""
+        return [TokenSequence(ids[: self.prompt_tokens], ids[self.prompt_tokens :]) for ids in self.responses]
+
 
 class _Malformed(ValueError):
     """What is wrong with a row, without where it is."""
 
 
-def read_preferences(source: str, sources: Sources) -> list[Preference]:
+def read_preferences(source: str, sources: Sources, columns: Columns = PLAIN) -> list[Preference]:
     """The rows of a file, or of a `file.py:function` of the user. Raises InputError naming row and column."""
     found = []
-    for where, row, _ in read_rows(source, sources):
+    for where, row, _ in read_rows(source, sources, columns):
         try:
             found.append(Preference(row["prompt"], _responses(row), _margin(row), where))
         except _Malformed as error:
@@ -60,37 +71,44 @@ def read_preferences(source: str, sources: Sources) -> list[Preference]:
 
 
 def tokenized(
-    preferences: Iterable[Preference], tokenizer: Any, name: str, *, max_tokens: int, context_length: int | None
+    preferences: Iterable[Preference],
+    tokenizer: Any,
+    name: str,
+    *,
+    max_tokens: int,
+    context_length: int | None,
+    by_policy: bool = False,
 ) -> list[Ranking]:
-    """As the reward model will read them. Raises InputError for texts that are too long, or alike as tokens.
+    """As a reward model will read them, or `by_policy` as a policy reads prompts and writes responses, EOS at the end.
 
-    `name` is what the tokenizer is called in messages.
+    Raises InputError for texts that are too long, or alike as tokens. `name` is what the tokenizer is called there.
     """
-    from ppo_core.data.tokenization import scored_tokens  # transformers: two thirds of a second
+    from ppo_core.data.tokenization import encode_completion, encode_prompt, scored_tokens  # transformers: 0.7 s
 
-    rankings = []
+    rankings, limit = [], f"{'preferences' if by_policy else 'dataset'}.max_tokens={max_tokens}"
     for prompt, texts, margin, where in preferences:
         try:
-            responses = [scored_tokens(tokenizer, prompt, text, name) for text in texts.values()]
+            asked = encode_prompt(tokenizer, prompt) if by_policy else []
+            if by_policy:
+                responses = [[*asked, *encode_completion(tokenizer, text)] for text in texts.values()]
+            else:
+                responses = [scored_tokens(tokenizer, prompt, text, name) for text in texts.values()]
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
         length = max(map(len, responses))
         if length > max_tokens:
-            raise InputError(
-                f"{where} has a text of {length} tokens, but dataset.max_tokens={max_tokens}: raise the limit or drop "
-                "the row"
-            )
+            raise InputError(f"{where} has a text of {length} tokens, but {limit}: raise the limit or drop the row")
         if context_length is not None and length > context_length:
             raise InputError(f"{where} has a text of {length} tokens, beyond the model's context {context_length}")
-        if not all(responses):
-            raise InputError(f"{where} has a text of no tokens: give it some")
+        if not all(responses) or (by_policy and not asked):
+            raise InputError(f"{where} has a {'prompt' if by_policy else 'text'} of no tokens: give it some")
         if twins := _twins(responses):
             names = " and ".join(list(texts)[index] for index in twins)
             raise InputError(
                 f"{where}: the tokenizer writes {names} as the same tokens: drop the row, or use a tokenizer that "
                 "knows their words"
             )
-        rankings.append(Ranking(responses, margin))
+        rankings.append(Ranking(responses, margin, len(asked)))
     return rankings
 
 

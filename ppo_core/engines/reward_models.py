@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ppo_core.data.preferences import Ranking, read_preferences, read_rankings, tokenized, write_rankings
+from ppo_core.data.rows import Columns
 from ppo_core.engines.protocol import Job
 from ppo_core.engines.start import sources_of
 from ppo_core.records import EvaluateRewardModelJob, InputError, PreparePreferencesJob
@@ -22,7 +23,8 @@ def prepare_preferences(job: Job) -> dict[str, Any]:
     """Write `train.parquet` and `eval.parquet`, after every check that needs no model weights."""
     spec, sources = PreparePreferencesJob.model_validate(job.spec), sources_of(job)
     named = {"train": spec.dataset.train, "eval": spec.dataset.evaluation}
-    read = {split: read_preferences(source, sources) for split, source in named.items()}
+    columns = Columns(chat=spec.chat, system_prompt=spec.system_prompt)
+    read = {split: read_preferences(source, sources, columns) for split, source in named.items()}
     tokenizer, config, context = _start(job, spec)
     rankings = {}
     for split, preferences in read.items():
@@ -33,6 +35,7 @@ def prepare_preferences(job: Job) -> dict[str, Any]:
             str(job.inputs["tokenizer"].path),
             max_tokens=spec.dataset.max_tokens,
             context_length=context,
+            by_policy=spec.by_policy,
         )
         _check_vocabulary(named[split], rankings[split], tokenizer, config)
     for split, found in rankings.items():

@@ -1,6 +1,6 @@
 """The training engine: DeepSpeed ranks holding the networks that are trained, and the reference.
 
-Jobs: finetune_policy, train_reward_model, start_policy, compute_advantages, update_policy. `python -m
+Jobs: finetune_policy, train_reward_model, train_dpo, start_policy, compute_advantages, update_policy. `python -m
 ppo_core.engines.training --num-ranks N` serves them on rank 0 and starts the other ranks itself; they get every job by
 broadcast and do their share. RANK, LOCAL_RANK and WORLD_SIZE must be set.
 """

@@ -1,6 +1,7 @@
 """What crosses the seam to the engines: the rows of the tables, and the spec of each job. Torch-free."""
 
 from ppo_core.records.digests import canonical_json, content_digest, derive_seed
+from ppo_core.records.dpo_jobs import TrainDpoJob
 from ppo_core.records.errors import InputError, needs_own_code
 from ppo_core.records.jobs import (
     WITH_SIGNAL,
@@ -49,6 +50,7 @@ __all__ = [
     "SelectJob",
     "StartPolicyJob",
     "TokenSequence",
+    "TrainDpoJob",
     "TrainRewardModelJob",
     "TrainingJob",
     "UpdatePolicyJob",

@@ -8,10 +8,17 @@ from ppo_core.spec import FitSpec, ModelSpec, PreferencesSpec, Section, Training
 
 
 class PreparePreferencesJob(Section):
-    """Read, check and tokenize preferences. Inputs: sources, tokenizer; model, where the spec names a folder."""
+    """Read, check and tokenize preferences. Inputs: sources, tokenizer; model, where the spec names a folder.
+
+    Tokens are those that a reward model reads, or `by_policy` those that a policy reads and writes; the form of its
+    prompts is that of `DatasetSpec`.
+    """
 
     dataset: PreferencesSpec
     model: ModelSpec
+    by_policy: bool = False
+    chat: bool = False
+    system_prompt: str | None = None
 
 
 class TrainRewardModelJob(Section):

@@ -11,11 +11,12 @@ from ppo_core.spec.algorithms import (
     RlooSpec,
 )
 from ppo_core.spec.dataset import CurriculumSpec, DatasetSpec, SourceSpec
+from ppo_core.spec.dpo import DpoFitSpec, DpoSpec
 from ppo_core.spec.loading import SpecError, differing_keys
 from ppo_core.spec.lora import LoraSpec
 from ppo_core.spec.promotion import PromotionSpec
 from ppo_core.spec.reference import AveragedReference, FixedReference, ReferenceSpec, SteppedReference
-from ppo_core.spec.reward_model import FitSpec, PreferencesSpec, RewardModelSpec
+from ppo_core.spec.reward_model import DescentSpec, FitSpec, PreferencesSpec, RewardModelSpec
 from ppo_core.spec.rewards import RewardSpec
 from ppo_core.spec.run_spec import RunSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
@@ -44,6 +45,9 @@ __all__ = [
     "CheckpointSpec",
     "CurriculumSpec",
     "DatasetSpec",
+    "DescentSpec",
+    "DpoFitSpec",
+    "DpoSpec",
     "EnginesSpec",
     "EvaluatedWeights",
     "EvaluationSpec",

@@ -8,8 +8,10 @@ from typing import Any, Self
 from pydantic import Field
 
 from ppo_core.spec.loading import load_spec, overridden
+from ppo_core.spec.reward_kinds import HttpRewardSpec, JudgeSpec
+from ppo_core.spec.rewards import RewardSpec
 from ppo_core.spec.section import Section
-from ppo_core.spec.sections import ModelSpec, TrainingSpec
+from ppo_core.spec.sections import EnginesSpec, ModelSpec, TrainingSpec
 
 
 class FlowSpec(Section):
@@ -80,6 +82,26 @@ def check_frozen_weights(model: ModelSpec, training: TrainingSpec) -> None:
             "model.lora with training.zero_stage=3: adapters are not trained on weights that ranks share among them; "
             "set zero_stage to 2, or leave model.lora out"
         )
+
+
+def check_patience(reward: RewardSpec, engines: EnginesSpec) -> None:
+    """Raise ValueError where a reward may wait for its server for longer than its engine may be silent."""
+    limit = engines.reward_timeout_s
+    for one in reward.rewards:
+        if isinstance(one, HttpRewardSpec | JudgeSpec) and one.timeout_s >= limit:
+            raise ValueError(
+                f"timeout_s={one.timeout_s:g} of the reward {one.component} is not below "
+                f"engines.reward_timeout_s={limit:g}, after which the scoring engine counts as hung: lower the "
+                "first, or raise the second"
+            )
+
+
+def check_left_alone(name: str, section: Section, keys: tuple[str, ...], why: str) -> None:
+    """Raise ValueError where a section has another value than its default for a key that the flow would ignore."""
+    for key in keys:
+        value, default = vars(section)[key], type(section).model_fields[key].default
+        if value != default:
+            raise ValueError(f"{name}.{key}={value} {why}: leave it out")
 
 
 def check_ranks_divide(training: TrainingSpec, batches: dict[str, int]) -> None:

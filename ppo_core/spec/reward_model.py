@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from ppo_core.spec.flow_spec import FlowSpec, check_master_weights, check_ranks_divide
+from ppo_core.spec.flow_spec import FlowSpec, check_left_alone, check_master_weights, check_ranks_divide
 from ppo_core.spec.paths import UserPath
 from ppo_core.spec.section import Beta, Fraction, NonNegative, Section
 from ppo_core.spec.sections import EnginesSpec, ModelSpec, TrainingSpec, mlflow_alias
@@ -25,8 +25,8 @@ class PreferencesSpec(Section):
     max_tokens: PositiveInt = Field(1024, description="Longer texts (a prompt with a response) are an error, never cut")
 
 
-class FitSpec(Section):
-    """The fit of the reward model to the preferences."""
+class DescentSpec(Section):
+    """Optimizer steps on batches of preferences."""
 
     num_steps: PositiveInt = Field(400, description="Optimizer steps")
     batch_size: PositiveInt = Field(32, description="Rows (prompts with all their responses) per optimizer step")
@@ -39,13 +39,18 @@ class FitSpec(Section):
     label_smoothing: float = Field(
         0.0, ge=0.0, lt=0.5, description="Part of the preferences that is taken to be the wrong way round"
     )
+
+
+class FitSpec(DescentSpec):
+    """The fit of the reward model to the preferences."""
+
     centring: NonNegative = Field(
         0.0, description="Weight of (score of the better + score of the worse)**2 in the loss, 0.01 in the source"
     )
 
 
 class RewardRegistrySpec(Section):
-    """The MLflow model that the reward model becomes a version of."""
+    """The MLflow model that what was trained becomes a version of."""
 
     model: str | None = Field(None, min_length=1, max_length=200, description="Default: the spec's name")
     alias: str | None = Field("candidate", description="Alias that moves to the new version")
@@ -54,6 +59,15 @@ class RewardRegistrySpec(Section):
     @classmethod
     def _known_to_mlflow(cls, alias: str | None) -> str | None:
         return None if alias is None else mlflow_alias(alias)
+
+
+def check_rows_stay_whole(training: TrainingSpec) -> None:
+    """Raise ValueError where a backward pass would have a number of responses, whatever rows they are of."""
+    if training.microbatch_size is not None:
+        raise ValueError(
+            f"training.microbatch_size={training.microbatch_size} would part responses that are compared: "
+            "set training.microbatch_tokens instead"
+        )
 
 
 class RewardModelSpec(FlowSpec):
@@ -78,20 +92,12 @@ class RewardModelSpec(FlowSpec):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
-        default = EnginesSpec()
-        for name in OF_ROLLOUTS:
-            value = vars(self.engines)[name]
-            if value != vars(default)[name]:
-                raise ValueError(
-                    f"engines.{name}={value} is of the rollout engine, which a reward model does not need: leave it out"
-                )
+        check_left_alone(
+            "engines", self.engines, OF_ROLLOUTS, "is of the rollout engine, which a reward model does not need"
+        )
         if self.model.lora is not None:
             raise ValueError("model.lora is of PPO, and a reward model learns with all its weights: leave it out")
-        if self.training.microbatch_size is not None:
-            raise ValueError(
-                f"training.microbatch_size={self.training.microbatch_size} would part responses that are compared: "
-                "set training.microbatch_tokens instead"
-            )
+        check_rows_stay_whole(self.training)
         return self
 
     @property

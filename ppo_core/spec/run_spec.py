@@ -9,9 +9,15 @@ from pydantic import Field, PositiveInt, model_validator
 from ppo_core.spec.advantages import AdaptiveKl, AdvantageSpec
 from ppo_core.spec.algorithms import AlgorithmSpec, PpoSharedSpec, PpoSpec
 from ppo_core.spec.dataset import DatasetSpec
-from ppo_core.spec.flow_spec import FlowSpec, check_frozen_weights, check_master_weights, check_ranks_divide, divisors
+from ppo_core.spec.flow_spec import (
+    FlowSpec,
+    check_frozen_weights,
+    check_master_weights,
+    check_patience,
+    check_ranks_divide,
+    divisors,
+)
 from ppo_core.spec.promotion import PromotionSpec
-from ppo_core.spec.reward_kinds import HttpRewardSpec, JudgeSpec
 from ppo_core.spec.rewards import RewardSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
 from ppo_core.spec.sections import (
@@ -125,14 +131,7 @@ class RunSpec(FlowSpec):
 
     @model_validator(mode="after")
     def _servers_are_waited_for(self) -> Self:
-        limit = self.engines.reward_timeout_s
-        for reward in self.reward.rewards:
-            if isinstance(reward, HttpRewardSpec | JudgeSpec) and reward.timeout_s >= limit:
-                raise ValueError(
-                    f"timeout_s={reward.timeout_s:g} of the reward {reward.component} is not below "
-                    f"engines.reward_timeout_s={limit:g}, after which the scoring engine counts as hung: lower the "
-                    "first, or raise the second"
-                )
+        check_patience(self.reward, self.engines)
         return self
 
     @model_validator(mode="after")
@@ -222,6 +221,11 @@ class RunSpec(FlowSpec):
         if self.sft is not None and self.sft.warmup_steps > self.sft.num_steps:
             said.append(f"sft.warmup_steps={self.sft.warmup_steps} is cut to sft.num_steps={self.sft.num_steps}")
         return said
+
+    @property
+    def averages(self) -> bool:
+        """Whether a moving average of the policy is kept beside it."""
+        return self.update.ema_decay is not None
 
     @property
     def engines_overlap(self) -> bool:

@@ -43,8 +43,7 @@ def _step(
 ) -> tuple[float, float]:
     """Loss and gradient norm of one optimizer step. All responses of a row are in one backward pass."""
     spec, total = job.fit, torch.zeros(())
-    padded = not packs(model.distributed)
-    costs = [len(row.responses) * max(map(len, row.responses)) if padded else row.size for row in batch]
+    costs = [row.cost(padded=not packs(model.distributed)) for row in batch]
     for numbers in share_of(ranks, range(len(batch)), costs, job.training, padded=False):
         rows = [batch[number] for number in numbers]
         scores = scores_of(model.distributed, [text for row in rows for text in row.responses])

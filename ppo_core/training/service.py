@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.preferences import read_rankings
 from ppo_core.data.tables import check_aligned, read_rollouts, read_scores
@@ -23,6 +26,7 @@ from ppo_core.records import (
     Replay,
     StartPolicyJob,
     TokenSequence,
+    TrainDpoJob,
     TrainRewardModelJob,
     UpdatePolicyJob,
     content_digest,
@@ -32,6 +36,7 @@ from ppo_core.training.averages import reference_folder, write_averages
 from ppo_core.training.checkpoint import full_weights, write_checkpoint, write_start
 from ppo_core.training.deepspeed_engine import Trainable, models_of
 from ppo_core.training.determinism import deterministic
+from ppo_core.training.dpo import train_dpo
 from ppo_core.training.experience import (
     build_experience,
     coefficient_after,
@@ -62,6 +67,7 @@ class TrainingEngine:
         self.handlers: dict[str, Callable[[Job], dict[str, Any]]] = {
             "finetune_policy": self.finetune_policy,
             "train_reward_model": self.train_reward_model,
+            "train_dpo": self.train_dpo,
             "start_policy": self.start_policy,
             "compute_advantages": self.compute_advantages,
             "update_policy": self.update_policy,
@@ -106,6 +112,26 @@ class TrainingEngine:
                 folder.write(model, weights, tokenizer, job.output / "model")
         self.ranks.barrier()
         return {"metrics": metrics, "losses": losses}
+
+    def train_dpo(self, job: Job) -> dict[str, Any]:
+        """The policy of a checkpoint, trained on preferences, as a Hugging Face folder in `policy/`."""
+        spec = TrainDpoJob.model_validate(job.spec)
+        self.learner.forget()
+        start, data = job.inputs["checkpoint"].path / "policy", job.inputs["dataset"].path
+        tokenizer = load_tokenizer(start, trust_remote_code=self.trust_remote_code)
+        policy = load_policy(start, dtype=spec.dtype, trust_remote_code=self.trust_remote_code)
+        train, held_out = (read_rankings(data / f"{split}.parquet") for split in ("train", "eval"))
+        trainable = Trainable(policy, supervised_settings(spec.dpo), spec.training, dtype=spec.dtype)
+        with deterministic(spec.deterministic), compute_in(spec.training.compute_dtype, trainable.device):
+            found = train_dpo(trainable, train, held_out, spec, self.ranks, job.progress)
+        weights = full_weights(trainable, self.ranks)
+        trainable.close()
+        if self.ranks.is_first:
+            with first_rank_only():
+                save_policy(policy, weights, tokenizer, job.output / "policy")
+                pq.write_table(pa.Table.from_pylist(found.responses), job.output / "held_out.parquet")
+        self.ranks.barrier()
+        return {"metrics": found.metrics, "curves": found.curves}
 
     def start_policy(self, job: Job) -> dict[str, Any]:
         """Checkpoint 0: the model of the spec, or the one fine-tuned from it, and what is trained beside it."""

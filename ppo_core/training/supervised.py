@@ -13,7 +13,7 @@ from ppo_core.data.batches import lengths_of, permutation
 from ppo_core.models.forward import Need
 from ppo_core.records import LOSS_DIGITS, FinetunePolicyJob, OptimizerSettings, TokenSequence, loss_note
 from ppo_core.schedules import cosine_learning_rate
-from ppo_core.spec import FitSpec, SupervisedSpec
+from ppo_core.spec import DescentSpec, SupervisedSpec
 from ppo_core.training.deepspeed_engine import Trainable, models_of
 from ppo_core.training.ranks import Ranks, share_of
 
@@ -34,7 +34,7 @@ def example_order(count: int, wanted: int, seed: int, stream: str = "sft") -> li
     return order[:wanted]
 
 
-def supervised_settings(spec: SupervisedSpec | FitSpec) -> OptimizerSettings:
+def supervised_settings(spec: SupervisedSpec | DescentSpec) -> OptimizerSettings:
     """AdamW as the spec's section has it."""
     return OptimizerSettings(
         betas=spec.betas, eps=1e-8, weight_decay=spec.weight_decay, max_grad_norm=spec.max_grad_norm
@@ -88,7 +88,7 @@ def descend(
     return losses
 
 
-def rate_at(spec: SupervisedSpec | FitSpec, step: int) -> float:
+def rate_at(spec: SupervisedSpec | DescentSpec, step: int) -> float:
     """The learning rate of an optimizer step: linear warm-up, then cosine decay."""
     return cosine_learning_rate(
         spec.learning_rate,

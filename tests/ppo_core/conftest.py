@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from ppo_core.training.ranks import open_meeting
 
 ROOT = Path(__file__).parents[2]
-TOGETHER = ("trained/spread", "skipped/skip", "reward_model/fits")
+TOGETHER = ("trained/spread", "skipped/skip", "reward_model/fits", "dpo/fits")
 ALONE = (
     *(f"trained/{name}" for name in ("resume", "spread", "move", "updates", "supervised", "accumulate", "agree")),
     *(f"replayed/{name}" for name in ("stages", "paths", "factor", "advantages", "refusals", "damaged")),
@@ -26,6 +26,7 @@ ALONE = (
     "shared/runs",
     "shared/updates",
     *(f"reward_model/{name}" for name in ("fits", "learns")),
+    *(f"dpo/{name}" for name in ("fits", "learns")),
 )
 TIMEOUT_S = 2400
 # A busy machine is slow to draw examples too.

@@ -18,6 +18,7 @@ from ppo_core.training.ranks import Ranks
 from tests.ppo_core import (
     averages_program,
     deepspeed_program,
+    dpo_program,
     lora_program,
     replay_program,
     reward_model_program,
@@ -35,6 +36,7 @@ PROGRAMS = {
     "averaged": averages_program.SCENARIOS,
     "shared": shared_program.SCENARIOS,
     "reward_model": reward_model_program.SCENARIOS,
+    "dpo": dpo_program.SCENARIOS,
 }
 
 

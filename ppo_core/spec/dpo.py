@@ -1,0 +1,122 @@
+"""What the training of a policy on preferences (DPO) is: `DpoSpec`, torch-free.
+
+Data, model, start, reward and evaluation are the sections of a `RunSpec`, so that a run of PPO and one of DPO compare.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from ppo_core.spec.algorithms import RlooSpec
+from ppo_core.spec.dataset import DatasetSpec
+from ppo_core.spec.flow_spec import (
+    FlowSpec,
+    check_left_alone,
+    check_master_weights,
+    check_patience,
+    check_ranks_divide,
+)
+from ppo_core.spec.reward_model import DescentSpec, PreferencesSpec, RewardRegistrySpec, check_rows_stay_whole
+from ppo_core.spec.rewards import RewardSpec
+from ppo_core.spec.sections import (
+    EnginesSpec,
+    EvaluationSpec,
+    ModelSpec,
+    RolloutSpec,
+    SupervisedSpec,
+    TrainingSpec,
+)
+
+
+class DpoFitSpec(DescentSpec):
+    """The fit of the policy to the preferences, by the loss of DPO."""
+
+    learning_rate: PositiveFloat = Field(1e-4, description="Highest rate, reached at the end of the warm-up")
+    beta: PositiveFloat = Field(
+        0.1, description="Implicit rewards are beta x log(policy / start): the higher, the closer it stays to its start"
+    )
+    length_normalised: bool = Field(
+        False, description="Logprobs of a response are the mean over its tokens, not the sum; then beta is 2 to 10"
+    )
+
+
+class DpoSpec(FlowSpec):
+    """One training of a policy on preferences. `DpoSpec.from_yaml(path)` reads it."""
+
+    name: str = Field(
+        "dpo", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$", description="MLflow experiment, default run name"
+    )
+    preferences: PreferencesSpec = Field(description="Preferences to train on, and to measure on")
+    dataset: DatasetSpec = Field(description="Prompts as a run of PPO has them; the held-out ones are answered")
+    model: ModelSpec = Field(description="Where the policy starts")
+    sft: SupervisedSpec | None = Field(None, description="The supervised start; none: DPO starts from the model itself")
+    dpo: DpoFitSpec = Field(DpoFitSpec(), description="The fit to the preferences")
+    rollout: RolloutSpec = Field(RolloutSpec(), description="How held-out prompts are answered")
+    reward: RewardSpec = Field(description="Who scores the answers; nothing is trained on that")
+    training: TrainingSpec = Field(TrainingSpec(), description="How the training engine runs")
+    evaluation: EvaluationSpec = Field(EvaluationSpec(), description="Held-out prompts, before and after")
+    engines: EnginesSpec = Field(EnginesSpec(), description="Where engines run, and how long they may be silent")
+    registry: RewardRegistrySpec = Field(RewardRegistrySpec(), description="The MLflow model that it becomes")
+    folder: str = Field(".", description="Where relative paths start; a spec file's own folder. No part of the run")
+
+    @model_validator(mode="after")
+    def _batches_divide(self) -> Self:
+        batches = {"a batch (dpo.batch_size)": self.dpo.batch_size}
+        if self.sft is not None:
+            batches["an SFT batch"] = self.sft.batch_size
+        check_ranks_divide(self.training, batches)
+        check_master_weights(self.model, self.training)
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        sampled = "is of iterations that train on samples, and DPO has none"
+        check_left_alone("rollout", self.rollout, ("prompts_per_iteration", "samples_per_prompt"), sampled)
+        check_left_alone("evaluation", self.evaluation, ("every", "weights"), sampled)
+        if self.model.lora is not None:
+            raise ValueError("model.lora is of PPO, and DPO trains all weights: leave it out")
+        check_rows_stay_whole(self.training)
+        return self
+
+    @model_validator(mode="after")
+    def _servers_are_waited_for(self) -> Self:
+        check_patience(self.reward, self.engines)
+        return self
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Without held-out prompts nothing is sampled."""
+        return ("scoring", "training", *(("rollout",) if self.dataset.evaluates else ()))
+
+    @property
+    def algorithm(self) -> RlooSpec:
+        """What the start is made for: a policy alone, as that of an algorithm without a critic."""
+        return RlooSpec()
+
+    @property
+    def averages(self) -> bool:
+        """No moving average of the policy is kept."""
+        return False
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """All places that rows are read from."""
+        prompts = (*self.dataset.paths, *((self.sft.data,) if self.sft else ()))
+        return (self.preferences.train, self.preferences.evaluation, *prompts)
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """Reward functions."""
+        return self.reward.code
+
+    @property
+    def model_folders(self) -> tuple[str, ...]:
+        """Reward models."""
+        return self.reward.folders
+
+    @property
+    def model_name(self) -> str:
+        """Name in the MLflow model registry."""
+        return self.registry.model or self.name

@@ -1,0 +1,83 @@
+"""What the training of policies on preferences leaves, in a process of its own; see `tests.ppo_core.conftest`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ppo_core.data.preferences import Ranking
+from ppo_core.models.loading import save_policy
+from ppo_core.models.packing import packs
+from ppo_core.records import TrainDpoJob
+from ppo_core.spec import DpoFitSpec, TrainingSpec
+from ppo_core.training.checkpoint import full_weights
+from ppo_core.training.deepspeed_engine import Trainable
+from ppo_core.training.dpo import train_dpo
+from ppo_core.training.ranks import Ranks
+from ppo_core.training.supervised import supervised_settings
+from tests.ppo_core.tiny_models import EOS, VOCABULARY, tiny_policy, tiny_tokenizer
+
+Facts = dict[str, Any]
+FIT = DpoFitSpec(
+    num_steps=2,
+    batch_size=4,
+    warmup_steps=0,
+    learning_rate=5e-4,
+    final_lr_fraction=1.0,
+    label_smoothing=0.1,
+    beta=0.5,
+)
+NORMALISED = FIT.model_copy(update={"length_normalised": True, "beta": 3.0})
+
+
+def rankings() -> list[Ranking]:
+    """Two pairs, one with a margin, and rankings of three and four; prompts of 1 to 4 tokens, responses of 2 to 7."""
+    generator = torch.Generator().manual_seed(5)
+
+    def tokens(most: int) -> list[int]:
+        length = int(torch.randint(1, most + 1, (), generator=generator))
+        return torch.randint(2, VOCABULARY, (length,), generator=generator).tolist()
+
+    rows = []
+    for size, margin in ((2, 0.5), (2, 0.0), (3, 0.0), (4, 0.0)):
+        prompt = tokens(4)
+        rows.append(Ranking([[*prompt, *tokens(6), EOS] for _ in range(size)], margin, len(prompt)))
+    return rows
+
+
+def fit(root: Path, ranks: Ranks, name: str, case: str, spec: DpoFitSpec, training: TrainingSpec) -> Facts:
+    """Train on all rows, two of which are also measured as held out, and save as the engine does."""
+    job = TrainDpoJob(seed=1, dtype="float32", dpo=spec, training=training)
+    policy, rows = tiny_policy(name), rankings()
+    trainable = Trainable(policy, supervised_settings(spec), training, dtype="float32")
+    found = train_dpo(trainable, rows, rows[1:3], job, ranks, lambda *_: None)
+    weights = full_weights(trainable, ranks)
+    if ranks.is_first:
+        save_policy(policy, weights, tiny_tokenizer(), root / case)
+    packed = packs(trainable.distributed)
+    trainable.close()
+    return {**found._asdict(), "packed": packed}
+
+
+def fits(root: Path, ranks: Ranks) -> Facts:
+    """Two steps on all rows: in one backward pass and in several, in two ZeRO stages, by sums and by means."""
+    cases = {
+        "llama": ("llama", FIT, TrainingSpec()),
+        "tied": ("llama-tied", FIT, TrainingSpec(microbatch_tokens=8)),
+        "gpt2": ("gpt2", FIT, TrainingSpec(microbatch_tokens=24)),
+        "sharded": ("llama", FIT, TrainingSpec(zero_stage=3)),
+        "normalised": ("llama", NORMALISED, TrainingSpec()),
+    }
+    return {case: fit(root, ranks, name, case, spec, training) for case, (name, spec, training) in cases.items()}
+
+
+def learns(root: Path, ranks: Ranks) -> Facts:
+    """Forty steps on the same rows, twice."""
+    spec = FIT.model_copy(update={"num_steps": 40, "label_smoothing": 0.0, "learning_rate": 2e-3})
+    return {case: fit(root, ranks, "llama", case, spec, TrainingSpec()) for case in ("first", "again")}
+
+
+SCENARIOS: dict[str, Callable[[Path, Ranks], Facts]] = {"fits": fits, "learns": learns}
