@@ -17,7 +17,7 @@ from tasks.checks.preflight import preflight
 from tasks.prefect.deployment_params import requested, shown_name
 from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow, page_url
-from tasks.preferences.context import open_reward_model_run
+from tasks.preferences.context import RewardModelContext, open_preference_run
 from tasks.preferences.evaluate_reward_model import evaluate_reward_model
 from tasks.preferences.kept import keep
 from tasks.preferences.prepare_preferences import prepare_preferences
@@ -53,7 +53,8 @@ def train(spec: RewardModelSpec, run: str | None = None, overrides: list[str] | 
     console = RunConsole(run, 0)
     for note in preflight(spec):
         console.say(note)
-    with console, outages_told(console.say), open_reward_model_run(spec, run, console.progress) as context:
+    opened = open_preference_run(RewardModelContext, spec, run, console.progress)
+    with console, outages_told(console.say), opened as context:
         console.step(f"reward model {run}; Prefect page {page_url()} (flow reward-model)")
         begin_report(context, console.say)
         dataset = prepare_preferences(context)

@@ -1,10 +1,11 @@
-"""What the tasks of a reward model work with: a run's means, without records and rollout engines."""
+"""What the tasks of flows that learn from preferences work with: a run's means, without records."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import ClassVar, TypeVar
 
 from infra.artifacts import open_store
 from infra.backend import acquire_lease, open_records
@@ -13,35 +14,80 @@ from infra.runs.lease import Heartbeat
 from infra.runs.names import validate_run_name
 from infra.settings import Settings
 from infra.storage.objects import StoreUnavailable
-from ppo_core.records import content_digest
-from ppo_core.spec import RewardModelSpec
+from ppo_core.records import PreparePreferencesJob, content_digest
+from ppo_core.spec import DpoSpec, RewardModelSpec
 from tasks.stages.context import OnProgress, RunContext, working
 from tasks.stages.engines import Engines, require_shared_store
 
-LEASE = "_reward-model-{run}"
-LONGEST = 100 - len(LEASE.format(run=""))
+LONGEST = 80
 """Characters of a run's name, for its lease to have one that is not too long."""
 
 
 @dataclass(frozen=True)
-class RewardModelContext(RunContext):
-    """A run's means, of a flow that trains a reward model."""
+class PreferenceContext(RunContext):
+    """A run's means. `flow` is in the names of its lease and its pages, `makes` says what comes out."""
+
+    flow: ClassVar[str]
+    makes: ClassVar[str]
+
+    @property
+    def preferences_job(self) -> PreparePreferencesJob:
+        """The preferences, as what is trained reads them."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class RewardModelContext(PreferenceContext):
+    """Of a run that trains a reward model."""
 
     spec: RewardModelSpec
+    flow = "reward-model"
+    makes = "reward model"
+
+    @property
+    def preferences_job(self) -> PreparePreferencesJob:
+        """Prompt and response as one text."""
+        return PreparePreferencesJob(dataset=self.spec.dataset, model=self.spec.model)
+
+
+@dataclass(frozen=True)
+class DpoContext(PreferenceContext):
+    """Of a run that trains a policy."""
+
+    spec: DpoSpec
+    flow = "dpo"
+    makes = "policy"
+
+    @property
+    def preferences_job(self) -> PreparePreferencesJob:
+        """Prompts in the form of the prompts that are answered, and responses as they are sampled."""
+        data = self.spec.dataset
+        return PreparePreferencesJob(
+            dataset=self.spec.preferences,
+            model=self.spec.model,
+            by_policy=True,
+            chat=data.chat,
+            system_prompt=data.system_prompt,
+        )
+
+
+C = TypeVar("C", bound=PreferenceContext)
 
 
 @contextmanager
-def open_reward_model_run(spec: RewardModelSpec, run: str, on_progress: OnProgress) -> Iterator[RewardModelContext]:
-    """Means to train a reward model with; engines start at once, and everything is closed on the way out.
+def open_preference_run(
+    kind: type[C], spec: RewardModelSpec | DpoSpec, run: str, on_progress: OnProgress
+) -> Iterator[C]:
+    """Means to learn from preferences with; engines start at once, and everything is closed on the way out.
 
     The run belongs to this process alone meanwhile: LeaseHeld where another one has it. A PPO run may have its name.
     """
     settings = Settings()
     require_shared_store(spec, settings.store_root)
-    store, name = open_store(settings.store_root), LEASE.format(run=short_name(validate_run_name(run)))
+    store, name = open_store(settings.store_root), f"_{kind.flow}-{short_name(validate_run_name(run))}"
     lease = acquire_lease(store.root, name)
     try:
-        context = RewardModelContext(
+        context = kind(
             spec=spec,
             run=run,
             settings=settings,

@@ -9,6 +9,8 @@ from infra.artifacts.export import export_part
 from infra.mlflow.registry import DIGEST_TAG, Registered, register
 from tasks.preferences.context import RewardModelContext
 from tasks.preferences.stages import MODEL, PreferencesRef, RewardEvaluationRef, RewardModelRef
+from tasks.stages.context import RunContext
+from tasks.stages.references import StageRef
 from tasks.stages.stage import completed, stage
 
 EXPORTED = "reward-model"
@@ -44,6 +46,11 @@ def register_reward_model(
 
 def export_reward_model(context: RewardModelContext, model: RewardModelRef) -> Path:
     """Put a copy into the run's own folder, with a manifest that proves it."""
-    target, ref = context.settings.run_folder(context.run) / EXPORTED, model.bare()
-    export_part(context.store.fetch(ref), context.store.manifest(ref), ref, MODEL, target)
+    return export_folder(context, model, MODEL, EXPORTED)
+
+
+def export_folder(context: RunContext, made: StageRef, part: str, name: str) -> Path:
+    """Put a copy of a folder in an artifact into the run's own folder, under that name."""
+    target, ref = context.settings.run_folder(context.run) / name, made.bare()
+    export_part(context.store.fetch(ref), context.store.manifest(ref), ref, part, target)
     return target

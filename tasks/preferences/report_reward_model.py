@@ -11,7 +11,8 @@ from prefect.artifacts import create_markdown_artifact
 from infra.mlflow.client import is_server
 from infra.mlflow.learning_curves import Panel, learning_curves
 from infra.mlflow.tracking import InputData, Point
-from tasks.preferences.context import RewardModelContext
+from ppo_core.spec import PreferencesSpec
+from tasks.preferences.context import PreferenceContext, RewardModelContext
 from tasks.preferences.stages import PreferencesRef, RewardEvaluationRef, RewardModelRef
 from tasks.preferences.train_reward_model import LOSS_CURVE
 from tasks.reports.loss_curve import points, prepared_at_ms
@@ -23,7 +24,7 @@ from tasks.stages.stage import completed, stage
 SURE = [(0.5, 0.5), (1.0, 1.0)]
 
 
-def begin_report(context: RewardModelContext, say: Callable[[str], None]) -> None:
+def begin_report(context: PreferenceContext, say: Callable[[str], None]) -> None:
     """Open the MLflow run and describe it, while engines start; from now on losses are sent as they come."""
 
     def begin() -> None:
@@ -34,10 +35,10 @@ def begin_report(context: RewardModelContext, say: Callable[[str], None]) -> Non
     context.reporting.aside(begin)
 
 
-def introduce(context: RewardModelContext) -> bool:
+def introduce(context: PreferenceContext) -> bool:
     """Say what this run is."""
     document, tracker = context.spec.document(), context.tracker
-    note = f"Training of a reward model: run **{context.run}** of spec `{context.spec.name}`."
+    note = f"Training of a {context.makes} on preferences: run **{context.run}** of spec `{context.spec.name}`."
     told = tracker.open() and tracker.log_parameters(flat(document))
     told = told and tracker.log_text("spec.json", json.dumps(document, indent=2))
     return told and tracker.set_tags(origin(context.spec) | {NOTE: note})
@@ -56,14 +57,14 @@ def report_reward_model(
     rows = [[part["confidence"], part["accuracy"], part["count"]] for part in evaluation.calibration]
     complete = (
         introduce(context)
-        and tracker.log_datasets(input_data(context, dataset))
+        and tracker.log_datasets(input_data(context.spec.dataset, dataset))
         and tracker.log_points(curve)
         and tracker.log_points(measured)
         and tracker.log_table("calibration", ("confidence", "accuracy", "pairs"), rows)
         and tracker.log_figure("reward_model", learning_curves(context.run, panels(model, evaluation)))
     )
     complete = tracker.finish() and complete
-    text, key = page(context.run, metrics), page_key(context.run, "reward-model")
+    text, key = page(f"Reward model of {context.run}", metrics), page_key(context.run, "reward-model")
     about = f"The reward model of run {context.run}: {evaluation.in_words()}{see_mlflow(context)}"
     tell_prefect(context, "the reward model", lambda: create_markdown_artifact(text, key=key, description=about))
     missing = None if complete else f"MLflow did not take this report: {tracker.last_error or 'it is silent'}"
@@ -90,16 +91,16 @@ def panels(model: RewardModelRef, evaluation: RewardEvaluationRef) -> list[Panel
     ]
 
 
-def input_data(context: RewardModelContext, dataset: PreferencesRef) -> list[InputData]:
-    """The run's data as MLflow shows inputs."""
-    names = {"training": ("train", context.spec.dataset.train), "evaluation": ("eval", context.spec.dataset.evaluation)}
+def input_data(spec: PreferencesSpec, dataset: PreferencesRef) -> list[InputData]:
+    """The run's preferences as MLflow shows inputs."""
+    names = {"training": ("train", spec.train), "evaluation": ("eval", spec.evaluation)}
     return [
         InputData(f"{name} ({usage})", usage, dataset.digest, dataset.uri, dataset.counts[split])
         for usage, (split, name) in names.items()
     ]
 
 
-def page(run: str, metrics: dict[str, float]) -> str:
+def page(title: str, metrics: dict[str, float]) -> str:
     """The metrics as a table."""
     rows = [f"| {name} | {value:.4f} |" for name, value in sorted(metrics.items())]
-    return "\n".join([f"# Reward model of {run}", "", "| metric | |", "|---|---|", *rows])
+    return "\n".join([f"# {title}", "", "| metric | |", "|---|---|", *rows])

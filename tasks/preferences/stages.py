@@ -1,6 +1,7 @@
-"""The stages that make a reward model: what each makes, by which engine, and what others ask of it.
+"""The stages that learn from preferences: what each makes, by which engine, and what others ask of it.
 
 prepare_preferences ─► train_reward_model ─► evaluate_reward_model
+prepare_preferences ─► train_dpo (from the checkpoint of start_policy)
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from typing import Any
 from tasks.stages.references import StageRef
 from tasks.stages.table import StageDefinition
 
-MODEL = "model"
-"""The Hugging Face folder in the artifact of a reward model."""
+MODEL, POLICY = "model", "policy"
+"""The Hugging Face folder in the artifact of a reward model, and in that of a policy."""
 
 
 class PreferencesRef(StageRef):
@@ -33,6 +34,21 @@ class RewardModelRef(StageRef):
 
     def in_words(self) -> str:
         return f"loss {self.losses[0]:.3f} to {self.losses[-1]:.3f} in {len(self.losses)} steps"
+
+
+class DpoPolicyRef(StageRef):
+    """A policy that was trained on preferences, with what was measured at each of its steps."""
+
+    curves: dict[str, tuple[float, ...]]
+
+    def in_words(self) -> str:
+        return self.measured(
+            {
+                "held-out accuracy": "evaluation/rewards/accuracies:.3f",
+                "margin": "evaluation/rewards/margins:.3f",
+                "loss": "evaluation/loss:.3f",
+            }
+        )
 
 
 class RewardEvaluationRef(StageRef):
@@ -57,6 +73,7 @@ PREPARE_PREFERENCES = StageDefinition(
 TRAIN_REWARD_MODEL = StageDefinition(
     "train_reward_model", "reward_model", "training", "train_reward_model", RewardModelRef
 )
+TRAIN_DPO = StageDefinition("train_dpo", "dpo_policy", "training", "train_dpo", DpoPolicyRef)
 EVALUATE_REWARD_MODEL = StageDefinition(
     "evaluate_reward_model", "reward_evaluation", "scoring", "evaluate_reward_model", RewardEvaluationRef
 )

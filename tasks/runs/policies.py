@@ -78,8 +78,8 @@ def registered_policy(version: Version, name: str, folder: str | None) -> Policy
     missing = [tag for tag in (RUN_TAG, ITERATION_TAG, CHECKPOINT_TAG) if tag not in version.tags]
     if missing:
         raise InputError(
-            f"{name} carries no lineage (the tags {', '.join(missing)} are missing): only versions that a run of "
-            "ppoflow has registered can be traced, evaluated and promoted"
+            f"{name} carries no lineage (the tags {', '.join(missing)} are missing): only versions that "
+            "`ppoflow train` has registered can be traced, evaluated and promoted"
         )
     run, iteration = version.tags[RUN_TAG], int(version.tags[ITERATION_TAG])
     checkpoint = ArtifactRef.model_validate(json.loads(version.tags[CHECKPOINT_TAG]))

@@ -9,7 +9,7 @@ from infra.artifacts import ArtifactError, ArtifactRef, ArtifactStore
 from infra.backend import open_runs
 from infra.runs.listing import RunListing
 from infra.runs.records import RecordError, RunRecords, Runs, remedy_for
-from tasks.preferences.kept import kept
+from tasks.preferences.kept import DPO_POLICIES, kept
 from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.promoted import Promoted
 from tasks.runs.record_chain import ChainedRecord, check_chain, link, unless_changed
@@ -54,6 +54,7 @@ class Reachability:
         self._besides = {"the journal of promotions": promoted or Promoted(store.root).needs}
         if promoted is None:
             self._besides["the pages of reward models"] = partial(kept, store.root)
+            self._besides["the pages of DPO"] = partial(kept, store.root, DPO_POLICIES)
         self.unreadable: dict[str, str] = {}
 
     def of_all(self) -> set[Name]:

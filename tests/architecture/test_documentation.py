@@ -42,7 +42,10 @@ def sections_in(annotation: Any) -> list[Any]:
     "name",
     [
         "README.md",
-        *(f"docs/{page}.md" for page in ("architecture", "hyperparameters", "reward-models", "rewards", "semantics")),
+        *(
+            f"docs/{page}.md"
+            for page in ("architecture", "dpo", "hyperparameters", "reward-models", "rewards", "semantics")
+        ),
     ],
 )
 def test_files_that_documents_name_exist(name: str) -> None:

@@ -16,7 +16,7 @@ from prefect.utilities.schema_tools import validate
 
 from flows.ppo import ppo_training
 from infra.runs.names import validate_run_name
-from ppo_core.spec import RunSpec, SpecError
+from ppo_core.spec import DpoSpec, RunSpec, SpecError
 from tasks.prefect.automations import POOL, RESUMABLE
 from tasks.prefect.deployment_params import name_of_run
 from tests.tasks.run_contexts import ARITHMETIC, smoke_spec
@@ -44,6 +44,7 @@ def test_what_is_deployed() -> None:
     assert [full_name(deployment) for deployment in DEPLOYMENTS] == [
         "ppo-training/arithmetic",
         "reward-model/helpful",
+        "dpo/helpful",
         "evaluation/held-out",
         "promotion/champion",
         "rollback/champion",
@@ -84,6 +85,12 @@ def test_the_deployed_spec_is_that_of_the_demo() -> None:
     deployed = RunSpec.model_validate(SPEC)
     assert deployed.document() == RunSpec.from_yaml(ARITHMETIC / "demo.yaml").document()
     assert (ROOT / deployed.folder).samefile(ARITHMETIC)
+
+
+def test_the_deployed_spec_of_dpo_is_that_of_the_example() -> None:
+    (deployed,) = (one["parameters"]["spec"] for one in DEPLOYMENTS if full_name(one) == "dpo/helpful")
+    spec = DpoSpec.model_validate(deployed)
+    assert spec.document() == DpoSpec.from_yaml(ROOT / spec.folder / "dpo.yaml").document()
 
 
 def test_the_form_shows_every_section_with_descriptions_bounds_and_choices() -> None:

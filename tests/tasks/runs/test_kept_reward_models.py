@@ -1,4 +1,4 @@
-"""A reward model stays in the store because its page names it."""
+"""What was learned from preferences stays in the store because its page names it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from infra.artifacts import ArtifactRef
 from infra.artifacts.local_store import LocalStore
 from infra.backend import open_log
 from infra.runs.records import RecordError
-from tasks.preferences.kept import REWARD_MODELS, keep, kept
+from tasks.preferences.kept import DPO_POLICIES, REWARD_MODELS, keep, kept
 from tasks.runs.reachability import Reachability
 
 
@@ -26,10 +26,13 @@ def test_what_a_page_names_is_needed_and_a_damaged_page_keeps_everything(tmp_pat
     assert len(open_log(store.root, REWARD_MODELS).names()) == 1
     wanted = {(one.kind, one.key) for one in made}
     assert kept(store.root) == Reachability(store).of_all() == wanted
+    policy = ref("dpo_policy", "e")
+    keep(store.root, "mine", [made[0], policy], DPO_POLICIES)
+    assert Reachability(store).of_all() == wanted | {(policy.kind, policy.key)}
     open_log(store.root, REWARD_MODELS).create("odd.json", b"{}")
     with pytest.raises(RecordError, match=r"page odd.json of reward-models is damaged .*: remove it"):
         kept(store.root)
     needs = Reachability(store)
     other = ("rollouts", "d" * 64)
-    assert needs.among([other])() == {other}
+    assert needs.among([other])() == {other, (made[0].kind, made[0].key), (policy.kind, policy.key)}
     assert list(needs.unreadable) == ["the pages of reward models"]
