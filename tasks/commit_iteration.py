@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from infra.runs.records import RecordExists
 from ppo_core.spec import RunSpec
+from tasks.runs.guards import gold_trend
 from tasks.runs.iteration_record import Attempt, Best, IterationRecord, made_of_kind, read_record
 from tasks.runs.record_chain import made_with, record_digest, spec_document
 from tasks.runs.run_state import changed_values
@@ -31,6 +32,7 @@ def draft_record(
     if isinstance(rollouts, RolloutsRef):
         metrics |= throughput(metrics, rollouts)
         metrics |= staleness(spec, previous)
+    metrics |= gold_trend(context, previous, metrics)
     iteration = 0 if previous is None else previous.iteration + 1
     started_with = spec_document(context.records) or spec.model_dump(mode="json")
     changed = changed_values(RunSpec.model_validate(started_with), spec)

@@ -31,6 +31,7 @@ from ppo_core.models.weight_files import tensor_shapes
 from ppo_core.permissions import permissions_of
 from ppo_core.records import WITH_SIGNAL, CheckRunJob, EvaluateJob, PrepareDatasetJob, RolloutRow, ScoreJob, ScoreRow
 from ppo_core.scoring.comparison import compare_evaluations
+from ppo_core.scoring.overoptimisation import response_metrics
 from ppo_core.scoring.plugins import source_digest
 from ppo_core.scoring.reward import RewardFailed, Sample
 from ppo_core.scoring.weighted import WeightedRewards
@@ -99,7 +100,7 @@ def score_rollouts(job: Job) -> dict[str, Any]:
         )
     _check_enough(scores, spec.reward)
     write_scores(job.output / "scores.parquet", scores)
-    metrics = score_metrics(scores, "score")
+    metrics = score_metrics(scores, "score") | response_metrics(rollouts, scores)
     if spec.samples_per_prompt is not None:
         metrics[WITH_SIGNAL] = float(sum(signals(scores, spec.samples_per_prompt)))
     return {"metrics": metrics}
@@ -120,6 +121,8 @@ def score_evaluation(job: Job) -> dict[str, Any]:
             if len(given) < len(scores):
                 metrics[_join(prefix, "unscored")] = float(len(scores) - len(given))
             metrics[_join(prefix, "accuracy")] = sum(score >= spec.pass_score for score in given) / len(given)
+        if len(spec.reward.rewards) > 1:
+            metrics |= component_means(scores, _join(prefix, "score"))
         lengths = [len(row.response_token_ids) for row in rollouts]
         metrics[_join(prefix, "response_length")] = statistics.fmean(lengths)
         if name == "sampled":
@@ -160,6 +163,12 @@ def score_metrics(scores: list[ScoreRow], prefix: str) -> dict[str, float]:
     metrics = {f"{prefix}/unscored": float(len(scores) - len(given))}
     if given:
         metrics |= {f"{prefix}/mean": statistics.fmean(given), f"{prefix}/std": statistics.pstdev(given)}
+    return metrics | component_means(scores, prefix)
+
+
+def component_means(scores: list[ScoreRow], prefix: str) -> dict[str, float]:
+    """The mean of each reward over the rows that it scored, by its name; left out where it scored none."""
+    metrics = {}
     for name in scores[0].components:
         values = [row.components[name] for row in scores]
         known = [value for value in values if value is not None]

@@ -135,6 +135,16 @@ class RunSpec(FlowSpec):
         return self
 
     @model_validator(mode="after")
+    def _gold_is_measured(self) -> Self:
+        gold, names = self.guards.gold_reward, [reward.component for reward in self.reward.rewards]
+        if gold is not None and gold not in names:
+            raise ValueError(
+                f"guards.gold_reward={gold} is none of the rewards ({', '.join(names)}): name one of them, or add "
+                "it to reward.sources with weight 0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _older_samples_are_corrected(self) -> Self:
         if self.schedule == "overlapped" and self.update.importance_correction == "none":
             raise ValueError(

@@ -5,9 +5,9 @@ None of these changes what a healthy run computes, so all of them may change whe
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from ppo_core.spec.section import Fraction, NonNegative, Section
 
@@ -43,6 +43,20 @@ class GuardsSpec(Section):
     max_sampler_difference: PositiveFloat | None = Field(
         1.0, description="Mean difference of sampler's and trainer's logprobs (sampler/logprob_difference_mean), nats"
     )
+    max_repetition: Fraction | None = Field(
+        None, description="Share of a response's 4-grams that it has said before (response/repetition)"
+    )
+    gold_reward: str | None = Field(
+        None,
+        description="Name of a reward that tells what is really wanted, of weight 0 perhaps: how its mean and that of "
+        "the score move is measured (gold/change, gold/score_change)",
+    )
+    gold_window: PositiveInt = Field(
+        5, le=100, description="What gold_reward does: its mean over so many iterations less that over as many before"
+    )
+    max_gold_fall: NonNegative | None = Field(
+        None, description="How far the mean of gold_reward may fall from window to window while that of the score rises"
+    )
     max_skipped_steps: PositiveInt = Field(
         3,
         description="So many optimizer steps in a row without finite loss and gradient end the run; fewer are skipped",
@@ -55,3 +69,12 @@ class GuardsSpec(Section):
     )
     rollback_rate_factor: Fraction = Field(0.5, description="Each rollback multiplies both learning rates by this")
     max_rollbacks: PositiveInt = Field(3, description="So many rollbacks of one run; the next divergence ends it")
+
+    @model_validator(mode="after")
+    def _has_a_gold_reward(self) -> Self:
+        if self.gold_reward is None and self.max_gold_fall is not None:
+            raise ValueError(
+                f"max_gold_fall={self.max_gold_fall:g} has no meaning without gold_reward: name one of the rewards "
+                "there, or leave it out"
+            )
+        return self

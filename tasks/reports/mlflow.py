@@ -34,6 +34,7 @@ CURVES = {
     "gradient norm": ("policy/gradient_norm", "critic/gradient_norm"),
     "seconds": ("seconds/iteration", "seconds/outside_engines"),
 }
+NO_REWARDS = ("score/mean", "score/std", "score/unscored")
 SPLITS = {"training": "train", "evaluation": "eval", "supervised": "sft"}
 """What MLflow calls the use of data, and the dataset's name of the split."""
 
@@ -134,7 +135,22 @@ def panels(metrics: dict[int, dict[str, float]]) -> list[Panel]:
         drawn = {name: points for name, points in lines.items() if points}
         if drawn:
             made.append(Panel(title, drawn, (0.0, 1.0) if "accuracy" in title else None))
-    return made
+    return [*made, *frontier(metrics)]
+
+
+def frontier(metrics: dict[int, dict[str, float]]) -> list[Panel]:
+    """What each iteration scored at which KL, and by each reward where there are several.
+
+    Source: Gao et al. 2022 (arXiv:2210.10760), figure 1: a gold reward that bends down is over-optimisation.
+    """
+    measured = [metrics[i] for i in sorted(metrics) if "kl/reference" in metrics[i]]
+    names = sorted({name for one in measured for name in one if name.startswith("score/")} - set(NO_REWARDS))
+    lines = {
+        name: [(one["kl/reference"], one[name]) for one in measured if name in one]
+        for name in ("score/mean", *(names if len(names) > 1 else ()))
+    }
+    drawn = {name: points for name, points in lines.items() if points}
+    return [Panel("score by KL", drawn, x="KL per response, nats")] if drawn else []
 
 
 def _log_samples(context: RunContext, record: IterationRecord) -> bool:

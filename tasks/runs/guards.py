@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +46,11 @@ def violations(guards: GuardsSpec, metrics: Mapping[str, float], first_length: f
     growth = None
     if first_length and "rollout/response_length" in metrics:
         growth = metrics["rollout/response_length"] / first_length
+    rises = metrics.get("gold/score_change", 0.0) > 0
     above = [
         ("kl/reference", metrics.get("kl/reference"), "max_kl", guards.max_kl),
+        ("response/repetition", metrics.get("response/repetition"), "max_repetition", guards.max_repetition),
+        ("gold fall", -metrics["gold/change"] if rises else None, "max_gold_fall", guards.max_gold_fall),
         ("length growth", growth, "max_length_growth", guards.max_length_growth),
         ("policy/clip_fraction", metrics.get("policy/clip_fraction"), "max_clip_fraction", guards.max_clip_fraction),
         (
@@ -65,6 +69,27 @@ def violations(guards: GuardsSpec, metrics: Mapping[str, float], first_length: f
     if entropy is not None and guards.min_entropy is not None and not entropy >= guards.min_entropy:
         found.append(Violation("policy/entropy", entropy, "min_entropy", guards.min_entropy))
     return found
+
+
+def gold_trend(context: RunContext, previous: IterationRecord | None, metrics: Mapping[str, float]) -> dict[str, float]:
+    """How the means of `gold_reward` and of the score moved: over the last `gold_window` iterations, with `metrics` of
+    the one after `previous`, less those over as many before. Nothing before there are so many.
+
+    Gold that falls while the score rises is over-optimisation: Gao et al. 2022 (arXiv:2210.10760), figure 1.
+    """
+    guards = context.spec.guards
+    first = 0 if previous is None else previous.iteration + 2 - 2 * guards.gold_window
+    if guards.gold_reward is None or previous is None or first < 1:
+        return {}
+    records = [read_record(context.records.read(iteration)) for iteration in range(first, previous.iteration + 1)]
+    measured = [*(record.metrics for record in records), metrics]
+    told = {}
+    for name, metric in (("gold/change", f"score/{guards.gold_reward}"), ("gold/score_change", "score/mean")):
+        values = [one[metric] for one in measured if metric in one]
+        if len(values) < len(measured):
+            return {}
+        told[name] = statistics.fmean(values[guards.gold_window :]) - statistics.fmean(values[: guards.gold_window])
+    return told
 
 
 def passed_limits(context: RunContext, record: IterationRecord) -> list[Violation]:

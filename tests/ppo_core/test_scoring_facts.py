@@ -109,3 +109,17 @@ def test_long_tables_give_signs_of_life(sources: Path, model: Path, tmp_path: Pa
     read, tokenized = seen[:2], seen[2:]
     assert [note.partition(" of ")[0] for *_, note in read] == ["1,000 rows", "2,000 rows"]
     assert [(done, total) for done, total, _ in tokenized] == [(1000, 2001), (2000, 2001)] * 2
+
+
+def test_an_evaluation_tells_each_of_several_rewards(scoring: Client, sources: Path, model: Path) -> None:
+    dataset = prepare(scoring, sources, model, dataset={"evaluation": "train.jsonl"})
+    rows, folder = pq.read_table(dataset / "eval.parquet").to_pylist(), scoring.output()
+    write_rollouts(folder / "rollouts.parquet", [RolloutRow(rows[0]["prompt_id"], 0, [5], [6], "a b", [-1.0], "stop")])
+    inputs = {"sources": sources, "sampled": folder, "greedy": folder, "dataset": dataset}
+    gold = {"function": "my_rewards.py:length", "weight": 0, "name": "gold"}
+    reward = {"sources": [{"function": "my_rewards.py:later"}, gold]}
+    spec = {"reward": reward, "answer_column": "answer", "pass_score": 1.0}
+    metrics = scoring.run("score_evaluation", inputs, spec, scoring.output()).result["metrics"]
+    for prefix in ("evaluation/", "evaluation/greedy_"):
+        assert metrics[f"{prefix}score"] == metrics[f"{prefix}score/later"] == 0.5
+        assert metrics[f"{prefix}score/gold"] == 2.0

@@ -21,6 +21,7 @@ LIMITS = [
     ("min_entropy", 0.1, "policy/entropy", 0.1, 0.099),
     ("max_length_growth", 3.0, "rollout/response_length", 30.0, 30.1),
     ("max_clip_fraction", 0.5, "policy/clip_fraction", 0.5, 0.501),
+    ("max_repetition", 0.2, "response/repetition", 0.2, 0.201),
     ("max_sampler_difference", 1.0, "sampler/logprob_difference_mean", 1.0, 1.001),
 ]
 
@@ -51,6 +52,34 @@ def test_all_limits_that_are_passed_are_named() -> None:
     guards = GuardsSpec(max_kl=1.0, min_entropy=1.0)
     metrics = {"kl/reference": 2.0, "policy/entropy": 0.5}
     assert [found.setting for found in violations(guards, metrics, None)] == ["max_kl", "min_entropy"]
+
+
+def test_gold_may_fall_where_the_score_does_not_rise() -> None:
+    guards = GuardsSpec(gold_reward="gold", max_gold_fall=0.5)
+    assert violations(guards, {"gold/change": -9.0, "gold/score_change": 0.0}, None) == []
+    assert violations(guards, {"gold/change": -0.5, "gold/score_change": 1.0}, None) == []
+    assert violations(guards, {"gold/change": 9.0, "gold/score_change": 1.0}, None) == []
+    [found] = violations(guards, {"gold/change": -0.75, "gold/score_change": 1e-9}, None)
+    assert str(found) == "gold fall=0.75 passes guards.max_gold_fall=0.5"
+
+
+GOLD = (0.0, 2.0, 4.0, 3.0, 1.0, 0.0)
+"""Of the iterations from 1 on. Means of two: 1, 3, 3.5, 2, 0.5."""
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_run_whose_gold_reward_falls_while_its_score_rises_is_stopped(tmp_path: Path) -> None:
+    def measures(iteration: int, rate_factor: float) -> Mapping[str, float]:
+        return {"score/mean": float(iteration), "score/correct": GOLD[iteration - 1]}
+
+    guards = ("guards.gold_reward=correct", "guards.gold_window=2", "guards.max_gold_fall=1", "iterations=6")
+    run = ToyRun(tmp_path, (*SHORT, *guards), engines=ToyEngines(measures))
+    with pytest.raises(DivergedError, match=r"iteration 6 of run toy diverged: gold fall=3 passes guards\.max_gold"):
+        run.train()
+    told = [{name: value for name, value in record.metrics.items() if "gold" in name} for record in run.records()]
+    assert told[:4] == [{}] * 4
+    assert told[4:] == [{"gold/change": 2.5, "gold/score_change": 2.0}, {"gold/change": -1.0, "gold/score_change": 2.0}]
+    assert len(run.train("guards.max_gold_fall=3")) == 7
 
 
 def measured(metric: str, value: float) -> ToyEngines:
