@@ -90,6 +90,9 @@ class Settings(BaseSettings):
     trust_remote_code: bool = Field(
         default=False, description="Run code that lies in models' and tokenizers' folders; no spec can allow it."
     )
+    run_generated_code: bool = Field(
+        default=False, description="Run code that models write, for the reward unit_tests; no spec can allow it."
+    )
     engine_threads: int | None = Field(
         default=None,
         ge=1,

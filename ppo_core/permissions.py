@@ -14,20 +14,24 @@ OWN_FOLDER = "."
 class Permissions:
     """`plugins`: folders (with a slash; `.` is the spec's own) and packages from which user code may come.
 
-    `trust_remote_code`: code that lies in a model's or a tokenizer's folder may run.
+    `trust_remote_code`: code that lies in a model's or a tokenizer's folder may run. `run_generated_code`: code that
+    models write may run, for the reward unit_tests.
     """
 
     plugins: tuple[str, ...] = (OWN_FOLDER,)
     trust_remote_code: bool = False
+    run_generated_code: bool = False
 
 
 def permissions_of(arguments: Sequence[str]) -> Permissions:
-    """From `--plugins=PLACE`, once for each, and `--trust-remote-code`."""
+    """From `--plugins=PLACE`, once for each, `--trust-remote-code` and `--run-generated-code`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--plugins", action="append")
     parser.add_argument("--trust-remote-code", action="store_true")
+    parser.add_argument("--run-generated-code", action="store_true")
     given = parser.parse_args(list(arguments))
-    return Permissions(tuple(given.plugins or (OWN_FOLDER,)), given.trust_remote_code)
+    plugins = tuple(given.plugins or (OWN_FOLDER,))
+    return Permissions(plugins, given.trust_remote_code, given.run_generated_code)
 
 
 def passed_on(name: str) -> str | None:

@@ -34,6 +34,7 @@ class Sources:
     allowed: tuple[str, ...] = (OWN_FOLDER,)
     trust_remote_code: bool = False
     digest: str = ""
+    run_generated_code: bool = False
 
     def require_allowed(self, name: str, origin: Path | None) -> None:
         """Raise InputError, before anything is imported, unless `name`, found at `origin`, comes from such a place."""

@@ -25,10 +25,13 @@ class Sample:
 
     >>> Sample(PromptRow("3f1c", "7+5=", [10, 20, 8], "2", {}), "2").row.reference_answer
     '2'
+
+    `token_ids` are those of the response, with the one that ended it; None where nothing was sampled, in a trial.
     """
 
     row: PromptRow
     response: str
+    token_ids: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,17 @@
-"""Rewards that compare a response with the reference answer, or search it for a pattern: 1 or 0, without user code."""
+"""Rewards without user code: they compare a response with the reference answer, or look at its length or its form."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any, NoReturn
 
 from ppo_core.records import InputError, PromptRow
 from ppo_core.scoring.reward import Sample, require_answers, shorten
-from ppo_core.spec.reward_kinds import ExactMatchSpec, NumberSpec, RegexSpec
+from ppo_core.spec.reward_rules import ExactMatchSpec, FormatSpec, JsonSchemaSpec, LengthSpec, NumberSpec, RegexSpec
 
 NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?|[-+]?\.\d+(?:[eE][-+]?\d{1,3})?")
 
@@ -55,13 +57,8 @@ class Number:
         return [float(self._is_right(one)) for one in samples]
 
     def _is_right(self, sample: Sample) -> bool:
-        text = sample.response
-        if self.spec.pattern is not None:
-            matches = list(re.finditer(self.spec.pattern, text))
-            if not matches:
-                return False
-            text = (matches[-1].group(1) if matches[-1].re.groups else matches[-1].group()) or ""
-        given, wanted = last_number(text), last_number(str(sample.row.reference_answer))
+        text = selected(self.spec.pattern, sample.response)
+        given, wanted = last_number(text or ""), last_number(str(sample.row.reference_answer))
         return given is not None and wanted is not None and abs(given - wanted) <= Decimal(str(self.spec.tolerance))
 
 
@@ -77,6 +74,96 @@ class Regex:
     def score(self, samples: Sequence[Sample]) -> list[float | None]:
         """Searched for anywhere."""
         return [float(self.pattern.search(one.response) is not None) for one in samples]
+
+
+@dataclass(frozen=True)
+class Length:
+    """1 between the bounds, and linearly down to 0 outside of them."""
+
+    spec: LengthSpec
+
+    def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
+        """Any row will do."""
+
+    def score(self, samples: Sequence[Sample]) -> list[float | None]:
+        """By the sampled tokens; in a trial, which has none, by words."""
+        return [self._score(self._length(one)) for one in samples]
+
+    def _length(self, sample: Sample) -> int:
+        if self.spec.unit == "characters":
+            return len(sample.response)
+        return len(sample.response.split() if sample.token_ids is None else sample.token_ids)
+
+    def _score(self, length: int) -> float:
+        shortest, longest = self.spec.bounds
+        off = max(shortest - length, 0 if longest is None else length - longest, 0)
+        return max(1 - off / self.spec.slope, 0.0) if self.spec.slope else float(off == 0)
+
+
+class Format:
+    """1 where the whole response matches the pattern, and is the tags with what is between them."""
+
+    def __init__(self, spec: FormatSpec) -> None:
+        inside = rf"(?:(?!</?(?:{'|'.join(spec.tags)})>).)*"
+        tags = r"\s*".join(["", *(f"<{tag}>{inside}</{tag}>" for tag in spec.tags), ""])
+        forms = [spec.pattern, rf"(?s:{tags})" if spec.tags else None]
+        self.forms = [re.compile(form) for form in forms if form is not None]
+
+    def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
+        """Any row will do."""
+
+    def score(self, samples: Sequence[Sample]) -> list[float | None]:
+        """From its first character to its last."""
+        return [float(all(form.fullmatch(one.response) for form in self.forms)) for one in samples]
+
+
+class JsonSchema:
+    """1 where the response is JSON that the schema accepts."""
+
+    def __init__(self, spec: JsonSchemaSpec) -> None:
+        from jsonschema.validators import Draft202012Validator, validator_for
+        from referencing import Registry
+
+        self.spec = spec
+        # With a registry of its own a validator never looks for references on the network.
+        self.validator: Any = validator_for(spec.json_schema, default=Draft202012Validator)(
+            spec.json_schema, registry=Registry()
+        )
+
+    def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
+        """Any row will do."""
+
+    def score(self, samples: Sequence[Sample]) -> list[float | None]:
+        """JSON as RFC 8259 has it: NaN and Infinity are none."""
+        return [self._score(selected(self.spec.pattern, one.response)) for one in samples]
+
+    def _score(self, text: str | None) -> float:
+        try:
+            document = json.loads(text or "", parse_constant=_no_number)
+        except (ValueError, RecursionError):
+            return self.spec.no_json
+        try:
+            return float(self.validator.is_valid(document))
+        except RecursionError:  # nested deeper than anybody means
+            return 0.0
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def selected(pattern: str | None, text: str) -> str | None:
+    """What the last match of a pattern covers (its first group, if it has one); None without a match.
+
+    >>> selected("#### (.*)", "#### 6, no: #### 7")
+    '6, no: #### 7'
+    """
+    if pattern is None:
+        return text
+    matches = list(re.finditer(pattern, text))
+    if not matches:
+        return None
+    return (matches[-1].group(1) if matches[-1].re.groups else matches[-1].group()) or ""
 
 
 def last_number(text: str) -> Decimal | None:

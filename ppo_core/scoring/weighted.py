@@ -12,17 +12,18 @@ from ppo_core.scoring.judge import JudgeReward
 from ppo_core.scoring.model import ModelReward
 from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.reward import NotScored, Progress, Reward, Sample, ignore_progress
-from ppo_core.scoring.rules import ExactMatch, Number, Regex
+from ppo_core.scoring.rules import ExactMatch, Format, JsonSchema, Length, Number, Regex
+from ppo_core.scoring.unit_tests import UnitTests
 from ppo_core.spec import RewardSpec
-from ppo_core.spec.reward_kinds import (
+from ppo_core.spec.reward_kinds import FunctionRewardSpec, HttpRewardSpec, JudgeSpec, ModelRewardSpec, RewardKind
+from ppo_core.spec.reward_rules import (
     ExactMatchSpec,
-    FunctionRewardSpec,
-    HttpRewardSpec,
-    JudgeSpec,
-    ModelRewardSpec,
+    FormatSpec,
+    JsonSchemaSpec,
+    LengthSpec,
     NumberSpec,
     RegexSpec,
-    RewardKind,
+    UnitTestsSpec,
 )
 
 
@@ -51,6 +52,14 @@ def make_reward(spec: RewardKind, sources: Sources, answer_column: str, progress
             return Number(spec, answer_column)
         case RegexSpec():
             return Regex(spec)
+        case LengthSpec():
+            return Length(spec)
+        case FormatSpec():
+            return Format(spec)
+        case JsonSchemaSpec():
+            return JsonSchema(spec)
+        case UnitTestsSpec():
+            return UnitTests(spec, sources, answer_column, progress)
         case HttpRewardSpec():
             return HttpReward(spec, progress)
         case JudgeSpec():
@@ -95,7 +104,10 @@ class WeightedRewards:
 
     def score_rollouts(self, rows: Sequence[PromptRow], rollouts: Sequence[RolloutRow]) -> list[ScoreRow]:
         """Scores of rollouts, row for row; `rows` are those of their prompts. None is kept and named in `error`."""
-        samples = [Sample(row, rollout.response) for row, rollout in zip(rows, rollouts, strict=True)]
+        samples = [
+            Sample(row, rollout.response, rollout.response_token_ids)
+            for row, rollout in zip(rows, rollouts, strict=True)
+        ]
         return [
             ScoreRow(
                 prompt_id=rollout.prompt_id,

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from ppo_core.spec.loading import load_spec, overridden
 from ppo_core.spec.reward_kinds import HttpRewardSpec, JudgeSpec
+from ppo_core.spec.reward_rules import UnitTestsSpec
 from ppo_core.spec.rewards import RewardSpec
 from ppo_core.spec.section import Section
 from ppo_core.spec.sections import EnginesSpec, ModelSpec, TrainingSpec
@@ -88,7 +89,7 @@ def check_patience(reward: RewardSpec, engines: EnginesSpec) -> None:
     """Raise ValueError where a reward may wait for its server for longer than its engine may be silent."""
     limit = engines.reward_timeout_s
     for one in reward.rewards:
-        if isinstance(one, HttpRewardSpec | JudgeSpec) and one.timeout_s >= limit:
+        if isinstance(one, HttpRewardSpec | JudgeSpec | UnitTestsSpec) and one.timeout_s >= limit:
             raise ValueError(
                 f"timeout_s={one.timeout_s:g} of the reward {one.component} is not below "
                 f"engines.reward_timeout_s={limit:g}, after which the scoring engine counts as hung: lower the "

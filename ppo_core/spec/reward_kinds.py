@@ -1,8 +1,7 @@
-"""The kinds of rewards that a spec can name, with their keys."""
+"""The kinds of rewards that a spec can name, with their keys; those that are rules are in `reward_rules`."""
 
 from __future__ import annotations
 
-import re
 from string import Formatter
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -10,47 +9,22 @@ from urllib.parse import urlsplit
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from ppo_core.spec.paths import UserPath
-from ppo_core.spec.section import NonNegative, Section
+from ppo_core.spec.reward_rules import (
+    AnyReward,
+    ExactMatchSpec,
+    FormatSpec,
+    JsonSchemaSpec,
+    LengthSpec,
+    NumberSpec,
+    RegexSpec,
+    UnitTestsSpec,
+)
+from ppo_core.spec.section import NonNegative
 
 RUBRIC_FIELDS = ("prompt", "response", "answer")
 
 
-class _Reward(Section):
-    """What every kind has."""
-
-    weight: float = Field(
-        1.0,
-        allow_inf_nan=False,
-        description="The score is the weighted sum of all rewards; one of weight 0 is measured, and counts for nothing",
-    )
-    name: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$",
-        description="What metrics and columns call it; default: the function's name, or the kind",
-    )
-
-    @property
-    def component(self) -> str:
-        """Its column among the scores."""
-        return self.name or self.label
-
-    @property
-    def label(self) -> str:
-        """What people know it by."""
-        return str(vars(self)["kind"])
-
-    @property
-    def code(self) -> tuple[str, ...]:
-        """Import paths of the user's functions that it calls."""
-        return ()
-
-    @property
-    def folders(self) -> tuple[str, ...]:
-        """Folders of models that it reads."""
-        return ()
-
-
-class FunctionRewardSpec(_Reward):
+class FunctionRewardSpec(AnyReward):
     """A Python function in the form of TRL's GRPO rewards, or in that of verl, OpenRLHF or verifiers."""
 
     kind: Literal["function"] = Field("function", description="This kind")
@@ -80,46 +54,7 @@ class FunctionRewardSpec(_Reward):
         return (self.function,)
 
 
-class ExactMatchSpec(_Reward):
-    """1 where the response is the reference answer, apart from white space around it; else 0."""
-
-    kind: Literal["exact_match"] = Field("exact_match", description="This kind")
-    ignore_case: bool = Field(False, description="Whether Paris and paris are the same")
-
-
-class _Pattern(_Reward):
-    pattern: str | None
-
-    @field_validator("pattern")
-    @classmethod
-    def _compiles(cls, pattern: str | None) -> str | None:
-        try:
-            re.compile(pattern or "")
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression ({error}): see Python's module re") from None
-        return pattern
-
-
-class NumberSpec(_Pattern):
-    """1 where the last number of the response is that of the reference answer, else 0."""
-
-    kind: Literal["number"] = Field("number", description="This kind")
-    pattern: str | None = Field(
-        None,
-        description=r"Regular expression; what its last match (its first group, if it has one) covers is looked at "
-        r"alone, as in '#### (.*)'. No match: 0. none: the whole response",
-    )
-    tolerance: NonNegative = Field(0.0, description="Largest difference of two numbers that count as equal")
-
-
-class RegexSpec(_Pattern):
-    """1 where the pattern is found in the response, else 0."""
-
-    kind: Literal["regex"] = Field("regex", description="This kind")
-    pattern: str = Field(min_length=1, description="Regular expression of Python's `re`, searched for anywhere")
-
-
-class _Endpoint(_Reward):
+class _Endpoint(AnyReward):
     """A server that is asked over HTTP."""
 
     url: str = Field(description="Address, http:// or https://")
@@ -211,7 +146,7 @@ class JudgeSpec(_Endpoint):
         return self
 
 
-class ModelRewardSpec(_Reward):
+class ModelRewardSpec(AnyReward):
     """A reward model: a Hugging Face sequence classifier with one label, which reads prompt and response."""
 
     kind: Literal["model"] = Field("model", description="This kind")
@@ -236,6 +171,16 @@ class ModelRewardSpec(_Reward):
 
 
 RewardKind = Annotated[
-    FunctionRewardSpec | ExactMatchSpec | NumberSpec | RegexSpec | HttpRewardSpec | JudgeSpec | ModelRewardSpec,
+    FunctionRewardSpec
+    | ExactMatchSpec
+    | NumberSpec
+    | RegexSpec
+    | LengthSpec
+    | FormatSpec
+    | JsonSchemaSpec
+    | UnitTestsSpec
+    | HttpRewardSpec
+    | JudgeSpec
+    | ModelRewardSpec,
     Field(discriminator="kind", description="A reward"),
 ]

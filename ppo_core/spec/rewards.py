@@ -19,7 +19,9 @@ class RewardSpec(Section):
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Extra keyword arguments of every function")
     sources: tuple[RewardKind, ...] = Field(
-        (), description="Rewards of kind function, exact_match, number, regex, http, judge or model, besides `function`"
+        (),
+        description="Rewards of kind function, exact_match, number, regex, length, format, json_schema, unit_tests, "
+        "http, judge or model, besides `function`",
     )
     max_failed_fraction: Fraction = Field(
         0.5,

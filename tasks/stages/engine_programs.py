@@ -85,8 +85,14 @@ def _command(plan: EnginePlan, settings: Settings) -> list[str]:
     trusted = ["--trust-remote-code"] if settings.trust_remote_code else []
     if plan.role == "training":
         return [*training_command(plan.num_ranks), *trusted]
-    plugins = [f"--plugins={place}" for place in settings.plugins] if plan.role == "scoring" else []
-    return [sys.executable, "-m", PROGRAMS[plan.role], *plugins, *trusted]
+    permitted = scoring_permissions(settings) if plan.role == "scoring" else []
+    return [sys.executable, "-m", PROGRAMS[plan.role], *permitted, *trusted]
+
+
+def scoring_permissions(settings: Settings) -> list[str]:
+    """What the owner of this machine permits user code, as `ppo_core.permissions` reads it."""
+    generated = ["--run-generated-code"] if settings.run_generated_code else []
+    return [*(f"--plugins={place}" for place in settings.plugins), *generated]
 
 
 def launch_on_node(node: str, *, plan: EnginePlan, run: str, threads: int | None) -> EngineProcess:

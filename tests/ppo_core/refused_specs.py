@@ -9,6 +9,13 @@ SMALLEST = {
     "model": {"path": "folder"},
     "reward": {"function": "reward.py:correct"},
 }
+
+
+def rule(kind: str, **keys: Any) -> dict[str, Any]:
+    """A spec with this reward."""
+    return {"reward": {"sources": [{"kind": kind, **keys}]}}
+
+
 ADAPTIVE = {"kind": "adaptive", "horizon": 51}
 RLOO = {"algorithm": {"kind": "rloo"}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -147,6 +154,31 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         r"two rewards share a name \(number, number\).* another `name`",
     ),
     ({"reward": {"sources": {"kind": "number"}}}, "reward.sources={'kind': 'number'}: Input should be a valid tuple"),
+    (rule("length"), "no length is named: give min, max or both, or target with a slope"),
+    (rule("length", min=5, max=4), "min=5 is above max=4: no length lies between them"),
+    (rule("length", target=5, slope=2, min=1), "target=5 is the one length that scores 1: leave out min and max, or t"),
+    (rule("length", target=5), "target=5 with slope=0 gives 1 to responses of just that length .*: set slope"),
+    (rule("format"), r"no form is asked for: give a pattern, or tags, for example \[think, answer\]"),
+    (rule("format", pattern="("), r"'\(' is no regular expression"),
+    (rule("format", tags=["<think>"]), "'<think>' is no name of a tag: write think for <think>...</think>"),
+    (rule("format", tags=["a", "a"]), "tags a, a: each can be there once"),
+    (rule("json_schema"), "reward.sources.0.json_schema.json_schema: is required, and missing"),
+    (rule("json_schema", json_schema={"type": "objct"}), "it is no JSON Schema: type: 'objct' is not valid under any"),
+    (rule("json_schema", json_schema={"pattern": "("}), r"it is no JSON Schema: pattern: '\(' is not a 'regex'"),
+    (
+        rule("json_schema", json_schema={"$schema": "http://a/b"}),
+        r"\$schema='http://a/b' is no draft that is known",
+    ),
+    (
+        rule("json_schema", json_schema={"items": {"$ref": "#/$defs/a"}}),
+        r"its \$ref '#/\$defs/a' leads nowhere: write #/\$defs/NAME, and that definition into the schema",
+    ),
+    (rule("json_schema", json_schema={"$ref": "http://10.0.0.1/a"}), r"its \$ref 'http://10.0.0.1/a' leads nowhere"),
+    (rule("unit_tests", memory_mib=10), "memory_mib=10: Input should be greater than or equal to 64"),
+    (
+        {**rule("unit_tests", timeout_s=60), "engines": {"reward_timeout_s": 60}},
+        "timeout_s=60 of the reward unit_tests is not below engines.reward_timeout_s=60, after which the scoring",
+    ),
     ({"iterations": "many"}, "iterations='many': Input should be a valid integer"),
     ({"seed": True}, "seed=True: Input should be a valid integer"),
     ({"registry": {"alias": "Latest"}}, r"registry.alias: 'Latest': MLflow keeps latest, v1, .* choose another"),

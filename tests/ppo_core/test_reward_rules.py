@@ -17,6 +17,11 @@ from ppo_core.scoring.rules import last_number
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
 
+NAMED = {"type": "object", "properties": {"name": {"$ref": "#/$defs/name"}}, "required": ["name"]} | {
+    "$defs": {"name": {"type": "string"}}
+}
+NESTED = {"type": "array", "items": {"$ref": "#"}}
+
 
 def row(answer: Any) -> PromptRow:
     return PromptRow("a", "What?", [1], answer, {})
@@ -48,6 +53,44 @@ def rewards(*sources: dict[str, Any], folder: Path = Path()) -> WeightedRewards:
         ({"kind": "number", "pattern": "a|#### (.*)"}, "7", "a", 0.0),
         ({"kind": "regex", "pattern": "^<think>.*</think>"}, None, "<think>x</think>4", 1.0),
         ({"kind": "regex", "pattern": "^<think>.*</think>"}, None, "4", 0.0),
+        ({"kind": "length", "max": 3}, None, "a b c", 1.0),
+        ({"kind": "length", "max": 3}, None, "a b c d", 0.0),
+        ({"kind": "length", "min": 4, "max": 6, "slope": 4, "unit": "characters"}, None, "abcde", 1.0),
+        ({"kind": "length", "min": 4, "max": 6, "slope": 4, "unit": "characters"}, None, "a", 0.25),
+        ({"kind": "length", "min": 4, "max": 6, "slope": 4, "unit": "characters"}, None, "abcdefgh", 0.5),
+        ({"kind": "length", "min": 4, "max": 6, "slope": 4, "unit": "characters"}, None, "", 0.0),
+        ({"kind": "length", "min": 4, "max": 6, "slope": 4, "unit": "characters"}, None, "x" * 99, 0.0),
+        ({"kind": "length", "target": 2, "slope": 2}, None, "a", 0.5),
+        ({"kind": "format", "pattern": "[0-9]+"}, None, "12", 1.0),
+        ({"kind": "format", "pattern": "[0-9]+"}, None, "12 ", 0.0),
+        ({"kind": "format", "pattern": "a|ab"}, None, "ab", 1.0),
+        ({"kind": "format", "pattern": ".*"}, None, "a\n", 0.0),
+        ({"kind": "format", "tags": ["think", "answer"]}, None, "<think>a\nb</think>\n<answer>4</answer>\n", 1.0),
+        ({"kind": "format", "tags": ["think", "answer"]}, None, "<think></think><answer></answer>", 1.0),
+        ({"kind": "format", "tags": ["think", "answer"]}, None, "<answer>4</answer><think>a</think>", 0.0),
+        ({"kind": "format", "tags": ["think", "answer"]}, None, "so <think>a</think><answer>4</answer>", 0.0),
+        ({"kind": "format", "tags": ["think", "answer"]}, None, "<think>a</think>so<answer>4</answer>", 0.0),
+        ({"kind": "format", "tags": ["think", "answer"]}, None, "<think>a</think><answer>4", 0.0),
+        ({"kind": "format", "tags": ["think"]}, None, "<think>a</think><think>b</think>", 0.0),
+        ({"kind": "format", "tags": ["think"]}, None, "<think>a<think>b</think>", 0.0),
+        ({"kind": "format", "tags": ["think"]}, None, "<think>" + "<" * 50_000, 0.0),
+        ({"kind": "format", "tags": ["a"], "pattern": ".*4.*"}, None, "<a>4</a>", 1.0),
+        ({"kind": "format", "tags": ["a"], "pattern": ".*4.*"}, None, "<a>5</a>", 0.0),
+        ({"kind": "json_schema", "json_schema": NAMED}, None, ' {"name": "x", "size": 1e3}\n', 1.0),
+        ({"kind": "json_schema", "json_schema": NAMED}, None, '{"name": 1}', 0.0),
+        ({"kind": "json_schema", "json_schema": NAMED}, None, '{"size": 1}', 0.0),
+        ({"kind": "json_schema", "json_schema": NAMED}, None, "[]", 0.0),
+        ({"kind": "json_schema", "json_schema": NAMED, "no_json": -1}, None, "[]", 0.0),
+        ({"kind": "json_schema", "json_schema": NAMED, "no_json": -1}, None, '{"name": "x"', -1.0),
+        ({"kind": "json_schema", "json_schema": NAMED, "no_json": -1}, None, "", -1.0),
+        ({"kind": "json_schema", "json_schema": {}, "no_json": -1}, None, "NaN", -1.0),
+        ({"kind": "json_schema", "json_schema": {}, "no_json": -1}, None, "9" * 5000, -1.0),
+        ({"kind": "json_schema", "json_schema": {}, "no_json": -1}, None, "[" * 100_000, -1.0),
+        ({"kind": "json_schema", "json_schema": NESTED}, None, "[[], [[]]]", 1.0),
+        ({"kind": "json_schema", "json_schema": NESTED}, None, "[[], [4]]", 0.0),
+        ({"kind": "json_schema", "json_schema": NESTED}, None, "[" * 400 + "]" * 400, 0.0),
+        ({"kind": "json_schema", "json_schema": NAMED, "pattern": "<a>(.*)</a>"}, None, '<a>{"name": "x"}</a>', 1.0),
+        ({"kind": "json_schema", "json_schema": {}, "pattern": "<a>(.*)</a>", "no_json": -1}, None, "4", -1.0),
     ],
 )
 def test_what_is_right(source: dict[str, Any], answer: Any, response: str, score: float) -> None:
@@ -56,6 +99,12 @@ def test_what_is_right(source: dict[str, Any], answer: Any, response: str, score
     found.check_rows([row(answer)])
     (parts,) = found.score([Sample(row(answer), response)])
     assert parts.scores == {kind: score}
+
+
+def test_tokens_are_those_that_were_sampled() -> None:
+    found = rewards({"kind": "length", "min": 2, "max": 2})
+    parts = found.score([Sample(row(None), "a b c", (7, 2)), Sample(row(None), "a b", (7, 7, 2))])
+    assert [part.scores["length"] for part in parts] == [1.0, 0.0]
 
 
 @given(number=st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**9), max_value=10**9))

@@ -13,6 +13,7 @@ import pytest
 
 from infra.engines.process import EngineProcess
 from infra.settings import Settings
+from ppo_core.permissions import Permissions, permissions_of
 from ppo_core.records import InputError
 from tasks.prepare_dataset import prepare_dataset
 from tasks.stages.engine_programs import (
@@ -20,6 +21,7 @@ from tasks.stages.engine_programs import (
     launch_on_node,
     plan_engines,
     rollout_environment,
+    scoring_permissions,
     training_environment,
 )
 from tasks.stages.engines import Engines
@@ -101,6 +103,13 @@ def test_it_sees_what_the_owner_passes_on_and_nothing_else(reward: Path, monkeyp
     (reward.parent / "seen").unlink()
     try_reward(smoke_spec(f"reward.function={reward}:right"), [])
     assert leaked(variables((reward.parent / "seen").read_text())) == ["HTTPS_PROXY", "OPENAI_API_KEY"]
+
+
+def test_what_the_owner_permits_reaches_the_scoring_engine_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert permissions_of(scoring_permissions(Settings())) == Permissions()
+    monkeypatch.setenv("PPOFLOW_PLUGINS", ".,rewards")
+    monkeypatch.setenv("PPOFLOW_RUN_GENERATED_CODE", "1")
+    assert permissions_of(scoring_permissions(Settings())) == Permissions((".", "rewards"), run_generated_code=True)
 
 
 def test_a_name_that_is_not_set_is_refused_before_any_work(tmp_path: Path) -> None:

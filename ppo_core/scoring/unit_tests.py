@@ -1,0 +1,140 @@
+"""The reward `unit_tests`: code that the policy wrote is run against the tests of its row; the fraction that passes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import platform
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from ppo_core.records import InputError, PromptRow
+from ppo_core.scoring import run_unit_tests
+from ppo_core.scoring.functions import columns_of
+from ppo_core.scoring.plugins import Sources
+from ppo_core.scoring.reward import NotScored, Progress, RewardFailed, Sample, Score, shorten
+from ppo_core.scoring.rules import selected
+from ppo_core.spec.reward_rules import UnitTestsSpec
+
+BLOCK = r"(?ms)^```[^\n]*\n(.*?)^```"
+ALONE = ("-P", "-s", "-S", "-B")
+"""Without what lies beside the program or in site-packages, and without writing bytecode."""
+ENVIRONMENT = {"PYTHONHASHSEED": "0"}
+"""Nothing of ours; and sets have the same order each time."""
+
+
+@dataclass(frozen=True)
+class UnitTests:
+    """A process for each response, as many at a time as there are cores."""
+
+    spec: UnitTestsSpec
+    sources: Sources
+    answer_column: str
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        name = self.spec.component
+        if not self.sources.run_generated_code:
+            raise InputError(
+                f"the reward {name} runs code that models write, and the owner of this machine has not allowed it: set "
+                "PPOFLOW_RUN_GENERATED_CODE=1 on the machine itself; no spec can (docs/rewards.md says what such code "
+                "can still do)"
+            )
+        if sys.platform != "linux" or platform.machine() not in run_unit_tests.MACHINES:
+            raise InputError(
+                f"the reward {name} locks code up by means of Linux on {' and '.join(run_unit_tests.MACHINES)}, and "
+                f"this is {sys.platform} on {platform.machine()}: score it on another machine, by the reward http"
+            )
+
+    def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
+        """Each row needs tests that can be read as Python."""
+        for number, row in enumerate(rows, first):
+            for test in self._tests(row, f"row {number} ({shorten(row.prompt)})"):
+                try:
+                    ast.parse(test)
+                except (SyntaxError, ValueError) as error:
+                    raise InputError(
+                        f"the reward {self.spec.component} cannot read a test of row {number} ({shorten(test)}) as "
+                        f"Python: {error}: correct the column {self.spec.column!r}"
+                    ) from None
+
+    def score(self, samples: Sequence[Sample]) -> list[Score]:
+        """Code that raises, ends the process, or takes too long or too much, fails the tests that are left."""
+        scores: list[Score] = []
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            for score in pool.map(self._score, samples):
+                scores.append(score)
+                self.progress(len(scores), len(samples), f"responses tested by {self.spec.component}")
+        return scores
+
+    def _tests(self, row: PromptRow, whose: str) -> list[str]:
+        given = columns_of(row, self.answer_column).get(self.spec.column)
+        tests = [given] if isinstance(given, str) else given
+        if not isinstance(tests, list) or not tests or not all(isinstance(one, str) and one.strip() for one in tests):
+            raise InputError(
+                f"the reward {self.spec.component} runs the tests in the column {self.spec.column!r}, which is "
+                f"{shorten(given)} in {whose}: give Python statements, as a text or a list of texts, or name another "
+                "column in the reward's `column`"
+            )
+        return tests
+
+    def _score(self, sample: Sample) -> Score:
+        tests, code = self._tests(sample.row, shorten(sample.row.prompt)), self._code(sample.response)
+        if code is None:
+            return 0.0
+        secret = secrets.token_hex(16)
+        told, status = self._run(
+            {
+                "secret": secret,
+                "code": code,
+                "tests": tests,
+                "seconds": self.spec.timeout_s,
+                "memory_mib": self.spec.memory_mib,
+            }
+        )
+        if f"{secret} ready" not in told:
+            if status is None:
+                return NotScored(f"its process was not ready after timeout_s={self.spec.timeout_s:g}")
+            raise RewardFailed(
+                f"the reward {self.spec.component} cannot lock code up here, so it ran none (exit status {status}): "
+                "the log of the scoring engine says why; containers must let processes set a seccomp filter"
+            )
+        return sum(f"{secret} {number}" in told for number in range(len(tests))) / len(tests)
+
+    def _code(self, response: str) -> str | None:
+        if self.spec.pattern is not None:
+            return selected(self.spec.pattern, response)
+        return selected(BLOCK, response) if re.search(BLOCK, response) else response
+
+    def _run(self, job: dict[str, object]) -> tuple[set[str], int | None]:
+        """The lines that the process wrote, and its exit status; None where it was ended at the deadline."""
+        with (
+            tempfile.TemporaryDirectory(prefix="unit-tests-", ignore_cleanup_errors=True) as folder,
+            tempfile.TemporaryFile() as results,  # no pipe: whatever is written, nobody has to keep reading
+            subprocess.Popen(
+                [sys.executable, *ALONE, run_unit_tests.__file__],
+                stdin=subprocess.PIPE,
+                stdout=results,
+                cwd=folder,
+                env=ENVIRONMENT,
+                start_new_session=True,
+            ) as process,
+        ):
+            status: int | None = None
+            try:
+                process.communicate(json.dumps(job).encode(), timeout=self.spec.timeout_s)
+                status = process.returncode
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                process.kill()  # it can have no children
+            process.wait()
+            results.seek(0)
+            return set(results.read().decode(errors="replace").splitlines()), status

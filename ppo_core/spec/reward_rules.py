@@ -1,0 +1,236 @@
+"""The kinds of rewards that are rules: they need no code of the user's, no server and no model."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from ppo_core.spec.section import NonNegative, Section
+
+TAG = r"[A-Za-z_][A-Za-z0-9_-]*"
+
+
+class AnyReward(Section):
+    """What every kind has."""
+
+    weight: float = Field(
+        1.0,
+        allow_inf_nan=False,
+        description="The score is the weighted sum of all rewards; one of weight 0 is measured, and counts for nothing",
+    )
+    name: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$",
+        description="What metrics and columns call it; default: the function's name, or the kind",
+    )
+
+    @property
+    def component(self) -> str:
+        """Its column among the scores."""
+        return self.name or self.label
+
+    @property
+    def label(self) -> str:
+        """What people know it by."""
+        return str(vars(self)["kind"])
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """Import paths of the user's functions that it calls."""
+        return ()
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Folders of models that it reads."""
+        return ()
+
+
+class ExactMatchSpec(AnyReward):
+    """1 where the response is the reference answer, apart from white space around it; else 0."""
+
+    kind: Literal["exact_match"] = Field("exact_match", description="This kind")
+    ignore_case: bool = Field(False, description="Whether Paris and paris are the same")
+
+
+class _Pattern(AnyReward):
+    pattern: str | None
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression ({error}): see Python's module re") from None
+        return pattern
+
+
+class NumberSpec(_Pattern):
+    """1 where the last number of the response is that of the reference answer, else 0."""
+
+    kind: Literal["number"] = Field("number", description="This kind")
+    pattern: str | None = Field(
+        None,
+        description=r"Regular expression; what its last match (its first group, if it has one) covers is looked at "
+        r"alone, as in '#### (.*)'. No match: 0. none: the whole response",
+    )
+    tolerance: NonNegative = Field(0.0, description="Largest difference of two numbers that count as equal")
+
+
+class RegexSpec(_Pattern):
+    """1 where the pattern is found in the response, else 0."""
+
+    kind: Literal["regex"] = Field("regex", description="This kind")
+    pattern: str = Field(min_length=1, description="Regular expression of Python's `re`, searched for anywhere")
+
+
+class LengthSpec(AnyReward):
+    """1 where a response is neither too short nor too long, less the further off it is, down to 0."""
+
+    kind: Literal["length"] = Field("length", description="This kind")
+    unit: Literal["tokens", "characters"] = Field(
+        "tokens", description="What is counted: tokens with the one that ends the response, or characters of its text"
+    )
+    min: PositiveInt | None = Field(None, description="Shorter responses score less")
+    max: PositiveInt | None = Field(None, description="Longer responses score less")
+    target: PositiveInt | None = Field(None, description="Instead of min and max: the one length that scores 1")
+    slope: NonNegativeInt = Field(
+        0, description="So many units outside, a response scores 0, and linearly more on the way there; 0: at once"
+    )
+
+    @property
+    def bounds(self) -> tuple[int, int | None]:
+        """The shortest and the longest length that score 1; None: any."""
+        return (self.min or 0, self.max) if self.target is None else (self.target, self.target)
+
+    @model_validator(mode="after")
+    def _has_bounds(self) -> Self:
+        if self.target is not None and (self.min is not None or self.max is not None):
+            raise ValueError(f"target={self.target} is the one length that scores 1: leave out min and max, or target")
+        if self.target is not None and not self.slope:
+            raise ValueError(
+                f"target={self.target} with slope=0 gives 1 to responses of just that length and 0 to all others: set "
+                "slope to how far off still counts"
+            )
+        if self.min is None and self.max is None and self.target is None:
+            raise ValueError("no length is named: give min, max or both, or target with a slope")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min={self.min} is above max={self.max}: no length lies between them")
+        return self
+
+
+class FormatSpec(_Pattern):
+    """1 where the whole response has the form that is asked for, else 0."""
+
+    kind: Literal["format"] = Field("format", description="This kind")
+    pattern: str | None = Field(
+        None,
+        min_length=1,
+        description="Regular expression of Python's `re` that the whole response must match; (?s) lets . match line "
+        "ends",
+    )
+    tags: tuple[str, ...] = Field(
+        (),
+        description="The response must be <a>...</a> <b>...</b> for tags [a, b]: each once, in this order, nothing but "
+        "white space around them, and none of them inside another",
+    )
+
+    @field_validator("tags")
+    @classmethod
+    def _are_names(cls, tags: tuple[str, ...]) -> tuple[str, ...]:
+        for tag in tags:
+            if not re.fullmatch(TAG, tag):
+                raise ValueError(f"{tag!r} is no name of a tag: write think for <think>...</think>")
+        if len(set(tags)) < len(tags):
+            raise ValueError(f"tags {', '.join(tags)}: each can be there once")
+        return tags
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> Self:
+        if self.pattern is None and not self.tags:
+            raise ValueError("no form is asked for: give a pattern, or tags, for example [think, answer]")
+        return self
+
+
+class JsonSchemaSpec(_Pattern):
+    """1 where the response is JSON that the schema accepts, else 0."""
+
+    kind: Literal["json_schema"] = Field("json_schema", description="This kind")
+    json_schema: dict[str, Any] = Field(
+        description="JSON Schema (draft 2020-12, or what its $schema names), without references to other documents"
+    )
+    pattern: str | None = Field(
+        None,
+        description="Regular expression; only what its last match (its first group, if it has one) covers is read as "
+        "JSON. No match: no JSON. none: the whole response",
+    )
+    no_json: float = Field(0.0, description="Score of a response that is no JSON at all")
+
+    @field_validator("json_schema")
+    @classmethod
+    def _is_a_schema(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        from jsonschema.exceptions import SchemaError
+        from jsonschema.validators import Draft202012Validator, validator_for
+
+        draft = schema.get("$schema", Draft202012Validator.META_SCHEMA["$id"])
+        if not isinstance(draft, str) or validator_for({"$schema": draft}, default=None) is None:
+            raise ValueError(f"$schema={draft!r} is no draft that is known here: leave it out for 2020-12")
+        try:
+            validator_for(schema, default=Draft202012Validator).check_schema(schema)
+        except SchemaError as error:
+            place = "/".join(str(part) for part in error.absolute_path)
+            raise ValueError(f"it is no JSON Schema: {place or 'at its top'}: {error.message}") from None
+        for reference in _references(schema):
+            if not _leads_somewhere(schema, reference):
+                raise ValueError(
+                    f"its $ref {reference!r} leads nowhere: write #/$defs/NAME, and that definition into the schema"
+                )
+        return schema
+
+
+class UnitTestsSpec(_Pattern):
+    """The fraction of a row's unit tests that the code in the response passes, in a Python process of little room."""
+
+    kind: Literal["unit_tests"] = Field("unit_tests", description="This kind")
+    column: str = Field(
+        "tests", min_length=1, description="Column with the tests: Python statements, a text, or a list of one per test"
+    )
+    pattern: str | None = Field(
+        None,
+        description="Regular expression; what its last match (its first group, if it has one) covers is the code. No "
+        "match: 0. none: the last block between ``` if there is one, else the whole response",
+    )
+    timeout_s: PositiveFloat = Field(
+        10.0,
+        le=600.0,
+        description="Seconds for all tests of a response; what has not passed by then has failed",
+    )
+    memory_mib: PositiveInt = Field(512, ge=64, description="Memory of the process")
+
+
+def _references(schema: Any) -> list[str]:
+    """All references in a schema."""
+    if isinstance(schema, list):
+        return [found for part in schema for found in _references(part)]
+    if not isinstance(schema, dict):
+        return []
+    own = [schema[name] for name in ("$ref", "$dynamicRef") if isinstance(schema.get(name), str)]
+    return own + [found for part in schema.values() for found in _references(part)]
+
+
+def _leads_somewhere(schema: dict[str, Any], reference: str) -> bool:
+    """Whether a reference is a JSON pointer into the schema, or an anchor in it."""
+    from referencing import Registry, Resource
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012
+
+    if not reference.startswith("#"):
+        return False
+    resource = Resource.from_contents(schema, default_specification=DRAFT202012)
+    try:
+        Registry().with_resource("", resource).resolver().lookup(reference)
+    except Unresolvable:
+        return False
+    return True
