@@ -87,6 +87,11 @@ class Settings(BaseSettings):
         description="Variables of this machine that reward functions see besides, a judge's key for example, joined "
         "by commas; engines see none of the others that hold secrets.",
     )
+    reward_urls: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="Servers that the rewards http and judge may send samples to, as http://HOST:PORT, joined by "
+        "commas; without it, any.",
+    )
     trust_remote_code: bool = Field(
         default=False, description="Run code that lies in models' and tokenizers' folders; no spec can allow it."
     )
@@ -105,7 +110,7 @@ class Settings(BaseSettings):
         "other work runs; without it they spin for a moment first, which is faster on a quiet one.",
     )
 
-    @field_validator("plugins", "reward_env", mode="before")
+    @field_validator("plugins", "reward_env", "reward_urls", mode="before")
     @classmethod
     def _joined_by_commas(cls, listed: object) -> object:
         return tuple(one.strip() for one in listed.split(",")) if isinstance(listed, str) else listed
@@ -118,6 +123,14 @@ class Settings(BaseSettings):
             if not folder and not all(part.isidentifier() for part in place.split(".")):
                 raise ValueError(f"{place!r} is neither ., an absolute folder nor a package's name")
         return plugins
+
+    @field_validator("reward_urls")
+    @classmethod
+    def _servers(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        for url in urls:
+            if not re.fullmatch(r"https?://[^/?#@\s]+", url) or not _names_a_host(url):
+                raise ValueError(f"{url!r} is no server: write http://HOST:PORT or https://HOST, without a path")
+        return urls
 
     @field_validator("home", "cache")
     @classmethod

@@ -125,8 +125,14 @@ def rows_of_splits(spec: PrepareDatasetJob, sources: Sources) -> dict[str, list[
 def sources_of(job: Job) -> Sources:
     """The folder of the user's code and data, and from where code may come."""
     given, permitted = job.inputs["sources"], job.permissions
-    trusted, generated = permitted.trust_remote_code, permitted.run_generated_code
-    return Sources(given.path, permitted.plugins, trusted, given.digest, run_generated_code=generated)
+    return Sources(
+        given.path,
+        permitted.plugins,
+        permitted.trust_remote_code,
+        given.digest,
+        permitted.run_generated_code,
+        permitted.reward_urls,
+    )
 
 
 def scan(given: Sequence[Rows], rewards: WeightedRewards, column: str, job: Job) -> Scanned:

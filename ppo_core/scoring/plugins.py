@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 
 from ppo_core.permissions import OWN_FOLDER
 from ppo_core.records import InputError
@@ -35,6 +36,7 @@ class Sources:
     trust_remote_code: bool = False
     digest: str = ""
     run_generated_code: bool = False
+    reward_urls: tuple[str, ...] = ()
 
     def require_allowed(self, name: str, origin: Path | None) -> None:
         """Raise InputError, before anything is imported, unless `name`, found at `origin`, comes from such a place."""
@@ -49,6 +51,14 @@ class Sources:
             f"{name}: code from {origin or 'nowhere'} may not run here, only from {', '.join(self.allowed)} (. is the "
             f"spec's folder {self.folder}): the owner of this machine can add its folder or package to PPOFLOW_PLUGINS"
         )
+
+    def require_server(self, name: str, url: str) -> None:
+        """Raise InputError unless the reward `name` may send samples to the server of `url`."""
+        if self.reward_urls and _server(url) not in map(_server, self.reward_urls):
+            raise InputError(
+                f"the reward {name} may not send samples to {url} from here, only to {', '.join(self.reward_urls)}: "
+                "the owner of this machine can add the server to PPOFLOW_REWARD_URLS"
+            )
 
 
 def load_function(name: str, sources: Sources) -> Callable[..., Any]:
@@ -101,6 +111,12 @@ def source_digest(name: str, sources: Sources) -> str:
     for path in sorted(_closure(origin, root, scope)):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+def _server(url: str) -> tuple[str, str | None, int]:
+    """Scheme, host and port of an address."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}[parts.scheme]
 
 
 def _is_folder(place: str) -> bool:

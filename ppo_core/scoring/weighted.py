@@ -42,7 +42,9 @@ class Components:
 
 
 def make_reward(spec: RewardKind, sources: Sources, answer_column: str, progress: Progress) -> Reward:
-    """A reward of the kind that the spec names."""
+    """A reward of the kind that the spec names. Raises InputError where it may not run here."""
+    if isinstance(spec, HttpRewardSpec | JudgeSpec):
+        sources.require_server(spec.component, spec.url)
     match spec:
         case FunctionRewardSpec():
             return FunctionReward(spec, sources, answer_column)

@@ -76,6 +76,33 @@ def test_a_key_comes_from_the_environment_and_is_missed_there(monkeypatch: pytes
         rewards("http", server.url, key_variable="JUDGE_KEY")
 
 
+@pytest.mark.parametrize("kind", ["http", "judge"])
+def test_samples_go_to_the_servers_that_the_owner_names_alone(kind: str) -> None:
+    more = {"model": "m", "rubric": RUBRIC} if kind == "judge" else {}
+
+    def made(url: str, *allowed: str) -> WeightedRewards:
+        spec = RewardSpec.model_validate({"sources": [{"kind": kind, "url": url, **more}]})
+        return WeightedRewards(spec, Sources(Path(), reward_urls=allowed), "answer")
+
+    for url, allowed in (
+        ("http://rewards:8100/score", "http://rewards:8100"),
+        ("http://REWARDS/v1", "http://rewards:80"),
+        ("https://rewards:443", "https://Rewards"),
+    ):
+        made(url, "http://other", allowed)
+        made(url)
+    for url in (
+        "http://rewards:8101",
+        "https://rewards:8100",
+        "http://rewards.evil:8100",
+        "http://169.254.169.254",
+    ):
+        with pytest.raises(
+            InputError, match=r"may not send samples to .* only to http://rewards:8100, http://b: .*_URLS"
+        ):
+            made(url, "http://rewards:8100", "http://b")
+
+
 @pytest.mark.parametrize("status", [500, 503, 429])
 def test_a_passing_trouble_is_tried_again(status: int) -> None:
     def answer(number: int, document: Any) -> Answer:

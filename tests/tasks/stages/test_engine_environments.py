@@ -109,7 +109,10 @@ def test_what_the_owner_permits_reaches_the_scoring_engine_and_no_more(monkeypat
     assert permissions_of(scoring_permissions(Settings())) == Permissions()
     monkeypatch.setenv("PPOFLOW_PLUGINS", ".,rewards")
     monkeypatch.setenv("PPOFLOW_RUN_GENERATED_CODE", "1")
-    assert permissions_of(scoring_permissions(Settings())) == Permissions((".", "rewards"), run_generated_code=True)
+    monkeypatch.setenv("PPOFLOW_REWARD_URLS", "http://rewards:8100, https://judge")
+    servers = ("http://rewards:8100", "https://judge")
+    expected = Permissions((".", "rewards"), run_generated_code=True, reward_urls=servers)
+    assert permissions_of(scoring_permissions(Settings())) == expected
 
 
 def test_a_name_that_is_not_set_is_refused_before_any_work(tmp_path: Path) -> None:
