@@ -24,14 +24,16 @@ from typing import Any
 from benchmarks.shapes import PROMPT, SHAPES, Shape, write_rollouts_and_scores, write_tokenizer
 
 
-def measure(shape: Shape, *, iterations: int, training: dict[str, Any], dtype: str) -> dict[str, Any]:
+def measure(shape: Shape, *, iterations: int, training: dict[str, Any], dtype: str, threads: int = 0) -> dict[str, Any]:
     """Seconds and useful FLOP of experience and update, medians without the first iteration, and memory."""
     from ppo_core.training.ranks import Ranks
     from ppo_core.training.service import TrainingEngine
+    from ppo_core.training.threads import Threads
 
     rate = matmul_rate(dtype)
     with tempfile.TemporaryDirectory() as folder:
-        work = Work(TrainingEngine(Ranks(0, 1)), Path(folder), shape, training, dtype)
+        engine = TrainingEngine(Ranks(0, 1, threads=Threads(threads) if threads else Threads.of_machine()))
+        work = Work(engine, Path(folder), shape, training, dtype)
         work.start()
         idle = memory_mib()
         with watched() as peak:
@@ -210,6 +212,7 @@ def main() -> None:
     parser.add_argument("--compute-dtype", choices=["auto", "float32", "bfloat16"], default="float32")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--zero-stage", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=0, help="that share rows; 0: as the engine chooses")
     given = parser.parse_args()
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     print(
@@ -223,6 +226,7 @@ def main() -> None:
                     "zero_stage": given.zero_stage,
                 },
                 dtype=given.dtype,
+                threads=given.threads,
             )
         )
     )

@@ -32,8 +32,10 @@ def main(
         meeting = open_meeting()
         children = start_other_ranks(num_ranks, meeting, *trusted)
     from ppo_core.training.service import TrainingEngine, follow, leading
+    from ppo_core.training.threads import Threads
 
-    engine = TrainingEngine(Ranks(rank, num_ranks, children, meeting), trust_remote_code=trust_remote_code)
+    ranks = Ranks(rank, num_ranks, children, meeting, Threads.of_machine())
+    engine = TrainingEngine(ranks, trust_remote_code=trust_remote_code)
     if rank > 0:
         follow(engine)
     engine.ranks.end_with_children()

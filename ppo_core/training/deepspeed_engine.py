@@ -27,14 +27,21 @@ from ppo_core.models.forward import Models
 from ppo_core.models.packing import enable_packing
 from ppo_core.records import OptimizerSettings
 from ppo_core.spec import TrainingSpec
+from ppo_core.training.threads import Threads, twin_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Trainable:
-    """A module with its optimizer under DeepSpeed. Gradients accumulate over `backward` calls until `step`."""
+    """A module with its optimizer under DeepSpeed. Gradients accumulate over `backward` calls until `step`.
 
-    def __init__(self, module: Any, settings: OptimizerSettings, training: TrainingSpec, *, dtype: str) -> None:
+    `modules` are what threads pass rows through, at most `threads` of them: the first is DeepSpeed's, the others are
+    twins of the module. Where ranks share the weights out, or compute on GPUs or in bf16, it is that one alone.
+    """
+
+    def __init__(
+        self, module: Any, settings: OptimizerSettings, training: TrainingSpec, *, dtype: str, threads: int = 1
+    ) -> None:
         zero_stage, recompute = training.zero_stage, training.activation_checkpointing
         self.zero_stage = zero_stage
         self.dtype = next(module.parameters()).dtype
@@ -42,19 +49,33 @@ class Trainable:
         enable_packing(module)
         if recompute:
             module.gradient_checkpointing_enable({"use_reentrant": False})
+        plain = zero_stage == 0 and dtype == "float32"
+        twins = [twin_of(module) for _ in range(threads - 1)] if plain else []
         learns = (p for p in module.parameters() if p.requires_grad)
         config = _config(settings, zero_stage, dtype)
         self._engine: Any = deepspeed.initialize(model=module, model_parameters=learns, config=config)[0]
         # The library recomputes activations in training mode only; dropout is zero anyway.
-        self._engine.train(recompute)
+        self.modules: list[Any] = [self._engine, *twins]
+        for one in self.modules:
+            one.train(recompute)
+        self._beside: list[list[Tensor]] = [[] for _ in twins]
         if zero_stage == 0:
             self._engine.enable_backward_allreduce = False  # step() below reduces first, to see the true gradient norm
         self.skipped_in_a_row = 0
         self._start_optimizer_state()
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradient of `loss`: this rank's share of the global loss, times the number of ranks."""
-        self._engine.backward(loss)
+    def backward(self, loss: Tensor, module: int = 0) -> None:
+        """Add the gradient of `loss`, which `modules[module]` made: this rank's share of the global loss, times the
+        number of ranks. Calls for other modules may be made at the same time."""
+        if module == 0:
+            self._engine.backward(loss)
+            return
+        found = torch.autograd.grad(loss, [p for _, p in self.parameters()], materialize_grads=True)
+        beside = self._beside[module - 1]
+        if beside:
+            torch._foreach_add_(beside, found)
+        else:
+            beside += found
 
     def step(self, learning_rate: float) -> float:
         """Clip by the global norm and update. Returns the gradient norm before clipping, the same on every rank.
@@ -64,9 +85,16 @@ class Trainable:
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
+        self._add_gradients_of_twins()
         norm = self._step_unsharded() if self.zero_stage == 0 else self._step_sharded()
         self.skipped_in_a_row = 0 if math.isfinite(norm) else self.skipped_in_a_row + 1
         return norm
+
+    def _add_gradients_of_twins(self) -> None:
+        for beside in self._beside:
+            for (_, parameter), gradient in zip(self.parameters(), beside, strict=bool(beside)):
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+            beside.clear()
 
     def _step_unsharded(self) -> float:
         """Without ZeRO DeepSpeed would apply any gradient."""
@@ -126,11 +154,6 @@ class Trainable:
             state["step"].fill_(count)
 
     @property
-    def distributed(self) -> Any:
-        """The module as DeepSpeed runs it: what forward passes call."""
-        return self._engine
-
-    @property
     def device(self) -> torch.device:
         """Where the module computes."""
         return torch.device(self._engine.device)
@@ -158,10 +181,25 @@ class Trainable:
             self._engine.optimizer._lazy_init_hp_params_optimizer_state()
 
 
-def models_of(trainables: Mapping[str, Trainable], *, temperature: float, reference: Any = None) -> Models:
-    """The networks under training, and the frozen reference, behind the port for forward passes."""
-    networks = {name: trainable.distributed for name, trainable in trainables.items()}
-    return Models(networks, temperature, reference)
+def models_of(
+    trainables: Mapping[str, Trainable],
+    threads: Threads,
+    training: TrainingSpec,
+    *,
+    temperature: float,
+    reference: Any = None,
+) -> list[Models]:
+    """The networks under training, and the frozen reference, behind the port for forward passes: for each thread that
+    can run them."""
+    count = threads.usable(training.compute_dtype, [len(trainable.modules) for trainable in trainables.values()])
+    return [
+        Models(
+            {name: trainable.modules[thread] for name, trainable in trainables.items()},
+            temperature,
+            reference if thread == 0 or reference is None else twin_of(reference),
+        )
+        for thread in range(count)
+    ]
 
 
 def full_shape(parameter: nn.Parameter) -> torch.Size:

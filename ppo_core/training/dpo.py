@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +36,7 @@ def train_dpo(
     policy: Trainable, train: Sequence[Ranking], held_out: Sequence[Ranking], job: TrainDpoJob, ranks: Ranks, tick: Tick
 ) -> Trained:
     """The loss of `ppo_core.algorithms.dpo`, mean over a batch's rows."""
-    spec, models = job.dpo, models_of({"policy": policy}, temperature=1.0)
+    spec, models = job.dpo, models_of({"policy": policy}, ranks.threads, job.training, temperature=1.0)
     reference, held_out_reference = (
         _logprobs(models, rows, job, ranks, tick, "logprobs of the start") for rows in (train, held_out)
     )
@@ -66,7 +66,7 @@ def train_dpo(
 
 def _step(
     policy: Trainable,
-    models: Models,
+    models: Sequence[Models],
     batch: Sequence[Ranking],
     reference: Sequence[Tensor],
     job: TrainDpoJob,
@@ -74,14 +74,20 @@ def _step(
     step: int,
 ) -> tuple[list[float], float]:
     """Means over the batch's rows, and the gradient norm. All responses of a row are in one backward pass."""
-    total = torch.zeros(len(NAMES))
-    for numbers in _share(models, batch, job, ranks):
-        rows = [batch[number] for number in numbers]
-        logprobs = _of_responses(models, rows, normalised=job.dpo.length_normalised)
-        beside = torch.cat([reference[number] for number in numbers]).to(logprobs.device)
-        found = _loss(rows, logprobs, beside, job.dpo)
-        policy.backward(found.total / len(batch) * ranks.world_size)
-        total += torch.stack([found.total.detach(), *found.measured]).cpu()
+
+    def work(thread: int, microbatches: list[list[int]]) -> list[Tensor]:
+        totals = []
+        for numbers in microbatches:
+            rows = [batch[number] for number in numbers]
+            logprobs = _of_responses(models[thread], rows, normalised=job.dpo.length_normalised)
+            beside = torch.cat([reference[number] for number in numbers]).to(logprobs.device)
+            found = _loss(rows, logprobs, beside, job.dpo)
+            policy.backward(found.total / len(batch) * ranks.world_size, thread)
+            totals.append(torch.stack([found.total.detach(), *found.measured]).cpu())
+        return totals
+
+    shares = _shares(models, batch, job, ranks)
+    total = sum(chain.from_iterable(ranks.threads.map(work, shares)), torch.zeros(len(NAMES)))
     norm = policy.step(rate_at(job.dpo, step))
     return (ranks.sum(total) / len(batch)).tolist(), norm
 
@@ -98,17 +104,23 @@ def _means(found: DpoLoss, count: int) -> list[float]:
 
 
 def _logprobs(
-    models: Models, rankings: Sequence[Ranking], job: TrainDpoJob, ranks: Ranks, tick: Tick, note: str
+    models: Sequence[Models], rankings: Sequence[Ranking], job: TrainDpoJob, ranks: Ranks, tick: Tick, note: str
 ) -> list[Tensor]:
     """What the policy as it is gives each row's responses, on the CPU of every rank; without gradients."""
     places = [range(*ends) for ends in pairwise(accumulate((len(row.responses) for row in rankings), initial=0))]
     out = torch.zeros(places[-1].stop)
-    parts = _share(models, rankings, job, ranks)
-    with torch.no_grad():
-        for number, rows in enumerate(parts):
-            said = _of_responses(models, [rankings[row] for row in rows], normalised=job.dpo.length_normalised)
+    shares = _shares(models, rankings, job, ranks)
+    total = sum(map(len, shares))
+    done = iter(range(1, total + 1))
+
+    def work(thread: int, microbatches: list[list[int]]) -> None:
+        for rows in microbatches:
+            said = _of_responses(models[thread], [rankings[row] for row in rows], normalised=job.dpo.length_normalised)
             out[[place for row in rows for place in places[row]]] = said.cpu()
-            tick(number + 1, len(parts), note)
+            tick(next(done), total, note)
+
+    with torch.no_grad():
+        ranks.threads.map(work, shares)
     return list(ranks.sum(out).split([len(row.responses) for row in rankings]))
 
 
@@ -122,9 +134,11 @@ def _of_responses(models: Models, rows: Sequence[Ranking], *, normalised: bool) 
     return logprobs.sum(1) / torch.tensor([len(response) for _, response in answers], device=logprobs.device)
 
 
-def _share(models: Models, rankings: Sequence[Ranking], job: TrainDpoJob, ranks: Ranks) -> list[list[int]]:
-    costs = [row.cost(padded=not models.packed) for row in rankings]
-    return share_of(ranks, range(len(rankings)), costs, job.training, padded=False)
+def _shares(
+    models: Sequence[Models], rankings: Sequence[Ranking], job: TrainDpoJob, ranks: Ranks
+) -> list[list[list[int]]]:
+    costs = [row.cost(padded=not models[0].packed) for row in rankings]
+    return share_of(ranks, range(len(rankings)), costs, job.training, len(models), padded=False)
 
 
 def _responses(

@@ -6,6 +6,7 @@ sampler_logprobs ──► how far sampler and trainer disagree (logged, never s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ class Predictions:
 
 
 def predict(
-    models: Models,
+    models: Sequence[Models],
     need: Need,
     sequences: list[TokenSequence],
     training: TrainingSpec,
@@ -89,20 +90,27 @@ def predict(
     tick: Any,
     temperatures: Tensor | None = None,
 ) -> Predictions:
-    """One pass of each model over all rows, in microbatches, shared among the ranks."""
+    """One pass of each network over all rows, in microbatches, shared among the ranks, and among a rank's threads:
+    each has `models` of its own."""
     lengths, width = lengths_of(sequences), max(len(r) for _, r in sequences)
     out = torch.zeros((3, len(sequences), width + 1), dtype=torch.float32)
-    parts = share_of(ranks, range(len(sequences)), lengths, training, padded=not models.packed)
-    with torch.no_grad():
-        for number, rows in enumerate(parts):
+    shares = share_of(ranks, range(len(sequences)), lengths, training, len(models), padded=not models[0].packed)
+    total = sum(map(len, shares))
+    done = iter(range(1, total + 1))
+
+    def work(thread: int, microbatches: list[list[int]]) -> None:
+        for rows in microbatches:
             own = None if temperatures is None else temperatures[rows]
-            said = models.forward([sequences[row] for row in rows], need, own)
+            said = models[thread].forward([sequences[row] for row in rows], need, own)
             for index, tensor in enumerate((said.logprobs, said.reference_logprobs, said.values)):
                 if tensor is not None:
                     out[index, rows, : tensor.shape[1]] = tensor.cpu()
             if said.final_values is not None:
                 out[2, rows, width] = said.final_values.cpu()
-            tick(number + 1, len(parts), "logprobs and values" if need.values else "logprobs")
+            tick(next(done), total, "logprobs and values" if need.values else "logprobs")
+
+    with torch.no_grad():
+        ranks.threads.map(work, shares)
     out = ranks.sum(out)
     logprobs, reference_logprobs, values = out[:, :, :width]
     if not need.values:

@@ -127,6 +127,8 @@ class Learner:
                 load_adapters(module, folder / ADAPTERS / name)
             if config.value_head:
                 load_value_head(module, folder / VALUE_HEAD)
-            trainable = self.trainables[name] = Trainable(module, config.optimizer, config.training, dtype=config.dtype)
+            trainable = self.trainables[name] = Trainable(
+                module, config.optimizer, config.training, dtype=config.dtype, threads=self.ranks.threads.count
+            )
             load_optimizer(folder, name, trainable, state.num_steps[name])
             trainable.skipped_in_a_row = state.skipped_steps[name]

@@ -20,6 +20,7 @@ from torch import Tensor
 from ppo_core.data.batches import microbatches
 from ppo_core.engines.protocol import EngineDefect
 from ppo_core.spec import TrainingSpec
+from ppo_core.training.threads import Threads
 
 IDLE = datetime.timedelta(days=365)
 MICROBATCH_TOKENS = 4096  # where a spec does not say
@@ -36,6 +37,7 @@ class Ranks:
     world_size: int
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
     meeting: int | None = None
+    threads: Threads = field(default_factory=Threads)
     dismissed: bool = False
 
     def __post_init__(self) -> None:
@@ -105,11 +107,22 @@ class Ranks:
 
 
 def share_of(
-    ranks: Ranks, rows: Sequence[int], lengths: Sequence[int], training: TrainingSpec, *, padded: bool
-) -> list[list[int]]:
-    """This rank's microbatches of the rows; together the ranks have all of them."""
-    tokens, size = training.microbatch_tokens or MICROBATCH_TOKENS, training.microbatch_size
-    return microbatches(rows, lengths, tokens=tokens, size=size, ranks=ranks.world_size, padded=padded)[ranks.rank]
+    ranks: Ranks,
+    rows: Sequence[int],
+    lengths: Sequence[int],
+    training: TrainingSpec,
+    threads: int = 1,
+    *,
+    padded: bool,
+) -> list[list[list[int]]]:
+    """This rank's microbatches of the rows, for each of its threads; together the ranks have all of them.
+
+    Threads share the room of a microbatch.
+    """
+    tokens = (training.microbatch_tokens or MICROBATCH_TOKENS) // threads
+    size = training.microbatch_size and -(-training.microbatch_size // threads)
+    shares = microbatches(rows, lengths, tokens=tokens, size=size, ranks=ranks.world_size * threads, padded=padded)
+    return shares[ranks.rank * threads :][:threads]
 
 
 @contextmanager

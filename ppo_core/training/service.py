@@ -32,6 +32,7 @@ from ppo_core.records import (
     content_digest,
     derive_seed,
 )
+from ppo_core.spec import DescentSpec, SupervisedSpec, TrainingSpec
 from ppo_core.training.averages import reference_folder, write_averages
 from ppo_core.training.checkpoint import full_weights, write_checkpoint, write_start
 from ppo_core.training.deepspeed_engine import Trainable, models_of
@@ -79,7 +80,7 @@ class TrainingEngine:
         self.learner.forget()
         tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=self.trust_remote_code)
         policy = self._start_model(job, spec, tokenizer)
-        trainable = Trainable(policy, supervised_settings(spec.sft), spec.training, dtype=spec.model.dtype)
+        trainable = self._trainable(policy, spec.sft, spec.training, dtype=spec.model.dtype)
         examples, losses = read_examples(job.inputs["dataset"].path / "sft.parquet"), list[float]()
         with deterministic(spec.deterministic), compute_in(spec.training.compute_dtype, trainable.device):
             metrics = train_supervised(trainable, examples, spec, self.ranks, job.progress, losses)
@@ -102,7 +103,7 @@ class TrainingEngine:
         folder = ClassifierFolder(policy.config, str(spec.model.path), tokenizer.pad_token_id, endings)
         model = reward_model_of(policy, seed=derive_seed(spec.seed, "reward head"))
         losses: list[float] = []
-        trainable = Trainable(model, supervised_settings(spec.fit), spec.training, dtype=spec.model.dtype)
+        trainable = self._trainable(model, spec.fit, spec.training, dtype=spec.model.dtype)
         with deterministic(spec.deterministic), compute_in(spec.training.compute_dtype, trainable.device):
             metrics = train_reward_model(trainable, rankings, spec, self.ranks, job.progress, losses)
         weights = full_weights(trainable, self.ranks)
@@ -121,7 +122,7 @@ class TrainingEngine:
         tokenizer = load_tokenizer(start, trust_remote_code=self.trust_remote_code)
         policy = load_policy(start, dtype=spec.dtype, trust_remote_code=self.trust_remote_code)
         train, held_out = (read_rankings(data / f"{split}.parquet") for split in ("train", "eval"))
-        trainable = Trainable(policy, supervised_settings(spec.dpo), spec.training, dtype=spec.dtype)
+        trainable = self._trainable(policy, spec.dpo, spec.training, dtype=spec.dtype)
         with deterministic(spec.deterministic), compute_in(spec.training.compute_dtype, trainable.device):
             found = train_dpo(trainable, train, held_out, spec, self.ranks, job.progress)
         weights = full_weights(trainable, self.ranks)
@@ -178,9 +179,11 @@ class TrainingEngine:
             # A moved reference comes with each checkpoint; the start is held as long as the run has it.
             digest = start.digest if start.path in folder.parents else f"{checkpoint.digest}/reference"
             reference = self.learner.reference(folder, digest, model=spec.model)
-        models = models_of(trainables, temperature=spec.temperature, reference=reference)
+        models = models_of(
+            trainables, self.ranks.threads, spec.training, temperature=spec.temperature, reference=reference
+        )
         sequences = [TokenSequence(row.prompt_token_ids, row.response_token_ids) for row in rollouts]
-        with deterministic(spec.deterministic), compute_in(spec.training.compute_dtype, models.device):
+        with deterministic(spec.deterministic), compute_in(spec.training.compute_dtype, models[0].device):
             own, need = temperatures_of(rollouts), algorithm.predictions
             predictions = predict(models, need, sequences, spec.training, self.ranks, job.progress, own)
         moments = moments_with(spec.carried, scores)
@@ -230,9 +233,14 @@ class TrainingEngine:
         carried = {} if carry is None or KL_TO_OLD not in metrics else {"carried": dict(carry(metrics[KL_TO_OLD]))}
         return {"metrics": metrics, "full": spec.full, **carried}
 
-    def _start_model(
-        self, job: Job, spec: FinetunePolicyJob | StartPolicyJob | TrainRewardModelJob, tokenizer: Any
-    ) -> Any:
+    def _trainable(
+        self, module: Any, fit: SupervisedSpec | DescentSpec, training: TrainingSpec, *, dtype: str
+    ) -> Trainable:
+        """With new moments."""
+        settings = supervised_settings(fit)
+        return Trainable(module, settings, training, dtype=dtype, threads=self.ranks.threads.count)
+
+    def _start_model(self, job: Job, spec: StartingJob, tokenizer: Any) -> Any:
         if "model" in job.inputs:
             model = job.inputs["model"].path
             return load_policy(model, dtype=spec.model.dtype, trust_remote_code=self.trust_remote_code)

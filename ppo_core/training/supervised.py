@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import torch
 from pyarrow import parquet
+from torch import Tensor
 
 from ppo_core.data.batches import lengths_of, permutation
 from ppo_core.models.forward import Need
@@ -105,12 +107,20 @@ def _step(
     """Loss and gradient norm of one optimizer step."""
     spec = job.sft
     normalizer = sum(len(completion) for _, completion in batch)
-    models, total = models_of({"policy": policy}, temperature=1.0), torch.zeros(())
-    for rows in share_of(ranks, range(len(batch)), lengths_of(batch), job.training, padded=not models.packed):
-        logprobs = models.forward([batch[row] for row in rows], Need(logprobs=True)).logprobs
-        assert logprobs is not None
-        loss = -logprobs.sum() / normalizer
-        policy.backward(loss * ranks.world_size)
-        total += loss.detach().cpu()
+    models = models_of({"policy": policy}, ranks.threads, job.training, temperature=1.0)
+
+    def work(thread: int, microbatches: list[list[int]]) -> list[Tensor]:
+        losses = []
+        for rows in microbatches:
+            logprobs = models[thread].forward([batch[row] for row in rows], Need(logprobs=True)).logprobs
+            assert logprobs is not None
+            loss = -logprobs.sum() / normalizer
+            policy.backward(loss * ranks.world_size, thread)
+            losses.append(loss.detach().cpu())
+        return losses
+
+    padded = not models[0].packed
+    shares = share_of(ranks, range(len(batch)), lengths_of(batch), job.training, len(models), padded=padded)
+    total = sum(chain.from_iterable(ranks.threads.map(work, shares)), torch.zeros(()))
     norm = policy.step(rate_at(spec, step))
     return float(ranks.sum(total)), norm

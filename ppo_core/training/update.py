@@ -7,9 +7,10 @@ microbatch size nor the number of ranks changes them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ from ppo_core.training.deepspeed_engine import Trainable, models_of
 from ppo_core.training.experience import Experience
 from ppo_core.training.networks import NETWORKS
 from ppo_core.training.ranks import Ranks, share_of
+
+Measured = Mapping[str, Mean | Maximum]
+Result = TypeVar("Result")
 
 KL_TO_OLD = "policy/kl_to_old"
 
@@ -84,7 +88,9 @@ class Update:
         reference: Any = None,
     ) -> None:
         self.algorithm, self.networks = algorithm_of(job.algorithm), networks
-        self.models = models_of(self.networks, temperature=job.temperature, reference=reference)
+        self.models = models_of(
+            self.networks, ranks.threads, job.training, temperature=job.temperature, reference=reference
+        )
         self.experience, self.job, self.ranks, self.rates = experience, job, ranks, rates_at(job)
         self.sequences: list[TokenSequence] = experience.sequences()
         self.lengths = lengths_of(self.sequences)
@@ -132,8 +138,12 @@ class Update:
             self.advantages[rows] = whitened(self.experience.advantages[rows], mask)
         before = dict(self.measured)
         self.losses = dict.fromkeys(self.networks, 0.0)
-        for part in share_of(self.ranks, rows, self.lengths, self.job.training, padded=not self.models.packed):
-            self._microbatch(part, normalizer)
+        microbatch = partial(self._microbatch, normalizer=normalizer)
+        for found in chain.from_iterable(self._in_threads(rows, microbatch)):
+            for name, loss, measured in found:
+                self.losses[name] += loss
+                for key, part in measured.items():
+                    self._add(f"{name}/{key}", part)
         for name, rate in self.rates.items():
             norm = self.networks[name].step(rate)
             if math.isfinite(norm):
@@ -157,19 +167,25 @@ class Update:
                 f"update.{NETWORKS[name].rate}, and look at the scores"
             )
 
-    def _microbatch(self, rows: list[int], normalizer: int) -> None:
-        batch = [self.sequences[row] for row in rows]
+    def _in_threads(self, rows: Sequence[int], work: Callable[[int, list[int]], Result]) -> list[list[Result]]:
+        """`work(thread, microbatch)` of all microbatches, thread by thread."""
+        padded = not self.models[0].packed
+        shares = share_of(self.ranks, rows, self.lengths, self.job.training, len(self.models), padded=padded)
+        return self.ranks.threads.map(lambda thread, parts: [work(thread, part) for part in parts], shares)
+
+    def _microbatch(self, thread: int, rows: list[int], normalizer: int) -> list[tuple[str, float, Measured]]:
+        """Each network's gradient; returns its loss and what was measured."""
+        batch, found = [self.sequences[row] for row in rows], []
         minibatch = self._minibatch(rows, max(len(response) for _, response in batch))
         for name in self.rates:
             objective = self.algorithm.objectives[name]
-            outputs = self.models.forward(batch, objective.need(self.spec), self._temperatures(rows))
+            outputs = self.models[thread].forward(batch, objective.need(self.spec), self._temperatures(rows))
             loss = objective.loss(outputs, minibatch, self.spec, normalizer)
-            self._backward(name, loss.total, outputs)
-            for key, part in loss.measured.items():
-                self._add(f"{name}/{key}", part)
+            found.append((name, self._backward(name, loss.total, outputs, thread), loss.measured))
+        return found
 
     def _minibatch(self, rows: list[int], width: int) -> Minibatch:
-        data, device = self.experience, self.models.device
+        data, device = self.experience, self.models[0].device
 
         def of(tensor: Tensor) -> Tensor:
             return tensor[rows, :width].to(device)
@@ -200,15 +216,14 @@ class Update:
     def _divisor(self, mask: Tensor) -> int:
         return divisor(mask, self.job.update.aggregation, length=self.job.max_response_tokens)
 
-    def _backward(self, name: str, loss: Tensor, outputs: Outputs) -> None:
+    def _backward(self, name: str, loss: Tensor, outputs: Outputs, thread: int) -> float:
         """Add the gradient of `loss`; one of NaN where it is not finite, so that every rank skips the step.
 
-        By itself the gradient of an infinite loss may well be finite.
+        By itself the gradient of an infinite loss may well be finite. Returns the loss.
         """
-        value = float(loss.detach())
-        self.losses[name] += value
-        scale = self.ranks.world_size
-        self.networks[name].backward(loss * scale if math.isfinite(value) else outputs.total() * math.nan)
+        value, scale = float(loss.detach()), self.ranks.world_size
+        self.networks[name].backward(loss * scale if math.isfinite(value) else outputs.total() * math.nan, thread)
+        return value
 
     def _add(self, name: str, part: Mean | Maximum) -> None:
         so_far = self.measured.get(name, type(part)())
@@ -238,17 +253,18 @@ class Update:
 
     def _kl_to_old(self, tick: Callable[[int, int, str], None]) -> float:
         """KL(old policy, policy) in nats per token, of the policy as it is now, over all responses."""
-        found, all_rows = Mean(), range(len(self.sequences))
-        parts = share_of(self.ranks, all_rows, self.lengths, self.job.training, padded=not self.models.packed)
+
+        def work(thread: int, rows: list[int]) -> Mean:
+            tick(0, 1, "how far the policy went")
+            batch, temperatures = [self.sequences[row] for row in rows], self._temperatures(rows)
+            logprobs = self.models[thread].forward(batch, Need(logprobs=True), temperatures).logprobs
+            assert logprobs is not None
+            minibatch = self._minibatch(rows, logprobs.shape[1])
+            return approximate_kl(logprobs, minibatch.old_logprobs, minibatch.response_mask)
+
         with torch.no_grad():
-            for number, rows in enumerate(parts):
-                batch = [self.sequences[row] for row in rows]
-                logprobs = self.models.forward(batch, Need(logprobs=True), self._temperatures(rows)).logprobs
-                assert logprobs is not None
-                minibatch = self._minibatch(rows, logprobs.shape[1])
-                found += approximate_kl(logprobs, minibatch.old_logprobs, minibatch.response_mask)
-                tick(number + 1, len(parts), "how far the policy went")
-        return self._over_ranks(found)
+            found = self._in_threads(range(len(self.sequences)), work)
+        return self._over_ranks(sum(chain.from_iterable(found), Mean()))
 
     def _over_ranks(self, part: Mean | Maximum) -> float:
         if isinstance(part, Maximum):

@@ -27,6 +27,7 @@ ALONE = (
     "shared/updates",
     *(f"reward_model/{name}" for name in ("fits", "learns")),
     *(f"dpo/{name}" for name in ("fits", "learns")),
+    *(f"threaded/{name}" for name in ("trained", "shared", "adapted", "reward_model", "dpo")),
 )
 TIMEOUT_S = 2400
 # A busy machine is slow to draw examples too.

@@ -151,8 +151,8 @@ def updates(root: Path, ranks: Ranks) -> Facts:
         learner = Learner(ranks)
         networks = load(learner, start, job)
         facts[name] = Update(networks, given, job, ranks).run(silent)
-        for part, trainable in networks.items():
-            save_file(full_weights(trainable, ranks), root / f"{name} {part}.safetensors")
+        for part, network in networks.items():
+            save_file(full_weights(network, ranks), root / f"{name} {part}.safetensors")
         learner.forget()
     return facts
 
@@ -174,7 +174,7 @@ def agree(root: Path, ranks: Ranks) -> Facts:
         with torch.no_grad():
             ours, theirs = (
                 response_logprobs(model, ragged_sequences(ROWS), temperature=1.0)
-                for model in (policy.distributed, reference)
+                for model in (policy.modules[0], reference)
             )
         facts[f"{stage} {dtype}"] = float((ours - theirs).abs().max())
         learner.forget()
@@ -194,6 +194,10 @@ RECIPES: list[dict[str, Any]] = [
 ]
 
 
+def trainable(model: Any, spec: SupervisedSpec, training: TrainingSpec, ranks: Ranks) -> Trainable:
+    return Trainable(model, supervised_settings(spec), training, dtype="float32", threads=ranks.threads.count)
+
+
 def supervised(root: Path, ranks: Ranks) -> Facts:
     """One SFT step on eight examples, also recomputed and in threes, forty on the same eight, and broken ones."""
     facts: Facts = {}
@@ -204,7 +208,7 @@ def supervised(root: Path, ranks: Ranks) -> Facts:
         job = FinetunePolicyJob(seed=1, model=ModelSpec(path="policy"), sft=spec, training=training)
         model, passes = tiny_policy("llama-tied"), []
         model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, passes=passes: passes.append(1))
-        policy = Trainable(model, supervised_settings(spec), training, dtype="float32")
+        policy = trainable(model, spec, training, ranks)
         metrics = train_supervised(policy, ragged_sequences(ROWS), job, ranks, silent)
         facts[name] = {**metrics, "passes": len(passes)}
         save_policy(policy.module, full_weights(policy, ranks), tiny_tokenizer(), root / f"sft{name}")
@@ -216,7 +220,7 @@ def supervised(root: Path, ranks: Ranks) -> Facts:
             torch.nn.init.constant_(weight, torch.nan)
         else:
             weight.register_hook(lambda gradient: gradient * torch.inf)
-        policy = Trainable(model, supervised_settings(spec), job.training, dtype="float32")
+        policy = trainable(model, spec, job.training, ranks)
         try:
             facts[name] = train_supervised(policy, ragged_sequences(ROWS), job, ranks, silent)
         except FloatingPointError as error:
@@ -234,11 +238,11 @@ def accumulate(root: Path, ranks: Ranks) -> Facts:
         for parts in (1, 2):
             critic = critic_from_policy(start / "policy", dtype="float32")
             torch.nn.init.ones_(critic.value_head.weight)
-            trainable = Trainable(critic, settings, TrainingSpec(zero_stage=stage), dtype="float32")
+            network = Trainable(critic, settings, TrainingSpec(zero_stage=stage), dtype="float32")
             for _ in range(parts):
-                trainable.backward(trainable.distributed(torch.tensor([[3, 4, 5]])).sum() / parts)
-            facts[f"{stage} {parts}"] = trainable.step(1e-3)
-            trainable.close()
+                network.backward(network.modules[0](torch.tensor([[3, 4, 5]])).sum() / parts)
+            facts[f"{stage} {parts}"] = network.step(1e-3)
+            network.close()
     return facts
 
 

@@ -52,12 +52,13 @@ def fit(root: Path, ranks: Ranks, name: str, case: str, spec: DpoFitSpec, traini
     """Train on all rows, two of which are also measured as held out, and save as the engine does."""
     job = TrainDpoJob(seed=1, dtype="float32", dpo=spec, training=training)
     policy, rows = tiny_policy(name), rankings()
-    trainable = Trainable(policy, supervised_settings(spec), training, dtype="float32")
+    settings, threads = supervised_settings(spec), ranks.threads.count
+    trainable = Trainable(policy, settings, training, dtype="float32", threads=threads)
     found = train_dpo(trainable, rows, rows[1:3], job, ranks, lambda *_: None)
     weights = full_weights(trainable, ranks)
     if ranks.is_first:
         save_policy(policy, weights, tiny_tokenizer(), root / case)
-    packed = packs(trainable.distributed)
+    packed = packs(trainable.modules[0])
     trainable.close()
     return {**found._asdict(), "packed": packed}
 

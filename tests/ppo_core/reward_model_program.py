@@ -44,15 +44,16 @@ def fit(root: Path, ranks: Ranks, name: str, case: str, spec: FitSpec, training:
     texts = [text for row in rows for text in row.responses]
     folder = ClassifierFolder(policy.config, name, tokenizer.pad_token_id, {text[-1] for text in texts})
     model = reward_model_of(policy, seed=SEED)
-    trainable = Trainable(model, supervised_settings(spec), training, dtype="float32")
+    settings, threads = supervised_settings(spec), ranks.threads.count
+    trainable = Trainable(model, settings, training, dtype="float32", threads=threads)
     losses: list[float] = []
     metrics = train_reward_model(trainable, rows, job, ranks, lambda *_: None, losses)
     with torch.no_grad():
-        scores = scores_of(trainable.distributed, texts).tolist()
+        scores = scores_of(trainable.modules[0], texts).tolist()
     weights = full_weights(trainable, ranks)
     if ranks.is_first:
         folder.write(model, weights, tokenizer, root / case)
-    packed = packs(trainable.distributed)
+    packed = packs(trainable.modules[0])
     trainable.close()
     return {**metrics, "losses": losses, "scores": scores, "packed": packed}
 

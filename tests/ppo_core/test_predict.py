@@ -14,6 +14,7 @@ from ppo_core.models.forward import Models
 from ppo_core.models.loading import Critic
 from ppo_core.spec import TrainingSpec
 from ppo_core.training.experience import Predictions, predict
+from ppo_core.training.threads import Threads, twin_of
 from tests.ppo_core.plain_torch import plain_logprobs, plain_values
 from tests.ppo_core.tiny_models import ragged_sequences, tiny_policy
 
@@ -29,6 +30,8 @@ class Lonely:
     rank: int
     world_size: int
 
+    threads: Threads
+
     def sum(self, tensor: Tensor) -> Tensor:
         return tensor
 
@@ -39,16 +42,21 @@ def models(name: str) -> tuple[Any, Any, Critic]:
     return tiny_policy(name), tiny_policy(name, seed=1), critic
 
 
-def predicted(name: str, *, microbatch_size: int = 3, rank: int = 0, world_size: int = 1) -> Predictions:
+def predicted(
+    name: str, *, microbatch_size: int = 3, rank: int = 0, world_size: int = 1, threads: int = 1
+) -> Predictions:
     policy, reference, critic = models(name)
-    ours = Models({"policy": policy, "critic": critic}, TEMPERATURE, reference)
+    ours = [Models({"policy": policy, "critic": critic}, TEMPERATURE, reference)]
+    for _ in range(threads - 1):
+        twins = {name: twin_of(network) for name, network in ours[0].networks.items()}
+        ours.append(Models(twins, TEMPERATURE, twin_of(reference)))
     training = TrainingSpec(microbatch_size=microbatch_size)
     ticks: list[tuple[int, int]] = []
-    ranks: Any = Lonely(rank, world_size)
+    ranks: Any = Lonely(rank, world_size, Threads(threads))
     result = predict(
         ours, PPO.predictions, SEQUENCES, training, ranks, lambda done, total, _: ticks.append((done, total))
     )
-    assert ticks[-1][0] == ticks[-1][1] == len(ticks)
+    assert sorted(ticks) == [(done, len(ticks)) for done in range(1, len(ticks) + 1)]
     return result
 
 
@@ -72,6 +80,14 @@ def test_predictions_are_those_of_plain_forward_passes(name: str, microbatch_siz
     for row, (_, response) in enumerate(SEQUENCES):
         assert not observed.old_logprobs[row, len(response) :].any()
         assert not observed.values[row, len(response) :].any()
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "gpt2"])
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_say_what_one_says(name: str, threads: int) -> None:
+    alone, together = predicted(name), predicted(name, threads=threads)
+    for field in FIELDS:
+        torch.testing.assert_close(vars(together)[field], vars(alone)[field], rtol=1e-5, atol=1e-5)
 
 
 def test_every_rank_fills_its_own_rows_and_zeros_elsewhere() -> None:

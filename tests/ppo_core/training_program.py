@@ -25,6 +25,7 @@ from tests.ppo_core import (
     rloo_program,
     shared_program,
     skip_program,
+    threads_program,
 )
 
 PROGRAMS = {
@@ -37,6 +38,7 @@ PROGRAMS = {
     "shared": shared_program.SCENARIOS,
     "reward_model": reward_model_program.SCENARIOS,
     "dpo": dpo_program.SCENARIOS,
+    "threaded": threads_program.SCENARIOS,
 }
 
 
