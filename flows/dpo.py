@@ -19,7 +19,7 @@ from flows.console import RunConsole
 from flows.stages import run_stages
 from infra.artifacts import ArtifactRef
 from ppo_core.spec import DpoSpec
-from tasks.checks.preflight import preflight
+from tasks.checks.preferences import check_preferences
 from tasks.evaluate_policy import evaluate_policy
 from tasks.prefect.deployment_params import requested, shown_name
 from tasks.prefect.flow_tags import tag_run
@@ -34,6 +34,7 @@ from tasks.preferences.train_dpo import train_dpo
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.errors import RegistryError
 from tasks.runs.store_outages import outages_told
+from tasks.stages.download_source import download_sources
 from tasks.stages.table import EVALUATE_POLICY, FINETUNE_POLICY, START_POLICY
 
 
@@ -60,12 +61,15 @@ def train(spec: DpoSpec, run: str | None = None, overrides: list[str] | None = N
     """
     spec, run = requested(spec, run, overrides)
     console = RunConsole(run, 0)
-    for note in preflight(spec):
+    for note in check_preferences(spec, run):
         console.say(note)
     opened = open_preference_run(DpoContext, spec, run, console.progress)
     with console, outages_told(console.say), opened as context:
         console.step(f"DPO run {run}; Prefect page {page_url()} (flow dpo)")
         begin_report(context, console.say)
+        downloads = download_sources(context)
+        for download in downloads:
+            console.say(download.in_words())
         preferences = prepare_preferences(context)
         console.step(preferences.in_words())
         dataset = prepare_dataset(context)
@@ -74,10 +78,11 @@ def train(spec: DpoSpec, run: str | None = None, overrides: list[str] | None = N
         context.timings.iteration = 1
         policy = train_dpo(context, preferences, made[START_POLICY.name])
         console.step(policy.in_words())
-        keep_all(context, [preferences, dataset, *made.values(), policy])
+        kept = [*downloads, preferences, dataset, *made.values()]
+        keep_all(context, [*kept, policy])
         if spec.dataset.evaluates:
             evaluations["after"] = evaluate_policy(context, policy, dataset)
-            keep_all(context, [preferences, dataset, *made.values(), evaluations["after"], policy])
+            keep_all(context, [*kept, evaluations["after"], policy])
             console.step("; ".join(f"{when}: {found.in_words()}" for when, found in evaluations.items()))
         version, complaints = None, []
         try:
@@ -103,7 +108,7 @@ def keep_all(context: DpoContext, made: list[ArtifactRef]) -> None:
 
 dpo: EmbeddedFlow[[DpoSpec, str | None, list[str] | None], DpoReport] = EmbeddedFlow(
     fn=train,
-    check=lambda spec, **_: preflight(spec),
+    check=lambda spec, run=None, **_: check_preferences(spec, run or spec.name),
     name="dpo",
     flow_run_name=shown_name,
     description="Train a policy on preferences (DPO), and evaluate it as one of PPO.",

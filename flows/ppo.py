@@ -37,6 +37,7 @@ from tasks.runs.retention import release, remove_orphans
 from tasks.runs.run_state import effective_spec, first_record, last_record, record_at, restore_spec
 from tasks.runs.store_outages import outages_told, stop_waiting
 from tasks.stages.context import RunContext, open_run_context
+from tasks.stages.download_source import download_sources
 from tasks.stages.find_verified import pin_all
 from tasks.stages.references import DatasetRef
 from tasks.verify_artifact import resume_inputs
@@ -100,6 +101,8 @@ def train(
         greet(console, context, last_record(context.records))
         begin_report(context, partial(tell, console), console.say)
         try:
+            for download in download_sources(context):
+                console.say(download.in_words())
             dataset = prepare_dataset(context)
             report_dataset(context, dataset)
             record = last_whole(context, console)
@@ -157,6 +160,7 @@ def iterate_to_the_end(
             console.say(f"! {error}")
             if damages == DAMAGES:
                 raise
+            download_sources(context)
             dataset = prepare_dataset(context)
             report_dataset(context, dataset)
             record = last_whole(context, console) or begin_shown(context, console, dataset)

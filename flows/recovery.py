@@ -13,6 +13,8 @@ from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.run_state import last_record, record_at, recorded_spec, with_changes
 from tasks.stages.context import RunContext
+from tasks.stages.download_source import download_sources
+from tasks.stages.hub_names import DOWNLOAD
 from tasks.stages.table import EVALUATE_POLICY, ITERATION
 from tasks.verify_artifact import resume_inputs, set_aside_damaged
 
@@ -69,6 +71,9 @@ def remake(context: RunContext, iteration: int, ref: ArtifactRef) -> bool:
     """Run the stages of an iteration that `ref` needs; the latest ones first, earlier ones where those do not do."""
     record = record_at(context.records, iteration)
     then = context.with_spec(spec_at(context, record))
+    download_sources(then)
+    if ref.kind == DOWNLOAD:
+        return set_aside_damaged(context, ref) is None
     dataset = prepare_dataset(then)
     if iteration == 0:
         run_stages(then, dataset, None, {}, evaluate=ref.kind == EVALUATE_POLICY.kind)

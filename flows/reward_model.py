@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from flows.console import RunConsole
 from ppo_core.spec import RewardModelSpec
-from tasks.checks.preflight import preflight
+from tasks.checks.preferences import check_preferences
 from tasks.prefect.deployment_params import requested, shown_name
 from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow, page_url
@@ -26,6 +26,7 @@ from tasks.preferences.report_reward_model import begin_report, report_reward_mo
 from tasks.preferences.train_reward_model import train_reward_model
 from tasks.runs.errors import RegistryError
 from tasks.runs.store_outages import outages_told
+from tasks.stages.download_source import download_sources
 
 
 class RewardModelReport(BaseModel):
@@ -51,19 +52,23 @@ def train(spec: RewardModelSpec, run: str | None = None, overrides: list[str] | 
     """
     spec, run = requested(spec, run, overrides)
     console = RunConsole(run, 0)
-    for note in preflight(spec):
+    for note in check_preferences(spec, run):
         console.say(note)
     opened = open_preference_run(RewardModelContext, spec, run, console.progress)
     with console, outages_told(console.say), opened as context:
         console.step(f"reward model {run}; Prefect page {page_url()} (flow reward-model)")
         begin_report(context, console.say)
+        downloads = download_sources(context)
+        for download in downloads:
+            console.say(download.in_words())
         dataset = prepare_preferences(context)
         console.step(dataset.in_words())
         model = train_reward_model(context, dataset)
         console.step(model.in_words())
-        keep(context.store.root, run, [dataset.bare(), model.bare()])
+        from_hub = [download.bare() for download in downloads]
+        keep(context.store.root, run, [*from_hub, dataset.bare(), model.bare()])
         evaluation = evaluate_reward_model(context, model, dataset)
-        keep(context.store.root, run, [dataset.bare(), evaluation.bare(), model.bare()])
+        keep(context.store.root, run, [*from_hub, dataset.bare(), evaluation.bare(), model.bare()])
         console.step(f"held out: {evaluation.in_words()}")
         version, complaints = None, []
         try:
@@ -84,7 +89,7 @@ def train(spec: RewardModelSpec, run: str | None = None, overrides: list[str] | 
 
 reward_model: EmbeddedFlow[[RewardModelSpec, str | None, list[str] | None], RewardModelReport] = EmbeddedFlow(
     fn=train,
-    check=lambda spec, **_: preflight(spec),
+    check=lambda spec, run=None, **_: check_preferences(spec, run or spec.name),
     name="reward-model",
     flow_run_name=shown_name,
     description="Train a reward model on preferences, from pairs or rankings to a registered sequence classifier.",

@@ -18,6 +18,7 @@ from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.run_state import record_at, with_changes
 from tasks.runs.verification import Comparison, check_recorded, chosen_iterations, compared, open_verification
 from tasks.stages.context import RunContext
+from tasks.stages.download_source import download_sources
 from tasks.stages.table import PREPARE_DATASET
 
 
@@ -65,6 +66,7 @@ def verify_iteration(context: RunContext, record: IterationRecord) -> Iterator[C
     check_recorded(context, record)
     number = record.iteration
     context.timings.iteration = number
+    download_sources(context)
     yield compared(number, PREPARE_DATASET.name, record.dataset, prepare_dataset(context))
     previous = record_at(context.records, number - 1) if number else None
     for stage, made in run_again(context, record, previous):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AliasChoices, Field, field_validator, model_validator
+from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from infra.engines.environment import permitted, way_out
@@ -110,6 +110,27 @@ class Settings(BaseSettings):
         "other work runs; without it they spin for a moment first, which is faster on a quiet one.",
     )
 
+    hf_endpoint: str = Field(
+        default="https://huggingface.co",
+        validation_alias=AliasChoices("HF_ENDPOINT"),
+        description="The Hugging Face hub, or a mirror of it, which hf:// names of specs are of.",
+    )
+    hf_home: Path = Field(
+        default_factory=lambda: Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface",
+        validation_alias=AliasChoices("HF_HOME"),
+        description="The folder in which `hf auth login` leaves its token.",
+    )
+    hf_token: SecretStr | None = Field(
+        default=None,
+        validation_alias=AliasChoices("HF_TOKEN"),
+        description="The token for private and gated repositories of the hub; without one, that in HF_HOME.",
+    )
+    hf_offline: bool = Field(
+        default=False,
+        validation_alias=AliasChoices("HF_HUB_OFFLINE"),
+        description="Never ask the hub: what hf:// names mean must be in the store.",
+    )
+
     @field_validator("plugins", "reward_env", "reward_urls", mode="before")
     @classmethod
     def _joined_by_commas(cls, listed: object) -> object:
@@ -132,7 +153,7 @@ class Settings(BaseSettings):
                 raise ValueError(f"{url!r} is no server: write http://HOST:PORT or https://HOST, without a path")
         return urls
 
-    @field_validator("home", "cache")
+    @field_validator("home", "cache", "hf_home")
     @classmethod
     def _absolute_folder(cls, folder: Path) -> Path:
         return folder.expanduser().absolute()
@@ -145,11 +166,12 @@ class Settings(BaseSettings):
                 raise ValueError(f"{name!r} is no name of a variable: give names alone, joined by commas")
         return names
 
-    @field_validator("prefect_api_url")
+    @field_validator("prefect_api_url", "hf_endpoint")
     @classmethod
-    def _server(cls, url: str | None) -> str | None:
+    def _server(cls, url: str | None, info: ValidationInfo) -> str | None:
         if url is not None and (not url.startswith(("http://", "https://")) or not _names_a_host(url)):
-            raise ValueError("it is no address of a server: write http://HOST:PORT/api")
+            form = "https://HOST" if info.field_name == "hf_endpoint" else "http://HOST:PORT/api"
+            raise ValueError(f"it is no address of a server: write {form}")
         return url
 
     @field_validator("tracking_uri")

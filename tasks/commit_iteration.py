@@ -46,6 +46,7 @@ def draft_record(
         spec=started_with if previous is None else None,
         previous=record_digest(context.records.read(previous.iteration)) if previous is not None else None,
         dataset=dataset,
+        downloads=context.downloads.refs(spec),
         reference=previous.reference if previous is not None else checkpoint,
         artifacts=dict(made),
         metrics=metrics,

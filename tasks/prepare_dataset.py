@@ -18,5 +18,6 @@ def prepare_dataset(context: RunContext) -> DatasetRef:
         "sources": context.sources(*spec.data, *spec.reward.code),
         "tokenizer": context.tokenizer(),
         **context.model_inputs(),
+        **context.hub_inputs(*spec.data, *spec.reward.folders),
     }
     return run_cached(context, StageSpec(PREPARE_DATASET, job, paths=paths))

@@ -15,4 +15,4 @@ def score_rollouts(context: RunContext, rollouts: RolloutsRef, dataset: DatasetR
     spec = context.spec
     job = ScoreJob(reward=spec.reward, answer_column=spec.dataset.answer_column, split="train")
     inputs = {"rollouts": rollouts, "dataset": dataset}
-    return run_cached(context, StageSpec(SCORE_ROLLOUTS, job, inputs, {"sources": context.rewards()}))
+    return run_cached(context, StageSpec(SCORE_ROLLOUTS, job, inputs, context.rewards()))

@@ -23,6 +23,7 @@ def lines(lineage: Lineage) -> Iterator[str]:
     for step in lineage.steps:
         yield from step_lines(step)
     yield f"  prompts    {lineage.dataset.line()}"
+    yield from (f"  hub        {link.line()}" for link in lineage.downloads)
     if lineage.moves:
         yield "  promotions of this model"
         yield from (f"    {move}" for move in lineage.moves)

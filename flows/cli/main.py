@@ -53,6 +53,24 @@ def check(
 
 
 @app.command()
+def download(spec: SpecPath, overrides: Overrides = None) -> None:
+    """Bring what a spec names of the Hugging Face hub (hf://…) into the store, before a run does, and say which commit.
+
+    The spec of a reward model or of DPO will do too.
+    """
+    with friendly_errors():
+        from ppo_core.spec import DpoSpec, RewardModelSpec
+        from ppo_core.spec.loading import read_yaml
+
+        keys = read_yaml(spec)
+        kind = DpoSpec if "dpo" in keys else RunSpec if "reward" in keys else RewardModelSpec
+        loaded = kind.from_yaml(spec, overrides or [])
+        from tasks.stages.download_source import download_ahead
+
+        download_ahead(loaded, say)
+
+
+@app.command()
 def status(run: Annotated[str, typer.Argument(help="Name of the run")]) -> None:
     """Show where a run stands, from its records, and what its process does now."""
     with friendly_errors():

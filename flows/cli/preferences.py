@@ -62,10 +62,10 @@ def again(command: str, spec: Path, run: str | None, overrides: list[str] | None
 
 def finished(flow: Any, spec: RewardModelSpec | DpoSpec, run: str | None, again: str) -> Any:
     """The flow's report. Where it is interrupted, or Prefect fails, `again` is named and the command ends."""
-    from tasks.checks.preflight import preflight
+    from tasks.checks.preferences import check_preferences
     from tasks.prefect.server import PREFECT_AWAY, shown_url
 
-    preflight(spec)
+    check_preferences(spec, run or spec.name)
     tell_step("starting Prefect's server")
     try:
         with stopping_on_sigterm():

@@ -2,7 +2,7 @@
 
 JSON lines, JSON, CSV, TSV     by the name; a name that the content contradicts is refused
 Parquet, Arrow                 by the first bytes
-a folder                       what `datasets.save_to_disk` wrote
+a folder                       what `datasets.save_to_disk` wrote, or files of rows, in the order of their names
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from ppo_core.records import InputError
 TABLES = {".csv": ",", ".tsv": "\t"}
 BINARY = {".parquet": "Parquet", ".arrow": "Arrow", ".feather": "Arrow"}
 PARQUET, ARROW, ARROW_STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
+ROWS = {*TABLES, *BINARY, ".jsonl", ".json"}
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 ROWS_AT_ONCE = 1024
-FORMS = "JSONL, JSON, CSV, TSV, Parquet or Arrow, or a folder that datasets.save_to_disk wrote"
+FORMS = "JSONL, JSON, CSV, TSV, Parquet or Arrow, or a folder of these, or one that datasets.save_to_disk wrote"
 
 
 def rows_of_file(path: Path) -> Iterator[Found]:
@@ -41,7 +42,7 @@ def rows_of_file(path: Path) -> Iterator[Found]:
 
 def _reader(path: Path) -> Callable[[Path], Iterator[Found]]:
     if path.is_dir():
-        return _saved_dataset
+        return _parts if _are_rows(path) else _saved_dataset
     if not path.is_file():
         raise InputError(
             f"there is no file {path}: give a JSONL file or another one ({FORMS}), or path/to/file.py:function, "
@@ -124,6 +125,21 @@ def _saved_dataset(path: Path) -> Iterator[Found]:
         raise InputError(f"{path} was saved with a selection of its rows: save dataset.flatten_indices() instead")
     for entry in state.get("_data_files", []):
         yield from _arrow(path / Path(entry["filename"]).name)
+
+
+def _are_rows(folder: Path) -> bool:
+    """Whether all files of a folder, at any depth, are of rows by their names."""
+    names = [path.name for path in _files(folder)]
+    return bool(names) and "state.json" not in names and all(Path(name).suffix.lower() in ROWS for name in names)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _parts(folder: Path) -> Iterator[Found]:
+    for path in _files(folder):
+        yield from rows_of_file(path)
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,8 @@ from ppo_core.data.files import array_named_lines, rows_of_file
 from ppo_core.data.text_files import Found
 from ppo_core.records import InputError
 from ppo_core.scoring.plugins import RAISED, Sources, load_function, place_of
+from ppo_core.spec.paths import is_function
 
-DRIVE = re.compile(r"[A-Za-z]:[\\/]")
-"""How an absolute path of Windows begins, whose colon names no function."""
 SHOWN = 200
 
 
@@ -106,8 +104,8 @@ def read_rows(source: str, sources: Sources, columns: Columns = PLAIN) -> Rows:
 
     Raises InputError for a function that gives none; what is wrong with a file, iterating says.
     """
-    generated = ":" in source and not DRIVE.match(source)
-    return Rows(source, sources.folder / source, _generated(source, sources) if generated else None, columns)
+    generated = _generated(source, sources) if is_function(source) else None
+    return Rows(source, sources.place(source), generated, columns)
 
 
 def check_text(what: str, text: str) -> None:

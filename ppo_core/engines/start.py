@@ -26,6 +26,7 @@ from ppo_core.records import InputError, PrepareDatasetJob, PromptRow
 from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.reward import Sample
 from ppo_core.scoring.weighted import WeightedRewards
+from ppo_core.spec.hub import is_hub_name
 
 TRIAL_ROWS = 5
 ROWS_PER_REPORT = 1000
@@ -125,6 +126,7 @@ def rows_of_splits(spec: PrepareDatasetJob, sources: Sources) -> dict[str, list[
 def sources_of(job: Job) -> Sources:
     """The folder of the user's code and data, and from where code may come."""
     given, permitted = job.inputs["sources"], job.permissions
+    downloads = {name: found.path for name, found in job.inputs.items() if is_hub_name(name)}
     return Sources(
         given.path,
         permitted.plugins,
@@ -132,6 +134,7 @@ def sources_of(job: Job) -> Sources:
         given.digest,
         permitted.run_generated_code,
         permitted.reward_urls,
+        downloads,
     )
 
 

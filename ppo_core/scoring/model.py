@@ -49,8 +49,8 @@ class ModelReward:
 
     def _model(self) -> Classifier:
         sources = self.sources
-        folder = sources.folder / self.spec.path
-        return _loaded(folder, sources.digest, dtype=self.spec.dtype, trust_remote_code=sources.trust_remote_code)
+        folder, trusted = sources.place(self.spec.path), sources.trust_remote_code
+        return _loaded(folder, sources.digest, dtype=self.spec.dtype, trust_remote_code=trusted)
 
 
 @lru_cache(maxsize=4)

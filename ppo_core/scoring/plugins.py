@@ -9,8 +9,8 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +29,7 @@ class Sources:
     """The folder where a spec's relative paths start, and what its code and models may do (`Permissions`).
 
     `digest` is of what the spec names there: while it is the same, a model that was read is not read again.
+    `downloads` says where what it names of the hub is.
     """
 
     folder: Path
@@ -37,6 +38,11 @@ class Sources:
     digest: str = ""
     run_generated_code: bool = False
     reward_urls: tuple[str, ...] = ()
+    downloads: Mapping[str, Path] = field(default_factory=dict)
+
+    def place(self, name: str) -> Path:
+        """Where a file or folder lies that the spec names."""
+        return self.downloads.get(name) or self.folder / name
 
     def require_allowed(self, name: str, origin: Path | None) -> None:
         """Raise InputError, before anything is imported, unless `name`, found at `origin`, comes from such a place."""

@@ -42,7 +42,8 @@ class DatasetSpec(Section):
 
     train: Train = Field(
         description="File (JSONL, JSON, CSV, TSV, Parquet, Arrow), folder saved by `datasets`, or "
-        "path/to/file.py:function, relative to the spec; or a list of several, each with `path` and `weight`"
+        "path/to/file.py:function, relative to the spec; or hf://OWNER/NAME:FILE of the hub; or a list of several, "
+        "each with `path` and `weight`"
     )
     evaluation: UserPath | None = Field(
         None, description="Held-out prompts in the same form; none: `evaluation` is off"

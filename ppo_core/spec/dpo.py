@@ -12,12 +12,14 @@ from pydantic import Field, PositiveFloat, model_validator
 from ppo_core.spec.algorithms import RlooSpec
 from ppo_core.spec.dataset import DatasetSpec
 from ppo_core.spec.flow_spec import (
+    COMMITS,
     FlowSpec,
     check_left_alone,
     check_master_weights,
     check_patience,
     check_ranks_divide,
 )
+from ppo_core.spec.hub import HubCommit
 from ppo_core.spec.reward_model import DescentSpec, PreferencesSpec, RewardRegistrySpec, check_rows_stay_whole
 from ppo_core.spec.rewards import RewardSpec
 from ppo_core.spec.sections import (
@@ -59,6 +61,7 @@ class DpoSpec(FlowSpec):
     evaluation: EvaluationSpec = Field(EvaluationSpec(), description="Held-out prompts, before and after")
     engines: EnginesSpec = Field(EnginesSpec(), description="Where engines run, and how long they may be silent")
     registry: RewardRegistrySpec = Field(RewardRegistrySpec(), description="The MLflow model that it becomes")
+    hub_commits: tuple[HubCommit, ...] = Field((), description=COMMITS)
     folder: str = Field(".", description="Where relative paths start; a spec file's own folder. No part of the run")
 
     @model_validator(mode="after")

@@ -14,11 +14,13 @@ from ppo_core.spec.rewards import RewardSpec
 from ppo_core.spec.section import Section
 from ppo_core.spec.sections import EnginesSpec, ModelSpec, TrainingSpec
 
+COMMITS = "Commits that the names of the hub (hf://…) stand for in this run; it fills them in as it begins"
+
 
 class FlowSpec(Section):
     """A flow's spec: a subclass adds its sections, and `folder`, where relative paths start.
 
-    The sections `model`, `training` and `engines` are in each of them.
+    The sections `model`, `training` and `engines`, and `hub_commits`, are in each of them.
     """
 
     name: str = Field(

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from ppo_core.spec.paths import UserPath
+from ppo_core.spec.paths import ModelPath
 from ppo_core.spec.reward_rules import (
     AnyReward,
     ExactMatchSpec,
@@ -150,7 +150,9 @@ class ModelRewardSpec(AnyReward):
     """A reward model: a Hugging Face sequence classifier with one label, which reads prompt and response."""
 
     kind: Literal["model"] = Field("model", description="This kind")
-    path: UserPath = Field(description="Its folder, with its own tokenizer; relative to the spec")
+    path: ModelPath = Field(
+        description="Its folder, with its own tokenizer, relative to the spec; or its name on the hub"
+    )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="What it computes in")
     microbatch_tokens: PositiveInt = Field(4096, description="Tokens of a forward pass, padding included")
 

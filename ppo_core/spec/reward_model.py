@@ -6,7 +6,8 @@ from typing import Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from ppo_core.spec.flow_spec import FlowSpec, check_left_alone, check_master_weights, check_ranks_divide
+from ppo_core.spec.flow_spec import COMMITS, FlowSpec, check_left_alone, check_master_weights, check_ranks_divide
+from ppo_core.spec.hub import HubCommit
 from ppo_core.spec.paths import UserPath
 from ppo_core.spec.section import Beta, Fraction, NonNegative, Section
 from ppo_core.spec.sections import EnginesSpec, ModelSpec, TrainingSpec, mlflow_alias
@@ -19,7 +20,7 @@ class PreferencesSpec(Section):
 
     train: UserPath = Field(
         description="A file of rows, or path/to/file.py:function, relative to the spec; columns `prompt`, `chosen`, "
-        "`rejected` and perhaps `margin`, or `prompt` and `responses`, the best first"
+        "`rejected` and perhaps `margin`, or `prompt` and `responses`, the best first; or hf://OWNER/NAME:FILE"
     )
     evaluation: UserPath = Field(description="Held-out rows in the same form, which accuracy is measured on")
     max_tokens: PositiveInt = Field(1024, description="Longer texts (a prompt with a response) are an error, never cut")
@@ -82,6 +83,7 @@ class RewardModelSpec(FlowSpec):
     training: TrainingSpec = Field(TrainingSpec(), description="How the training engine runs")
     engines: EnginesSpec = Field(EnginesSpec(), description="Where engines run, and how long they may be silent")
     registry: RewardRegistrySpec = Field(RewardRegistrySpec(), description="The MLflow model that it becomes")
+    hub_commits: tuple[HubCommit, ...] = Field((), description=COMMITS)
     folder: str = Field(".", description="Where relative paths start; a spec file's own folder. No part of the run")
 
     @model_validator(mode="after")

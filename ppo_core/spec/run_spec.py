@@ -10,6 +10,7 @@ from ppo_core.spec.advantages import AdaptiveKl, AdvantageSpec
 from ppo_core.spec.algorithms import AlgorithmSpec, PpoSharedSpec, PpoSpec
 from ppo_core.spec.dataset import DatasetSpec
 from ppo_core.spec.flow_spec import (
+    COMMITS,
     FlowSpec,
     check_frozen_weights,
     check_master_weights,
@@ -17,6 +18,7 @@ from ppo_core.spec.flow_spec import (
     check_ranks_divide,
     divisors,
 )
+from ppo_core.spec.hub import HubCommit
 from ppo_core.spec.promotion import PromotionSpec
 from ppo_core.spec.rewards import RewardSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
@@ -62,6 +64,7 @@ class RunSpec(FlowSpec):
     engines: EnginesSpec = Field(EnginesSpec(), description="How long engines may be silent, and their memory")
     registry: RegistrySpec = Field(RegistrySpec(), description="The MLflow model that the best policy goes to")
     promotion: PromotionSpec = Field(PromotionSpec(), description="When the policy may take the champion's place")
+    hub_commits: tuple[HubCommit, ...] = Field((), description=COMMITS)
     folder: str = Field(".", description="Where relative paths start; a spec file's own folder. No part of the run")
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from ppo_core.spec.lora import LoraSpec
-from ppo_core.spec.paths import UserPath
+from ppo_core.spec.paths import ModelPath, UserPath
 from ppo_core.spec.section import Beta, Fraction, NonNegative, Section
 
 EvaluatedWeights = Literal["policy", "ema"]
@@ -24,12 +24,13 @@ Temperature = Annotated[float, Field(ge=LOWEST_TEMPERATURE, le=HIGHEST_TEMPERATU
 class ModelSpec(Section):
     """Where the policy starts: a Hugging Face folder, or a configuration for a model made on the spot."""
 
-    path: UserPath | None = Field(
-        None,
-        description="Local folder of a Hugging Face causal LM; for one of the hub: hf download NAME --local-dir FOLDER",
+    path: ModelPath | None = Field(
+        None, description="Folder of a Hugging Face causal LM, or its name on the hub: hf://OWNER/NAME@REVISION"
     )
     config: dict[str, Any] | None = Field(None, description="Hugging Face configuration of a new model")
-    tokenizer: UserPath | None = Field(None, description="Folder of the tokenizer; default: the model's own")
+    tokenizer: ModelPath | None = Field(
+        None, description="Folder of the tokenizer, or its name on the hub; default: the model's own"
+    )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Of weights in forward and backward passes")
     lora: LoraSpec | None = Field(
         None, description="PPO trains low-rank adapters, and no weight itself; none: all weights. `sft` trains them all"

@@ -23,7 +23,7 @@ def findings_of(spec: RunSpec, facts: Mapping[str, Any], run: str, iteration: in
     splits += [f"{count} left out ({reason})" for reason, count in facts["left_out"].items()]
     scores = ", ".join("none" if score is None else f"{score:g}" for score in facts["scores"])
     return {
-        "run": f"{run}, {_stands(iteration, spec.iterations)}",
+        "run": f"{run}, {stands(iteration, spec.iterations)}",
         "data": ", ".join(splits),
         "context": _context(facts["longest_prompt"], spec.rollout.max_response_tokens, facts["context_length"]),
         "model": f"{facts['model_type']}, {facts['parameters'] / 1e6:.3g} million parameters, {spec.model.dtype}",
@@ -34,7 +34,8 @@ def findings_of(spec: RunSpec, facts: Mapping[str, Any], run: str, iteration: in
     }
 
 
-def _stands(iteration: int | None, planned: int) -> str:
+def stands(iteration: int | None, planned: int) -> str:
+    """Where a run is, in a few words."""
     if iteration is None:
         return f"a new run of {planned} iterations"
     if iteration >= planned:

@@ -21,7 +21,7 @@ def require_model(folder: Path, key: str = "model.path", what: str = "causal LM"
     if not folder.is_dir():
         raise InputError(
             f"there is no folder {folder}: give a path relative to the spec, or an absolute one, in {key}; for a "
-            f"model of the hub, first: hf download {'/'.join(folder.parts[-2:])} --local-dir {folder}"
+            f"model of the hub, write hf://{'/'.join(folder.parts[-2:])}"
         )
     path = folder / "config.json"
     if not path.is_file():

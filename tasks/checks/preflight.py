@@ -6,6 +6,7 @@ from pathlib import Path
 
 from infra.settings import Settings
 from ppo_core.spec.flow_spec import FlowSpec
+from ppo_core.spec.hub import is_hub_name
 from tasks.checks.disk import require_room
 from tasks.checks.model_folder import check_model_folder, require_folder, require_model, transformers_may_know
 from tasks.checks.servers import require_prefect
@@ -17,7 +18,10 @@ __all__ = ["check_model_folder", "preflight", "transformers_may_know"]
 
 
 def preflight(spec: FlowSpec) -> list[str]:
-    """Raise InputError where the run could not come far; else what a person should know before it starts."""
+    """Raise InputError where the run could not come far; else what a person should know before it starts.
+
+    What is of the hub, `tasks.checks.hub` looks at.
+    """
     settings = Settings()
     require_writable_state(settings)
     require_room(settings)
@@ -26,11 +30,15 @@ def preflight(spec: FlowSpec) -> list[str]:
     scoring_environment(settings)
     folder = Path(spec.folder)
     notes = []
-    if spec.model.path is not None:
-        notes = check_model_folder(folder / spec.model.path, trust_remote_code=settings.trust_remote_code)
-        require_model(folder / spec.model.path)
+    path, tokenizer = spec.model.path, str(spec.model.tokenizer or spec.model.path)
+    if path is not None and not is_hub_name(path):
+        notes = check_model_folder(folder / path, trust_remote_code=settings.trust_remote_code)
+        require_model(folder / path)
     for name in spec.model_folders:
+        if is_hub_name(name):
+            continue
         notes += check_model_folder(folder / name, trust_remote_code=settings.trust_remote_code)
         require_model(folder / name, "a reward's `path`", "sequence classifier")
-    require_folder(folder / str(spec.model.tokenizer or spec.model.path))
+    if not is_hub_name(tokenizer):
+        require_folder(folder / tokenizer)
     return notes

@@ -10,7 +10,7 @@ Nothing is written. The user's code runs in a scoring engine of its own, as in t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +28,8 @@ from infra.runs.owner import LeaseHeld
 from infra.settings import Settings
 from ppo_core.records import CheckRunJob, InputError
 from ppo_core.spec import RunSpec
-from tasks.checks.findings import findings_of
+from tasks.checks.findings import findings_of, stands
+from tasks.checks.hub import find_sources
 from tasks.checks.preflight import preflight
 from tasks.checks.same_files import made_of_these_files
 from tasks.runs.run_state import changed_values, effective_spec, last_record, recorded_spec
@@ -42,8 +43,12 @@ REWARD_FAILED = "RewardFailed"
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a run stands: its last iteration (None: a new run), and whether it goes on with the same spec and files."""
+    """Where a run stands: its last iteration (None: a new run), and whether it goes on with the same spec and files.
 
+    `spec` is the one that it really has.
+    """
+
+    spec: RunSpec
     iteration: int | None
     unchanged: bool
 
@@ -96,12 +101,17 @@ def _check(
     started: float,
 ) -> Findings:
     standing = _standing(store, name, spec)
+    downloads, more, missing = find_sources(standing.spec, store)
+    notes = [*notes, *more]
+    if missing:
+        notes += [f"{one}, which training downloads first; data, rewards and model are checked then" for one in missing]
+        return Findings(notes, {"run": f"{name}, {stands(standing.iteration, spec.iterations)}"})
     if standing.iteration is not None and standing.unchanged and not again:
-        _ask(engine, "try_reward", spec, reward_trial(spec, []))
+        _ask(engine, "try_reward", spec, reward_trial(spec, []), downloads)
         return Findings(notes)
     gpu = None if spec.engines.backend == "ray" else has_nvidia_gpu()
     job = CheckRunJob(dataset=dataset_job(spec), engines=spec.engines, gpu=gpu)
-    facts = _ask(engine, "check_run", spec, job.model_dump(mode="json"))
+    facts = _ask(engine, "check_run", spec, job.model_dump(mode="json"), downloads)
     good = findings_of(spec, facts, name, standing.iteration, store.root)
     return Findings(
         [*notes, *doubts(facts["scores"], facts["errors"])],
@@ -129,19 +139,22 @@ def _standing(store: ArtifactStore, name: str, spec: RunSpec) -> Standing:
     changed = {} if recorded is None else changed_values(recorded, effective)
     last = last_record(records)
     if last is None:
-        return Standing(None, unchanged=False)
+        return Standing(effective, None, unchanged=False)
     same = set(changed) <= {"iterations"} and made_of_these_files(store, last.dataset, spec)
-    return Standing(last.iteration, unchanged=same)
+    return Standing(effective, last.iteration, unchanged=same)
 
 
-def _ask(engine: EngineProcess, name: str, spec: RunSpec, document: dict[str, Any]) -> dict[str, Any]:
-    folder = Path(spec.folder).absolute()
+def _ask(
+    engine: EngineProcess, name: str, spec: RunSpec, document: dict[str, Any], downloads: Mapping[str, EngineInput]
+) -> dict[str, Any]:
+    folder, tokenizer = Path(spec.folder).absolute(), str(spec.model.tokenizer or spec.model.path)
     inputs = {
+        **downloads,
         "sources": EngineInput(folder, ""),
-        "tokenizer": EngineInput(folder / str(spec.model.tokenizer or spec.model.path), ""),
+        "tokenizer": downloads.get(tokenizer) or EngineInput(folder / tokenizer, ""),
     }
     if spec.model.path is not None:
-        inputs["model"] = EngineInput(folder / spec.model.path, "")
+        inputs["model"] = downloads.get(spec.model.path) or EngineInput(folder / spec.model.path, "")
     try:
         return ask(engine, EngineJob(name, inputs, None, document), silence_s=spec.engines.reward_timeout_s).result
     except EngineTimeout:

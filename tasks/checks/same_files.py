@@ -8,6 +8,7 @@ from pathlib import Path
 
 from infra.artifacts import ArtifactError, ArtifactStore
 from ppo_core.spec import RunSpec
+from ppo_core.spec.hub import is_hub_name
 from tasks.stages.references import DatasetRef
 
 
@@ -28,6 +29,8 @@ def _files(spec: RunSpec) -> Iterator[Path]:
     """The user's rows, functions, tokenizer and models."""
     folder = Path(spec.folder)
     for name in (*spec.data, *spec.reward.code):
+        if is_hub_name(name):  # of a commit, which does not change
+            continue
         source = folder / name.partition(":")[0]
         yield source
         if source.is_dir():
@@ -37,8 +40,9 @@ def _files(spec: RunSpec) -> Iterator[Path]:
             yield from source.parent.glob("*/*.py")
     model = spec.model
     for place in {str(model.tokenizer or model.path), str(model.path or model.tokenizer), *spec.reward.folders}:
-        yield folder / place
-        yield from (folder / place).rglob("*")
+        if not is_hub_name(place):
+            yield folder / place
+            yield from (folder / place).rglob("*")
 
 
 def _changes(path: Path) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from infra.settings import Settings
 from infra.storage.objects import StoreUnavailable
 from ppo_core.records import PreparePreferencesJob, content_digest
 from ppo_core.spec import DpoSpec, RewardModelSpec
+from tasks.preferences.kept import with_own_commits
 from tasks.stages.context import OnProgress, RunContext, working
 from tasks.stages.engines import Engines, require_shared_store
 
@@ -87,6 +88,7 @@ def open_preference_run(
     store, name = open_store(settings.store_root), f"_{kind.flow}-{short_name(validate_run_name(run))}"
     lease = acquire_lease(store.root, name)
     try:
+        spec = with_own_commits(store.root, spec, run, kind.flow, keep=True)
         context = kind(
             spec=spec,
             run=run,

@@ -10,6 +10,8 @@ from infra.artifacts import ArtifactRef, ArtifactStore
 from infra.backend import open_log
 from infra.runs.checksummed_json import RecordCorrupted
 from ppo_core.records import content_digest
+from ppo_core.spec.hub import HubCommit
+from tasks.stages.hub_names import Spec, hub_sources, with_commits
 from tasks.stages.references import StageRef
 
 REWARD_MODELS, DPO_POLICIES = "reward-models", "dpo-policies"
@@ -26,6 +28,33 @@ def with_inputs(store: ArtifactStore, made: Sequence[StageRef]) -> list[Artifact
     """The same, bare and each once, behind what they were made of: of answers, say, that an evaluation scores."""
     refs = [given for ref in made for given in store.manifest(ref.bare()).inputs]
     return list({(ref.kind, ref.key): ref for ref in [*refs, *(ref.bare() for ref in made)]}.values())
+
+
+def with_own_commits(root: str, spec: Spec, run: str, flow: str, *, keep: bool) -> Spec:
+    """The spec with the commits that its names of the hub had when the run began; to `keep` them they are written down.
+
+    Raises what `with_commits` raises, and RecordError for a page that cannot be read.
+    """
+    names = sorted(hub_sources(spec))
+    if not names:
+        return spec
+    folder = f"{flow}-commits"
+    pages, name = open_log(root, folder), f"{run}-{content_digest(names)[:16]}.json"
+    told = pages.read(name)
+    if told is None:
+        resolved = with_commits(spec)
+        page = {"commits": [one.model_dump() for one in resolved.hub_commits], "nonce": uuid4().hex}
+        if not keep or pages.create(name, json.dumps(page).encode()):
+            return resolved
+        told = pages.read(name)
+    try:
+        known = [HubCommit.model_validate(one) for one in json.loads(told or b"")["commits"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise RecordCorrupted(
+            f"page {name} of {folder} is damaged ({type(error).__name__}): remove it, and write commits into the "
+            "spec, as in hf://OWNER/NAME@COMMIT"
+        ) from None
+    return with_commits(spec, known)
 
 
 def kept(root: str, folder: str = REWARD_MODELS) -> set[tuple[str, str]]:

@@ -11,6 +11,11 @@ from tasks.stages.stage import StageSpec, run_cached, stage
 def prepare_preferences(context: PreferenceContext) -> PreferencesRef:
     """Before anything else is done with them: bad input ends the run here."""
     job = context.preferences_job
-    sources = context.sources(job.dataset.train, job.dataset.evaluation)
-    paths = {"sources": sources, "tokenizer": context.tokenizer(), **context.model_inputs()}
+    data = job.dataset.train, job.dataset.evaluation
+    paths = {
+        "sources": context.sources(*data),
+        "tokenizer": context.tokenizer(),
+        **context.model_inputs(),
+        **context.hub_inputs(*data),
+    }
     return run_cached(context, StageSpec(PREPARE_PREFERENCES, job, paths=paths))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from infra.artifacts.manifest import ArtifactError
 from infra.engines.protocol import EngineError, EngineJobError
+from infra.hub.sources import HubError, HubUnavailable
 from infra.mlflow.model_files import ModelFolderError
 from infra.mlflow.registry import RegistryError
 from infra.prefect_server import PrefectServerError
@@ -20,6 +21,8 @@ FAILURES = (
     DiskSpaceError,
     DivergedError,
     EngineError,
+    HubError,
+    HubUnavailable,
     InputError,
     InvalidRunName,
     LeaseHeld,

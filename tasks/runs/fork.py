@@ -13,6 +13,7 @@ from ppo_core.spec import RunSpec, differing_keys
 from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.record_chain import made_with, record_digest
 from tasks.runs.run_state import committed, committed_at, spec_of_run, with_changes
+from tasks.stages.hub_names import with_commits
 from tasks.verify_artifact import resume_inputs
 
 FIXED = ("algorithm.", "model.", "sft.", "sft: ")
@@ -30,7 +31,7 @@ def parse_place(place: str) -> tuple[str, int]:
 def fork_spec(source: str, iteration: int, overrides: list[str], folder: str | None = None) -> RunSpec:
     """The spec of a run that goes on from there. Raises InputError as `fork_run` does, but for a name that is taken."""
     before = spec_of_run(source, folder)
-    spec = before.with_overrides(overrides)
+    spec = with_commits(before.with_overrides(overrides))
     fixed = [line for line in differing_keys(before.document(), spec.document()) if line.startswith(FIXED)]
     if fixed:
         raise InputError(f"a fork goes on with the policy of {source}, so these cannot change: {'; '.join(fixed)}")

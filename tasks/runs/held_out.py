@@ -6,7 +6,7 @@ that a run has made of its own policy is found again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,11 +17,14 @@ from infra.runs.lease import Heartbeat, Lease, LeaseHeld
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import ModelSpec, RunSpec
+from ppo_core.spec.hub import HubCommit, exact_name
 from tasks.evaluate_policy import evaluate_policy
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.policies import Policy
 from tasks.stages.context import OnProgress, RunContext
+from tasks.stages.download_source import download_sources
 from tasks.stages.engines import Engines
+from tasks.stages.hub_names import with_commits
 from tasks.stages.references import DatasetRef, EvaluationRef
 
 TRAINING = "training"
@@ -40,7 +43,7 @@ def open_evaluation(policy: Policy, spec: RunSpec, title: str, on_progress: OnPr
             f"the spec of run {policy.run} has no held-out prompts (dataset.evaluation is not set): name some with "
             "--set dataset.evaluation=FILE"
         )
-    settings = Settings()
+    settings, spec = Settings(), with_commits(spec)
     store = open_store(settings.store_root)
     lease = a_lease(store.root)
     try:
@@ -85,6 +88,7 @@ def evaluate_held_out(
     `like` is the policy whose run has that spec; without, it is this one's.
     """
     here = context if like is None else context.with_spec(fitted(context, policy, like))
+    download_sources(here)
     dataset = prepare_dataset(here)
     return dataset, evaluate_policy(here, policy.checkpoint, dataset)
 
@@ -95,12 +99,13 @@ def fitted(context: RunContext, policy: Policy, like: Policy) -> RunSpec:
     if tokenizers[0] is not None and tokenizers[0] == tokenizers[1]:
         model = context.spec.model.model_copy(update={"dtype": policy.spec.model.dtype})
     else:
-        model = absolute(policy.spec.model, Path(policy.spec.folder))
+        model = absolute(policy.spec.model, Path(policy.spec.folder), policy.spec.hub_commits)
     evaluation = context.spec.evaluation.model_copy(update={"weights": policy.spec.evaluation.weights})
-    return context.spec.model_copy(update={"model": model, "evaluation": evaluation})
+    return with_commits(context.spec.model_copy(update={"model": model, "evaluation": evaluation}))
 
 
-def absolute(model: ModelSpec, folder: Path) -> ModelSpec:
-    """A model section whose paths do not start at a spec's folder any more."""
+def absolute(model: ModelSpec, folder: Path, commits: Iterable[HubCommit] = ()) -> ModelSpec:
+    """A model section whose paths start at no spec's folder any more, and whose names of the hub say their commits."""
     paths = {name: path for name, path in (("path", model.path), ("tokenizer", model.tokenizer)) if path is not None}
-    return model.model_copy(update={name: str((folder / path).absolute()) for name, path in paths.items()})
+    at = {one.name: exact_name(one) for one in commits}
+    return model.model_copy(update={name: at.get(p) or str((folder / p).absolute()) for name, p in paths.items()})

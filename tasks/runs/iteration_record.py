@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, mod
 from infra.artifacts import ArtifactRef
 from infra.runs.records import RecordCorrupted
 from ppo_core.spec import CheckpointSpec
-from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef, StageRef
+from tasks.stages.references import CheckpointRef, DatasetRef, DownloadRef, EvaluationRef, StageRef
 from tasks.stages.table import BY_NAME, PREVIOUS, REFERENCE, SAMPLER
 
 ACCURACY = "evaluation/accuracy"
@@ -63,7 +63,8 @@ class IterationRecord(BaseModel):
     """Everything that iteration `iteration` made and what the next one starts from.
 
     `artifacts` has what each stage made, by the stage's name (see `tasks.stages.table`); record 0 is the start: a
-    fine-tuned model where there is one, checkpoint 0 and its evaluation. `dataset` and `reference` are the whole run's.
+    fine-tuned model where there is one, checkpoint 0 and its evaluation. `dataset` and `reference` are the whole run's;
+    so are `downloads`, what its names of the hub are.
     `position` is the data cursor: prompts drawn so far. Where the checkpoint is not full, `base` is the last one that
     is, and `replay` the experiences since. `attempt` counts the rollbacks before this iteration, `rate_factor` is what
     they left of the learning rates, `lease` tells the writers of a run apart, `retention` says for how long the
@@ -81,6 +82,7 @@ class IterationRecord(BaseModel):
     spec: dict[str, Any] | None = None
     previous: str | None = None
     dataset: DatasetRef
+    downloads: tuple[DownloadRef, ...] = ()
     reference: CheckpointRef
     artifacts: Annotated[dict[str, SerializeAsAny[StageRef]], BeforeValidator(_typed)]
     base: CheckpointRef | None = None

@@ -48,13 +48,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Lineage:
-    """The whole chain of a policy, the latest iteration first; the dataset at its end."""
+    """The whole chain of a policy, the latest iteration first; at its end the dataset, and what came from the hub."""
 
     policy: Policy
     aliases: list[str]
     steps: list[Step]
     dataset: Link
     moves: list[str]
+    downloads: list[Link] = field(default_factory=list)
 
     @property
     def complaints(self) -> list[str]:
@@ -78,7 +79,9 @@ def trace(name: str) -> Lineage:
         known = aliases_of(settings.tracking_uri, policy.version.name)
         aliases = sorted(alias for alias, version in known.items() if version == policy.version.version)
         moves = history(policy.version.name)
-    return Lineage(policy, aliases, steps, link_to(store, dataset.bare(), f"{counts} prompts of {sources}"), moves)
+    prompts = link_to(store, dataset.bare(), f"{counts} prompts of {sources}")
+    downloads = [link_to(store, ref.bare(), ref.in_words()) for ref in policy.record.downloads]
+    return Lineage(policy, aliases, steps, prompts, moves, downloads)
 
 
 def step_of(store: ArtifactStore, record: IterationRecord, previous: IterationRecord | None) -> Step:

@@ -109,7 +109,7 @@ class Reachability:
         kept = kept_iterations(records)
         found: dict[tuple[str, str, str], tuple[int, ArtifactRef]] = {}
         for record in records:
-            refs: list[ArtifactRef] = [record.dataset, record.reference]
+            refs: list[ArtifactRef] = [*record.downloads, record.dataset, record.reference]
             for stage, ref in record.artifacts.items():
                 if BY_NAME[stage].kept or record.iteration in kept:
                     refs.append(ref)

@@ -13,6 +13,7 @@ from ppo_core.records import InputError
 from ppo_core.spec import RunSpec, Section, differing_keys
 from tasks.runs.iteration_record import IterationRecord, read_record
 from tasks.runs.record_chain import Chain, read_chain, spec_document, with_values
+from tasks.stages.hub_names import with_commits
 
 MAY_CHANGE = ("iterations: ", "checkpoint.", "engines.", "guards.", "promotion.", "registry.", "training.")
 """What a run may go on with another value of: its length, how engines run, what is kept, where its policy goes."""
@@ -46,10 +47,11 @@ def restore_spec(records: RunRecords) -> bool:
 
 
 def effective_spec(spec: RunSpec, records: RunRecords) -> RunSpec:
-    """The spec a run really has: learning-rate decay ends where the run was first meant to end.
+    """The spec a run really has: learning-rate decay ends where the run was first meant to end, and names of the hub
+    stand for the commits that they were then; a new run's for today's.
 
-    Raises InputError when the run exists with another spec, listing the keys that differ, and RecordError where its
-    records are damaged.
+    Raises InputError when the run exists with another spec, listing the keys that differ, RecordError where its records
+    are damaged, and HubError or HubUnavailable where the hub was asked in vain.
     """
     document = read_chain(records).spec
     recorded = None if document is None else RunSpec.model_validate(document)
@@ -57,9 +59,11 @@ def effective_spec(spec: RunSpec, records: RunRecords) -> RunSpec:
     if recorded is not None and spec.update.decay_iterations is None:
         decay = recorded.update.decay_iterations or recorded.iterations
     resolved = spec.model_copy(update={"update": spec.update.model_copy(update={"decay_iterations": decay})})
-    if recorded is not None:
-        refuse_other_spec(records.run, recorded.document(), resolved.document())
-    return resolved
+    if recorded is None:
+        return with_commits(resolved)
+    found = {"hub_commits": [one.model_dump() for one in recorded.hub_commits]}
+    refuse_other_spec(records.run, recorded.document(), {**resolved.document(), **found})
+    return with_commits(resolved, recorded.hub_commits)
 
 
 def refuse_other_spec(run: str, recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> None:

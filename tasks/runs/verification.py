@@ -50,7 +50,7 @@ def check_recorded(context: RunContext, record: IterationRecord) -> None:
     What retention has removed is not looked for.
     """
     store = open_store(context.settings.store_root, cache=context.settings.cache_folder)
-    for ref in (record.dataset, *record.artifacts.values()):
+    for ref in (*record.downloads, record.dataset, *record.artifacts.values()):
         with suppress(ArtifactMissing):
             store.fetch(ref.bare())
 

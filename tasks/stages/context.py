@@ -26,10 +26,13 @@ from infra.storage.objects import StoreUnavailable
 from ppo_core import records
 from ppo_core.records import InputError, content_digest
 from ppo_core.spec import RunSpec
+from ppo_core.spec.hub import is_hub_name
+from ppo_core.spec.paths import is_function
 from tasks.reports.reporting import Reporting
 from tasks.runs.reachability import Reachability
 from tasks.stages.early_engines import engines_of
 from tasks.stages.engines import PROGRAMS, Engines, require_shared_store
+from tasks.stages.hub_names import Downloads, hub_sources
 from tasks.stages.jobs import OnProgress, StageJob, StageResult, ask
 from tasks.stages.timings import Timings
 
@@ -98,6 +101,21 @@ class RunContext:
         self.reporting.forget(taken)
         return taken
 
+    @cached_property
+    def downloads(self) -> Downloads:
+        """What of the hub is in the store."""
+        return Downloads(self.store)
+
+    def hub_inputs(self, *names: str) -> dict[str, EngineInput]:
+        """Those of `names` that are of the hub, as inputs of engines that read them by their names."""
+        return {name: self._downloaded(name) for name in names if is_hub_name(name)}
+
+    def _downloaded(self, name: str) -> EngineInput:
+        found = self.downloads.of(hub_sources(self.spec)[name])
+        if found is None:
+            raise InputError(f"{name} is not in the store {self.store.root}: give the run's command again")
+        return found
+
     def path(self, name: str) -> Path:
         """A path of the spec; relative ones start at the spec's folder."""
         return Path(self.spec.folder) / name
@@ -110,16 +128,19 @@ class RunContext:
             used = {name: self.source_digests[name] for name in names if name}
             return EngineInput(Path(self.spec.folder).absolute(), content_digest(used))
 
-    def rewards(self) -> EngineInput:
-        """The sources of the rewards: functions, and the folders of reward models."""
+    def rewards(self) -> dict[str, EngineInput]:
+        """What the rewards need: `sources`, which are functions and folders of reward models, and those of the hub."""
         functions, models = self.sources(*self.spec.reward.code), self.spec.reward.folders
         if not models:
-            return functions
+            return {"sources": functions}
         digests = {name: self.folder_input(name).digest for name in models}
-        return replace(functions, digest=content_digest([functions.digest, digests]))
+        named = replace(functions, digest=content_digest([functions.digest, digests]))
+        return {"sources": named, **self.hub_inputs(*models)}
 
     def folder_input(self, name: str) -> EngineInput:
-        """A folder on disk as an engine's input."""
+        """A folder on disk, or a download, as an engine's input."""
+        if is_hub_name(name):
+            return self._downloaded(name)
         folder = self.path(name)
         if not folder.is_dir():
             raise InputError(f"there is no folder {folder}: give a path relative to the spec, or an absolute one")
@@ -152,7 +173,7 @@ class RunContext:
 
     def _describe_sources(self) -> dict[str, str]:
         spec = self.spec
-        code = [*spec.code, *(name for name in spec.data if ":" in name)]
+        code = [*spec.code, *filter(is_function, spec.data)]
         job = EngineJob(
             "describe_sources",
             {"sources": EngineInput(Path(spec.folder).absolute(), "")},
@@ -162,7 +183,9 @@ class RunContext:
         silence = spec.engines.reward_timeout_s
         digests = ask(self.engines.scoring, job, silence_s=silence, on_progress=self.on_progress).result
         for name in spec.data:
-            if ":" not in name:
+            if is_hub_name(name):
+                digests[name] = self._downloaded(name).digest
+            elif not is_function(name):
                 path = self.path(name)
                 if not path.exists():
                     raise InputError(f"there is no file {path}: give a file of rows or path/to/file.py:function")

@@ -49,6 +49,18 @@ class StageRef(ArtifactRef):
         return ArtifactRef(kind=self.kind, uri=self.uri, digest=self.digest)
 
 
+class DownloadRef(StageRef):
+    """What a spec's `name` of the hub was: files of a repository at a commit."""
+
+    name: str
+    repository: str
+    commit: str
+    size: int
+
+    def in_words(self) -> str:
+        return f"{self.name} is {self.repository} at commit {self.commit}, {self.size / 2**20:.1f} MiB"
+
+
 class DatasetRef(StageRef):
     """Prompts: `counts` has the rows of each split; `context_length` is the model's (None: no limit)."""
 

@@ -15,7 +15,9 @@ KIND = "source"
 
 
 def upload_source(context: RunContext, given: EngineInput) -> UploadedSource:
-    """Have a folder in the store; one that is there already is not copied again."""
+    """Have a folder in the store; one that is there already, of the hub or by an earlier call, is not copied again."""
+    if (there := context.downloads.uploaded(given)) is not None:
+        return there
     context.pin(KIND, given.digest)
     found = find_verified(context, KIND, given.digest)
     if found is None:

@@ -24,6 +24,7 @@ from prefect.states import Completed
 from infra.artifacts import ArtifactRef
 from infra.artifacts.manifest import ArtifactError
 from infra.engines.protocol import EngineError, EngineInput
+from infra.hub.sources import HubError
 from infra.runs.lease import LeaseLost
 from infra.runs.records import RecordError
 from infra.storage.objects import StoreUnavailable
@@ -40,7 +41,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 RETRIES = 2
 RETRY_DELAYS_S = [1.0, 5.0]
-LASTING = (InputError, ValueError, ArtifactError, RecordError, LeaseLost, StoreUnavailable)
+LASTING = (InputError, ValueError, HubError, ArtifactError, RecordError, LeaseLost, StoreUnavailable)
 """Errors that the same stage would meet again; a store that does not answer has been waited for already."""
 
 

@@ -1,5 +1,6 @@
 """The stages of a run, as one table: what each makes, by which engine, and of what.
 
+    before     download_source, for each name of the Hugging Face hub (`tasks.stages.download_source`)
     start      prepare_dataset ─► finetune_policy (where the spec has `sft`) ─► start_policy ─► evaluate_policy
     iteration  generate_rollouts ─► score_rollouts ─► compute_advantages ─► update_policy ─► evaluate_policy
 

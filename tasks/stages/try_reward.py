@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.artifacts import open_store
 from infra.engines.protocol import EngineInput, EngineJob
 from infra.settings import Settings
+from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
 from tasks.checks.state_folder import require_writable_state
 from tasks.stages.dataset_job import reward_trial
 from tasks.stages.engine_programs import EnginePlan, launch
+from tasks.stages.hub_names import Downloads, hub_sources, with_commits
 from tasks.stages.jobs import ask
 
 
@@ -37,13 +40,26 @@ def try_reward(spec: RunSpec, completions: list[str]) -> list[TrialRow]:
     settings = Settings()
     require_writable_state(settings)
     engine = launch(EnginePlan("scoring", "reward"), settings, settings.home / "logs")
-    sources = EngineInput(Path(spec.folder).absolute(), "")
-    job = EngineJob("try_reward", {"sources": sources}, None, reward_trial(spec, completions))
+    inputs = {"sources": EngineInput(Path(spec.folder).absolute(), ""), **_downloads(spec, settings)}
+    job = EngineJob("try_reward", inputs, None, reward_trial(spec, completions))
     try:
         rows = ask(engine, job, silence_s=spec.engines.reward_timeout_s).result["rows"]
     finally:
         engine.close()
     return [TrialRow(**row) for row in rows]
+
+
+def _downloads(spec: RunSpec, settings: Settings) -> dict[str, EngineInput]:
+    """The rows and reward models that are of the hub. Raises InputError for those that are not in the store."""
+    needed, found = {*spec.data, *spec.reward.folders}, dict[str, EngineInput]()
+    downloads = Downloads(open_store(settings.store_root))
+    for name, source in hub_sources(with_commits(spec)).items():
+        if name in needed:
+            there = downloads.of(source)
+            if there is None:
+                raise InputError(f"{name} is not in the store {settings.store_root} yet: ppoflow download brings it")
+            found[name] = there
+    return found
 
 
 def complaints(rows: list[TrialRow]) -> list[str]:

@@ -36,6 +36,7 @@ LIBRARY_HOMES = {
     "deepspeed": ("ppo_core",),
     "vllm": ("ppo_core",),
     "mlflow": ("infra",),
+    "huggingface_hub": ("infra",),
     "boto3": ("infra",),
     "botocore": ("infra",),
     "ray": ("infra",),

@@ -251,7 +251,7 @@ IN_REWARDS = [
 IN_MODELS = [
     Mistake(
         "a name of the hub",
-        ("Qwen/Qwen2.5-0.5B-Instruct", "hf download"),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "write hf://Qwen/Qwen2.5-0.5B-Instruct"),
         in_spec("path: model", "path: Qwen/Qwen2.5-0.5B-Instruct"),
     ),
     Mistake("weights as pickle", ("pickle alone", "pytorch_model.bin", "safetensors"), as_pickle),

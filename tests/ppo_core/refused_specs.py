@@ -23,8 +23,21 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"training": {"microbatch_tokens": 559}},
         r"microbatch_tokens=559 is less than the longest sequence: 560 tokens .* Raise it to at least 560",
     ),
-    ({"dataset": {"train": "hf://owner/name@v1"}}, "hf://owner/name@v1 is an address, .* hf download NAME .* give"),
+    (
+        {"dataset": {"train": "s3://bucket/rows"}},
+        "s3://bucket/rows is an address, .* hf://OWNER/NAME .* download first",
+    ),
     ({"model": {"path": "https://hub/owner/name"}}, "model.path.*https://hub/owner/name is an address"),
+    ({"model": {"path": "hf://gpt2"}}, "model.path: hf://gpt2 is no name of the hub: write hf://OWNER/NAME"),
+    (
+        {"model": {"path": "hf://owner/name:onnx"}},
+        "hf://owner/name:onnx names onnx in a repository, .* leave :onnx out",
+    ),
+    (
+        {"dataset": {"train": "hf://datasets/owner/name/data/train.csv"}},
+        "is no name of the hub: .* as in hf://owner/name:data/train.csv",
+    ),
+    ({"dataset": {"evaluation": "hf://owner/name@v1:../x"}}, "hf://owner/name@v1:../x leads out of its repository"),
     (
         {"schedule": "overlapped"},
         "schedule=overlapped trains on responses .* set it to token .*, or schedule to synchronous$",

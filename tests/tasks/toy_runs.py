@@ -27,6 +27,7 @@ from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.iteration_record import IterationRecord, read_record
 from tasks.runs.run_state import effective_spec
 from tasks.stages.context import RunContext
+from tasks.stages.download_source import download_sources
 from tasks.stages.engines import PROGRAMS
 from tasks.stages.references import StageRef
 from tests.tasks.run_contexts import QuickFiles, run_context, smoke_spec
@@ -102,6 +103,7 @@ class ToyRun:
         with ended_well(self.context(*overrides, spec=spec)) as context:
             console = self.console()
             finish_interrupted(context, console)
+            download_sources(context)
             dataset = prepare_dataset(context)
             record = last_whole(context, console)
             if rerun is not None:

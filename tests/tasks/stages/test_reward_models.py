@@ -15,7 +15,7 @@ def test_rewards_have_another_digest_with_other_files_of_a_reward_model(tmp_path
 
     def rewards(number: int, *more: dict[str, str]) -> EngineInput:
         spec = smoke_spec().with_overrides([f"reward.sources={list(more)}"])
-        return run_context(spec, tmp_path / f"home-{number}", engines=ToyEngines()).rewards()
+        return run_context(spec, tmp_path / f"home-{number}", engines=ToyEngines()).rewards()["sources"]
 
     (tmp_path / "rm" / "config.json").write_text("{}")
     first, again, without = rewards(0, source), rewards(1, source), rewards(2)

@@ -1,0 +1,70 @@
+"""Names of the Hugging Face hub as a user writes them in a spec: models, tokenizers and data that are no folder here.
+
+hf://OWNER/NAME                          its main branch, as it is when the run begins
+hf://OWNER/NAME@REVISION                 a branch, a tag or a commit
+hf://OWNER/NAME@REVISION:data/test.csv   of data, a file, a folder or a pattern such as data/train-*.parquet
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from pydantic import Field
+
+from ppo_core.spec.section import Section
+
+SCHEME = "hf://"
+COMMIT = r"[0-9a-f]{40}"
+_NAME = re.compile(
+    r"hf://(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*)(@(?P<revision>[^@:\s]+))?(:(?P<path>[^:]+))?"
+)
+
+
+class HubName(NamedTuple):
+    """Such a name, taken apart."""
+
+    repository: str
+    revision: str | None
+    path: str | None
+
+
+class HubCommit(Section):
+    """The commit that a name stands for."""
+
+    name: str = Field(description="As the spec has it")
+    commit: str = Field(pattern=f"^{COMMIT}$", description="The commit that it was when the run began")
+
+
+def exact_name(commit: HubCommit) -> str:
+    """A name that means the same for ever: that of the commit."""
+    repository, _, path = hub_name(commit.name)
+    return f"{SCHEME}{repository}@{commit.commit}" + (f":{path}" if path is not None else "")
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether this is meant to be a name of the hub."""
+    return text.startswith(SCHEME)
+
+
+def is_commit(revision: str | None) -> bool:
+    """Whether a revision is the whole hash of a commit, which never means anything else."""
+    return revision is not None and re.fullmatch(COMMIT, revision) is not None
+
+
+def hub_name(text: str) -> HubName:
+    """The parts of a name. Raises ValueError where it has another form."""
+    found = _NAME.fullmatch(text)
+    if found is None:
+        remedy = text.replace("hf://datasets/", SCHEME).replace("hf://models/", SCHEME)
+        owner, _, rest = remedy.removeprefix(SCHEME).partition("/")
+        name, _, path = rest.partition("/")
+        example = f"{SCHEME}{owner}/{name}:{path}" if owner and name and path else f"{SCHEME}OWNER/NAME@REVISION"
+        raise ValueError(
+            f"{text} is no name of the hub: write {SCHEME}OWNER/NAME, with @REVISION or without, and for one file of "
+            f"data its path behind a colon, as in {example}"
+        )
+    path = found["path"]
+    if path is not None and (path.startswith("/") or ".." in path.split("/")):
+        raise ValueError(f"{text} leads out of its repository: give the path of a file in it")
+    return HubName(found["repository"], found["revision"], path)
