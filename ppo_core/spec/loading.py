@@ -17,6 +17,28 @@ class SpecError(ValueError):
     """A spec that cannot be run; each line of the message is one problem with its remedy."""
 
 
+class _KeyAgain(yaml.YAMLError):
+    """A key that a section has twice."""
+
+
+class _EachKeyOnce(yaml.SafeLoader):
+    """YAML as it is, but for keys that stand twice in one section: of their values one would be lost, silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in lines:
+                raise _KeyAgain(
+                    f"line {line}: the key {key.value} is there again, after line {lines[key.value]}: take one of the "
+                    "two out"
+                )
+            lines[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
 def load_spec(cls: type[Spec], path: Path, overrides: Iterable[str]) -> Spec:
     """Parse `path`, apply `overrides`, validate. Raises SpecError."""
     document = read_yaml(path)
@@ -44,7 +66,7 @@ def overridden(spec: Spec, overrides: Iterable[str]) -> Spec:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The file's mapping. Raises SpecError for a missing file, broken YAML, or another type."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.load(path.read_text(encoding="utf-8"), _EachKeyOnce)
     except OSError as error:
         raise SpecError(f"{path}: cannot be read ({error.strerror}): give the path of a YAML spec") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -77,7 +99,7 @@ def apply_override(document: dict[str, Any], override: str) -> None:
             raise SpecError(f"--set {override!r}: {key} is a value, not a section")
         target = inner
     try:
-        target[keys[-1]] = yaml.safe_load(text)
+        target[keys[-1]] = yaml.load(text, _EachKeyOnce)
     except yaml.YAMLError as error:
         raise SpecError(f"--set {override!r}: the value is not valid YAML: {error}") from None
 

@@ -83,6 +83,9 @@ def test_every_problem_has_its_line(tmp_path: Path) -> None:
         ("- 1\n- 2", "holds list, not a mapping"),
         ("", "holds NoneType, not a mapping"),
         ("1: 2", "Keys should be strings"),
+        ("seed: 1\nname: x\nseed: 2", "is not valid YAML: line 3: the key seed is there again, after line 1: take one"),
+        ("rollout:\n  stop: [a]\n  top_k: 0\n  stop: [b]", "line 4: the key stop is there again, after line 2"),
+        ("rollout: {top_k: 0, top_k: 1}", "line 1: the key top_k is there again"),
     ],
 )
 def test_a_file_that_is_no_spec_is_refused(tmp_path: Path, text: str, message: str) -> None:
