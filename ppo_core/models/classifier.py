@@ -16,6 +16,19 @@ from ppo_core.models.loading import load_whole
 from ppo_core.records import InputError
 
 
+def _positions(model: Any) -> int | None:
+    """How many tokens a model reads whose positions begin after that of padding, as RoBERTa's do; None: from 0."""
+    tables = [table for name, table in model.named_modules() if name.rpartition(".")[2] == "position_embeddings"]
+    return min(
+        (
+            table.num_embeddings - table.padding_idx - 1
+            for table in tables
+            if isinstance(table, torch.nn.Embedding) and table.padding_idx is not None
+        ),
+        default=None,
+    )
+
+
 class Classifier:
     """A model of a Hugging Face folder with its tokenizer. Raises InputError saying why it cannot score a text."""
 
@@ -31,7 +44,7 @@ class Classifier:
             )
         remedy = "put the reward model's own tokenizer there"
         self.tokenizer = any_tokenizer(folder, remedy, trust_remote_code=trust_remote_code)
-        self.context = context_length(model.config)
+        self.context = _positions(model) or context_length(model.config)
         self.model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
     def tokens(self, prompt: Any, response: str) -> list[int]:

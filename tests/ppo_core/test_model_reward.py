@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
 
 from ppo_core.models.classifier import Classifier
 from ppo_core.records import InputError, PromptRow
@@ -93,6 +93,19 @@ def test_a_text_beyond_the_context_has_no_score(tmp_path: Path) -> None:
     assert parts.scores == {"model": None}
     assert parts.error() == "not scored by model: 34 tokens, and the reward model reads 1 to 32"
     assert other.scores["model"] is not None
+
+
+def test_a_model_whose_positions_begin_after_padding_reads_as_many_as_it_has(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = RobertaConfig(vocab_size=VOCABULARY, max_position_embeddings=34, pad_token_id=1, num_labels=1, **sizes)
+    RobertaForSequenceClassification(config).save_pretrained(tmp_path / "rm")
+    tiny_tokenizer().save_pretrained(tmp_path / "rm")
+    model = Classifier(tmp_path / "rm", dtype="float32", trust_remote_code=False)
+    assert model.context == 34 - 1 - 1
+    both = [[5] * 32, [6, 7]]
+    assert model.scores(both, 4096) == pytest.approx([model.scores([one], 4096)[0] for one in both], abs=1e-6)
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        model.scores([[5] * 33], 4096)
 
 
 def test_a_model_is_read_again_when_its_files_are_others(tmp_path: Path) -> None:
