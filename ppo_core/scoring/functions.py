@@ -11,7 +11,7 @@ from typing import Any, SupportsFloat
 from ppo_core.records import InputError, PromptRow
 from ppo_core.scoring.plugins import RAISED, Sources, load_function, place_of
 from ppo_core.scoring.reward import RewardFailed, Sample, shorten
-from ppo_core.scoring.signatures import Arguments, batch_arguments, form_of, one_by_one_arguments, scores_in
+from ppo_core.scoring.signatures import VERIFIERS, Arguments, batch_arguments, form_of, one_by_one_arguments, scores_in
 from ppo_core.spec.reward_kinds import FunctionRewardSpec
 
 IN_FLIGHT = 64  # calls of a coroutine function that is called for each sample
@@ -30,7 +30,13 @@ class FunctionReward:
 
     def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
         """Each argument without a default must be a column, with a value in every row."""
-        for column in self._required():
+        required = self._required()
+        if self.form is VERIFIERS and "parser" in required:
+            raise InputError(
+                f"{self.name} asks for the parser of a verifiers environment, and there is none here: make one in its "
+                "file, as in `def reward(completion, answer, parser=vf.XMLParser([...]))`"
+            )
+        for column in required:
             for number, row in enumerate(rows, first):
                 if columns_of(row, self.answer_column).get(column) is None:
                     raise InputError(

@@ -43,6 +43,12 @@ async def verified(prompt, completion, answer, info, state, **columns):
 def of_a_chat(completion, answer):
     return float(completion[-1]["content"] == answer)
 
+def parsed(completion, answer, parser):
+    return float(parser(completion) == answer)
+
+def with_own_parser(completion, answer, parser=str.strip):
+    return float(parser(completion) == answer)
+
 def trl(completions, ground_truth, **columns):
     return np.array([text == right for text, right in zip(completions, ground_truth)], dtype=float)
 
@@ -93,6 +99,15 @@ def test_what_a_form_does_not_give_must_be_an_option(folder: Path) -> None:
     rewards(folder, "needs", difficulty=3).check_rows(ROWS)
     row = PromptRow("d", "1+1=", [1], "2", {"difficulty": 0.25})
     assert [p.scores for p in rewards(folder, "needs").score([Sample(row, "2")])] == [{"needs": 0.25}]
+
+
+def test_a_parser_of_verifiers_is_asked_for_in_vain(folder: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"theirs.py:parsed asks for the parser of a verifiers environment, and there is"
+    ):
+        rewards(folder, "parsed").check_rows(ROWS)
+    rewards(folder, "with_own_parser").check_rows(ROWS)
+    assert [p.scores["with_own_parser"] for p in rewards(folder, "with_own_parser").score(SAMPLES)] == [1.0, 0.0]
 
 
 def test_a_mapping_without_rewards_is_no_list_of_scores(folder: Path) -> None:
