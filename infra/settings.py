@@ -299,6 +299,11 @@ def reward_environment(names: Sequence[str]) -> dict[str, str]:
     return {**way_out(os.environ), **{name: os.environ[name] for name in names if name in os.environ}}
 
 
+def set_variables(prefix: str) -> list[str]:
+    """The names that begin so of variables that are set, in order."""
+    return sorted(name for name, value in os.environ.items() if value and name.startswith(prefix))
+
+
 def export(variables: Mapping[str, str]) -> None:
     """Set variables for this process and its children, unless the user has set them already."""
     for name, value in variables.items():

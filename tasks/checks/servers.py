@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 
 from infra.mlflow.client import without_password
 from infra.prefect_server import PrefectServerError
+from infra.settings import set_variables
+from tasks.checks.state_folder import names_of
 
 PORTS = {"http": 80, "https": 443}
 PATIENCE_S = 2.0
@@ -30,7 +32,8 @@ def require_prefect(url: str | None) -> None:
 
 def no_prefect(url: str, error: Exception) -> PrefectServerError:
     """The message about a server that does not answer."""
+    named = [name for name in names_of("prefect_api_url") if set_variables(name)]
+    remedy = f"unset {' and '.join(named)}" if named else "prefect config unset PREFECT_API_URL, in Prefect's profile,"
     return PrefectServerError(
-        f"no Prefect server answers at {without_password(url)} ({error}): start it, or unset PREFECT_API_URL to "
-        "have one embedded"
+        f"no Prefect server answers at {without_password(url)} ({error}): start it, or {remedy} to have one embedded"
     )

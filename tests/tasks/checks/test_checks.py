@@ -12,12 +12,14 @@ import pytest
 
 from infra.backend import acquire_lease
 from infra.engines.protocol import EngineTimeout
+from infra.prefect_server import PrefectServerError
 from infra.runs.owner import LeaseHeld
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
 from tasks.checks.model_folder import require_model
 from tasks.checks.run import check_run
+from tasks.checks.servers import require_prefect
 from tasks.checks.state_folder import require_readable_state, require_writable_state
 from tasks.runs.errors import InvalidRunName
 from tasks.stages.jobs import StageJob
@@ -104,6 +106,26 @@ def test_a_setting_of_the_environment_that_is_refused_is_named(home: Path, monke
     server = "PPOFLOW_PREFECT_API_URL or PREFECT_API_URL='here' in the environment: it is no address of a server: "
     assert lines[1] == f"{server}write http://HOST:PORT/api"
     assert len(lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "remedy"),
+    [
+        (["PPOFLOW_PREFECT_API_URL"], "start it, or unset PPOFLOW_PREFECT_API_URL to have one"),
+        (["PREFECT_API_URL"], "start it, or unset PREFECT_API_URL to have one"),
+        (["PPOFLOW_PREFECT_API_URL", "PREFECT_API_URL"], "unset PPOFLOW_PREFECT_API_URL and PREFECT_API_URL to"),
+        ([], "or prefect config unset PREFECT_API_URL, in Prefect's profile, to have one"),
+    ],
+)
+def test_a_server_that_does_not_answer_is_unset_where_it_was_set(
+    monkeypatch: pytest.MonkeyPatch, names: list[str], remedy: str
+) -> None:
+    for name in ("PPOFLOW_PREFECT_API_URL", "PREFECT_API_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name in names:
+        monkeypatch.setenv(name, "http://127.0.0.1:9/api")
+    with pytest.raises(PrefectServerError, match=remedy):
+        require_prefect("http://127.0.0.1:9/api")
 
 
 @pytest.mark.parametrize(
