@@ -96,11 +96,13 @@ def friendly_errors(starting: str | None = None) -> Iterator[None]:
         begin(starting)
     try:
         quiet_prefect()  # before anything imports it
-        from tasks.checks.state_folder import require_readable_state
+        from tasks.checks.state_folder import require_readable_state, unknown_variables
         from tasks.runs.errors import FAILURES
 
         try:
             require_readable_state()
+            for line in unknown_variables():
+                print(f"! {line}", file=sys.stderr)
             yield
         except FAILURES as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from pydantic import AliasChoices, ValidationError
@@ -12,8 +13,12 @@ from pydantic.fields import FieldInfo
 
 from infra.backend import is_remote
 from infra.mlflow.client import without_password
-from infra.settings import Settings
+from infra.settings import Settings, StackSettings, set_variables
 from ppo_core.records import InputError
+
+OURS = "PPOFLOW_"
+OF_PROCESSES = {"PPOFLOW_GUARDED", "PPOFLOW_STACK_MARK", "PPOFLOW_CONTAINERS", "PPOFLOW_SECRETS", "PPOFLOW_UID"}
+"""Variables that are no settings: marks of our own processes, and what compose.yaml is filled in with."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,19 @@ def names_of(field: str) -> list[str]:
     """The variables that set a setting."""
     known = next((info for name, info in Settings.model_fields.items() if field in (name, *aliases(info))), None)
     return aliases(known) or [field if field.isupper() else f"PPOFLOW_{field.upper()}"] if known else [field]
+
+
+def unknown_variables() -> list[str]:
+    """A line for each variable that begins as ours do and means nothing, with the nearest that does."""
+    stack = StackSettings.model_config["env_prefix"]
+    known = {name for field in Settings.model_fields for name in names_of(field)} | OF_PROCESSES
+    known |= {f"{stack}{field.upper()}" for field in StackSettings.model_fields}
+    ends, told = sorted(name.removeprefix(OURS) for name in known if name.startswith(OURS)), []
+    for name in set_variables(OURS):
+        if name not in known:
+            close = get_close_matches(name.removeprefix(OURS), ends, n=1)
+            told.append(f"{name} means nothing to ppoflow{f': did you mean {OURS}{close[0]}?' if close else ''}")
+    return told
 
 
 def aliases(info: FieldInfo) -> list[str]:

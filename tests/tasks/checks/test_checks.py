@@ -20,7 +20,7 @@ from ppo_core.spec import RunSpec
 from tasks.checks.model_folder import require_model
 from tasks.checks.run import check_run
 from tasks.checks.servers import require_prefect
-from tasks.checks.state_folder import require_readable_state, require_writable_state
+from tasks.checks.state_folder import require_readable_state, require_writable_state, unknown_variables
 from tasks.runs.errors import InvalidRunName
 from tasks.stages.jobs import StageJob
 from tests.flows.test_refusals import SMALL_HEADS
@@ -106,6 +106,18 @@ def test_a_setting_of_the_environment_that_is_refused_is_named(home: Path, monke
     server = "PPOFLOW_PREFECT_API_URL or PREFECT_API_URL='here' in the environment: it is no address of a server: "
     assert lines[1] == f"{server}write http://HOST:PORT/api"
     assert len(lines) == 2
+
+
+def test_a_variable_that_means_nothing_is_named_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PPOFLOW_STORE", "PPOFLOW_STACK_HOST", "PPOFLOW_ENGINE_THREADS", "PPOFLOW_GUARDED"):
+        monkeypatch.setenv(name, "1")
+    known = unknown_variables()
+    monkeypatch.setenv("PPOFLOW_STROE", "s3://mine/runs")
+    monkeypatch.setenv("PPOFLOW_ZZZ", "1")
+    assert [line for line in unknown_variables() if line not in known] == [
+        "PPOFLOW_STROE means nothing to ppoflow: did you mean PPOFLOW_STORE?",
+        "PPOFLOW_ZZZ means nothing to ppoflow",
+    ]
 
 
 @pytest.mark.parametrize(
