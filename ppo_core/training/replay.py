@@ -26,10 +26,18 @@ from ppo_core.training.determinism import deterministic
 from ppo_core.training.experience import Experience
 from ppo_core.training.intact import check_policy
 from ppo_core.training.learner import Learner, LoadConfig
-from ppo_core.training.state import CheckpointState, check_networks, identity_after, read_state
+from ppo_core.training.state import (
+    CheckpointState,
+    check_networks,
+    identity_after,
+    read_state,
+    settings_since,
+    writer,
+)
 from ppo_core.training.update import Update
 
 Tick = Callable[[int, int, str], None]
+SHOWN = 4
 
 
 def hold_checkpoint(
@@ -132,6 +140,12 @@ def _check_inputs(folder: Path, state: CheckpointState, inputs: Mapping[str, Job
                 f"training.num_ranks={made_with} for now, or {_new_start(state)}"
             )
         identity = identity_after(update.spec, identity, update.experience)
+    if identity != state.identity and (since := settings_since(folder, state)):
+        raise InputError(
+            f"{folder} is a thin checkpoint of an earlier ppoflow{writer(folder)}, in which updates had no "
+            f"{', '.join(since[:SHOWN])}: this one does not make them again. Go on with that version up to the next "
+            f"full checkpoint, or {_new_start(state)}"
+        )
     if identity != state.identity:
         raise InputError(f"{inputs['base'].path} is not the full checkpoint that {folder} goes back to")
 

@@ -11,7 +11,7 @@ from pydantic import NonNegativeInt, ValidationError
 
 from ppo_core.records import InputError, Replay, UpdatePolicyJob, content_digest
 from ppo_core.spec import Section
-from ppo_core.spec.loading import explain
+from ppo_core.spec.loading import differing_keys, explain
 
 FORMAT = 3
 FILE = "state.json"
@@ -50,14 +50,20 @@ def read_state(folder: Path) -> CheckpointState:
     if written_in > FORMAT:
         raise InputError(
             f"{folder} has checkpoint format {written_in}; this ppoflow reads formats 1 to {FORMAT}: use the ppoflow "
-            f"that wrote it{_writer(folder)} or a newer one"
+            f"that wrote it{writer(folder)} or a newer one"
         )
     if written_in < FORMAT:
         document = _of_earlier_format(document)
     try:
         state = CheckpointState.model_validate(document)
     except ValidationError as error:
-        raise _damaged(path, "; ".join(explain(CheckpointState, error))) from None
+        told = "; ".join(explain(CheckpointState, error))
+        if {item["type"] for item in error.errors()} == {"extra_forbidden"}:
+            raise InputError(
+                f"{path} has settings that this ppoflow does not know ({told}): use the one that wrote it"
+                f"{writer(folder)}, or go on from the last full checkpoint, with ppoflow fork"
+            ) from None
+        raise _damaged(path, told) from None
     if state.num_steps.keys() != state.skipped_steps.keys():
         raise _damaged(
             path, f"num_steps is of {_names(state.num_steps)}, skipped_steps of {_names(state.skipped_steps)}"
@@ -89,6 +95,14 @@ def identity_after(spec: UpdatePolicyJob, before: str, experience: str) -> str:
     )
 
 
+def settings_since(folder: Path, state: CheckpointState) -> list[str]:
+    """The settings of the updates in `replay` that the ppoflow which wrote `state.json` did not have yet."""
+    written = json.loads((folder / FILE).read_text()).get("replay", [])
+    now = [update.spec.model_dump(mode="json") for update in state.replay]
+    lines = [line for one, other in zip(written, now, strict=True) for line in differing_keys(one["spec"], other)]
+    return sorted({line.partition(":")[0] for line in lines})
+
+
 def _of_earlier_format(document: dict[str, Any]) -> dict[str, Any]:
     """Formats 1 and 2 knew a policy and a critic only, format 1 no thin checkpoints."""
     steps = {name: document.pop(f"num_{name}_steps", None) for name in ("policy", "critic")}
@@ -104,7 +118,7 @@ def _damaged(path: Path, why: str) -> InputError:
     return InputError(f"{path} is damaged ({why}): take the checkpoint from a copy, or an earlier one")
 
 
-def _writer(folder: Path) -> str:
+def writer(folder: Path) -> str:
     """The version in the manifest that a stored checkpoint has beside its state, where it says one."""
     try:
         libraries: dict[str, Any] = json.loads((folder / "manifest.json").read_text())["libraries"]

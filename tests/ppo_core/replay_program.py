@@ -6,6 +6,7 @@ those of a run that wrote nothing but `full1` in full before the end.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -199,8 +200,13 @@ def refusals(root: Path, ranks: Ranks) -> Facts:
     )
     run.warm()
     run.sparse("full4-cold")
-    good, thin3, tampered = run.origin(), run.root / "thin3", run.root / "tampered"
+    good, thin3, tampered, earlier = run.origin(), run.root / "thin3", run.root / "tampered", run.root / "earlier"
     shutil.copytree(thin3, tampered)
+    shutil.copytree(thin3, earlier)
+    state = json.loads((earlier / "state.json").read_text())
+    for update in state["replay"]:
+        del update["spec"]["whitening"], update["spec"]["update"]["aggregation"]
+    (earlier / "state.json").write_text(json.dumps({**state, "identity": "as that code said"}))
     weights = load_file(tampered / "policy/model.safetensors")
     weights["model.norm.weight"].view(torch.int32)[0] ^= 1
     save_file(weights, tampered / "policy/model.safetensors", {"format": "pt"})
@@ -211,6 +217,7 @@ def refusals(root: Path, ranks: Ranks) -> Facts:
         "other base": (thin3, {**good, "base": run.root / "full2"}),
         "other experience": (thin3, {**good, "replay_1": run.experiences[0]}),
         "tampered": (tampered, good),
+        "of earlier code": (earlier, good),
         "good": (thin3, good),
     }
     engine, facts = TrainingEngine(ranks), {}

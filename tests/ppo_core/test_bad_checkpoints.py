@@ -35,6 +35,15 @@ def written(folder: Path, text: str, manifest: Any = None) -> Path:
     return folder
 
 
+def test_a_state_with_settings_of_another_version_is_not_called_damaged(tmp_path: Path) -> None:
+    update = {**UPDATE, "spec": {**UPDATE["spec"], "gone": 1}}
+    text = json.dumps({**THIRD, "full": False, "replay": [update]})
+    with pytest.raises(
+        InputError, match=r"settings that this ppoflow does not know \(replay.0.spec.gone: .*use the one"
+    ):
+        read_state(written(tmp_path, text, {"libraries": {"ppoflow": "0.0.9"}}))
+
+
 @pytest.mark.parametrize(
     ("document", "words"),
     [

@@ -131,6 +131,10 @@ REFUSALS = {
         "1 of 20 tensors differ, model.norm.weight first", "another kind of CPU or GPU, number of threads, or version",
         "Go on where it was made, or start from the last full checkpoint: ppoflow fork RUN@1 NEW",
     ],
+    "of earlier code": [
+        "earlier is a thin checkpoint of an earlier ppoflow, in which updates had no update.aggregation, whitening: ",
+        "Go on with that version up to the next full checkpoint, or start from the last full checkpoint: ppoflow fork",
+    ],
     "other ranks": ["was made by 1 training ranks, and 2 would round otherwise", "ppoflow fork RUN@1 NEW"],
 }  # fmt: skip
 
