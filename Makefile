@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCK := requirements.lock
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo begin-demo check test test-thorough lint bench-learning bench-training bench-iteration bench-rewards bench-data bench-chaos stack stack-stop stack-status stack-packages clean
+.PHONY: help install demo begin-demo check test test-thorough test-gpu lint bench-learning bench-training bench-iteration bench-rewards bench-data bench-chaos stack stack-stop stack-status stack-packages clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ test: $(STAMP) ## run the tests, but for the longest
 test-thorough: $(STAMP) ## run the others, which take longest: whole runs on S3 and Ray, the servers of the stack, the pages in a browser
 	@$(PYTEST) -m "thorough and not slow" $(PYTEST_ARGS)
 	$(PYTEST) -m "thorough and slow" $(PYTEST_ARGS)
+
+test-gpu: $(STAMP) ## run the tests of what has to hold on a GPU, on one or two of them
+	@$(BIN)/python -m pytest -q -m gpu tests/ppo_core $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff (rules and format) and mypy
 	@$(BIN)/ruff check .

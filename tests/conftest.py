@@ -60,7 +60,14 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Those of one group are neighbours, in the order that it gives its files; the longest groups begin."""
+    """Those of one group are neighbours, in the order that it gives its files; the longest groups begin.
+
+    Tests on a GPU are left out where torch has none, unless they are asked for.
+    """
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu and "gpu" not in config.option.markexpr and not gpu_is_there():
+        config.hook.pytest_deselected(items=on_gpu)
+        items[:] = [item for item in items if item not in on_gpu]
     if "check" in config.option.markexpr:  # to read all sources takes seconds
         for item in items:
             if item.path.parent == TESTS / "architecture" or is_pure(item):
@@ -73,6 +80,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return (rank, group, TOGETHER[group].index(file)) if group in TOGETHER else (rank, "", 0)
 
     items.sort(key=place)
+
+
+def gpu_is_there() -> bool:
+    """Whether torch can compute on one; tests that ask have imported it."""
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def group_of(file: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,11 +68,11 @@ def make_start(
     return folder
 
 
-def resume(root: Path, ranks: Ranks) -> Facts:
+def resume(root: Path, ranks: Ranks, cases: Sequence[tuple[int, str]] = (*FP32, *BF16)) -> Facts:
     """Two iterations in one go; the second again by a fresh engine; the first written again without a step."""
     facts: Facts = {}
     experience = make_experience()
-    for stage, dtype in FP32 + BF16:
+    for stage, dtype in cases:
         job = update_job(zero_stage=stage, dtype=dtype, num_minibatches=2)
         start = make_start(root, "gpt2" if stage == 1 else "llama-tied", dtype, ranks)
         first, second, resumed, again = (

@@ -18,6 +18,7 @@ from ppo_core.training.ranks import Ranks
 from tests.ppo_core import (
     averages_program,
     deepspeed_program,
+    device_program,
     dpo_program,
     lora_program,
     replay_program,
@@ -30,6 +31,7 @@ from tests.ppo_core import (
 
 PROGRAMS = {
     "trained": deepspeed_program.SCENARIOS,
+    "device": device_program.SCENARIOS,
     "replayed": replay_program.SCENARIOS,
     "skipped": skip_program.SCENARIOS,
     "rloo": rloo_program.SCENARIOS,
