@@ -23,10 +23,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCK := requirements.lock
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo begin-demo check test test-thorough test-gpu lint bench-learning bench-training bench-iteration bench-rewards bench-data bench-chaos stack stack-stop stack-status stack-packages clean
+.PHONY: help install demo begin-demo check test test-thorough lint test-gpu bench-learning bench-update bench-experience bench-scaling bench-gpu bench-iteration bench-rewards bench-data bench-chaos stack stack-stop stack-status stack-packages clean
 
 help: ## show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## make .venv with the pinned versions of requirements.lock
 
@@ -59,8 +59,17 @@ lint: $(STAMP) ## ruff (rules and format) and mypy
 bench-learning: $(STAMP) ## learning curves of the demo on three seeds, into benchmarks/results
 	@$(BIN)/python -m benchmarks.learning $(if $(AGAINST),--against $(AGAINST))
 
-bench-training: $(STAMP) ## how fast the training engine is, setting by setting, into benchmarks/results
-	@$(BIN)/python -m benchmarks.training
+bench-update: $(STAMP) ## how near the training engine is to a matrix product, and its memory, setting by setting, into benchmarks/results
+	@$(BIN)/python -m benchmarks.update
+
+bench-experience: $(STAMP) ## experience beside plain passes of transformers, and beside TRL's, into benchmarks/results
+	@$(BIN)/python -m benchmarks.experience
+
+bench-scaling: $(STAMP) ## how time grows with tokens, length and vocabulary, and what a second rank gains, into benchmarks/results
+	@$(BIN)/python -m benchmarks.scaling
+
+bench-gpu: $(STAMP) ## the training engine's jobs for models of 0.5B and 1.5B on a GPU, into benchmarks/results
+	@$(BIN)/python -m benchmarks.gpu
 
 bench-rewards: $(STAMP) ## how many samples a second are scored, into benchmarks/results
 	@$(BIN)/python -m benchmarks.rewards

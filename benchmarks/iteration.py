@@ -27,8 +27,8 @@ from pyarrow import parquet
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.report import machine, versions
 from benchmarks.shapes import PROMPT, SHAPES, write_tokenizer
-from benchmarks.training_jobs import machine
 
 RESULTS = Path("benchmarks/results/iteration.json")
 TRL = "trl==1.12.0"  # the last version with a PPOTrainer
@@ -75,7 +75,8 @@ def main() -> None:
     parser.add_argument("--trl", type=Path, default=Path(".ppoflow/trl"), help="the folder of TRL's environment")
     given = parser.parse_args()
     home, python = given.home.absolute(), environment(given.trl.absolute())
-    document: dict[str, Any] = {"machine": machine()}
+    settings = {"rounds": given.rounds, "iterations": given.iterations}
+    document: dict[str, Any] = {"machine": machine(), "versions": {**versions(), "trl": TRL}, "settings": settings}
     for name in given.cases:
         case = Case(Path("examples/arithmetic/demo.yaml")) if name == "demo" else large_case(home / "27M")
         found = compare(case, home, python, given.rounds, given.iterations)

@@ -1,61 +1,93 @@
 """The training engine's own jobs on a made-up model and made-up rollouts, in this process; one line of JSON.
 
-    python -m benchmarks.training_jobs SHAPE [--iterations 3] [--tokens 4096] [--compute-dtype auto]
+    python -m benchmarks.training_jobs SHAPE [--iterations 3] [--tokens 4096] [--compute-dtype auto] [--ranks 2]
 
 It needs torch, transformers, deepspeed, safetensors, pydantic and pyarrow, and no more, so that it runs on a bare
-machine with a GPU. `benchmarks.training` compares several of these side by side.
+machine with a GPU. `benchmarks.update`, `scaling` and `gpu` compare several of these side by side.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import os
-import platform
 import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import machine
 from benchmarks.shapes import PROMPT, SHAPES, Shape, write_rollouts_and_scores, write_tokenizer
 
+OF_SHAPES = ("vocabulary", "responses", "shortest", "longest")
 
-def measure(shape: Shape, *, iterations: int, training: dict[str, Any], dtype: str, threads: int = 0) -> dict[str, Any]:
+
+def measure(
+    shape: Shape, *, iterations: int, training: dict[str, Any], dtype: str, threads: int | None = None
+) -> dict[str, Any]:
     """Seconds and useful FLOP of experience and update, medians without the first iteration, and memory."""
-    from ppo_core.training.ranks import Ranks
-    from ppo_core.training.service import TrainingEngine
-    from ppo_core.training.threads import Threads
+    from ppo_core.models.precision import products_in_bf16
 
-    rate = matmul_rate(dtype)
-    with tempfile.TemporaryDirectory() as folder:
-        engine = TrainingEngine(Ranks(0, 1, threads=Threads(threads) if threads else Threads.of_machine()))
-        work = Work(engine, Path(folder), shape, training, dtype)
-        work.start()
-        idle = memory_mib()
-        with watched() as peak:
-            rounds = [work.iterate(number) for number in range(iterations + 1)]
+    products = "bfloat16" if products_in_bf16(training["compute_dtype"]) else dtype
+    engine = open_engine(training["num_ranks"], threads)
+    shared, plain = engine.ranks.threads, training["zero_stage"] == 0 and dtype == "float32"
+    used = shared.usable(training["compute_dtype"], [shared.count]) if plain else 1
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            work = Work(engine, Path(folder), shape, training, dtype)
+            work.start()
+            rounds, rates = list[dict[str, float]](), list[float]()
+            for number in range(iterations + 1):
+                rounds.append(work.iterate(number))
+                # On the threads that were at work: how many cores each may use is set for good.
+                rates.append(sum(shared.map(lambda *_: matmul_rate(products), [None] * used)))
+    finally:
+        engine.ranks.dismiss()
     tokens, flop = sum(work.lengths), flop_of(shape, work.parameters, work.lengths)
     seconds = {name: statistics.median(one[name] for one in rounds[1:]) for name in rounds[0]}
+    speed = {name: [flop[name] / one[name] for one in rounds[1:]] for name in flop}
     return {
         "tokens": tokens,
+        "all_tokens": tokens + PROMPT * len(work.lengths),
         "seconds": seconds,
         "tokens_per_second": {name: tokens / spent for name, spent in seconds.items()},
+        "useful_flop_per_second": {name: statistics.median(each) for name, each in speed.items()},
         "useful_flop_over_matmul_rate": {
-            name: flop["update" if name == "steps" else name] / seconds[name] / rate for name in ("experience", "steps")
+            name: statistics.median(ours / rate for ours, rate in zip(each, rates[1:], strict=True))
+            for name, each in speed.items()
         },
-        "matmul_gflops": rate / 1e9,
+        "matmul_gflops": statistics.median(rates[1:]) / 1e9,
         "parameters": work.parameters,
-        "memory_mib": {"idle": idle, "peak_above_idle": peak[0] - idle},
+        "memory_mib": {"idle": work.idle, "update_above_idle": work.peak - work.idle},
         "machine": machine(),
     }
 
 
+def open_engine(num_ranks: int, threads: int | None = None) -> Any:
+    """Rank 0 in this process; the others start as in a run, and wait for its jobs."""
+    from ppo_core.training.ranks import Ranks, open_meeting, start_other_ranks
+
+    meeting = open_meeting() if num_ranks > 1 else None
+    children = [] if meeting is None else start_other_ranks(num_ranks, meeting)
+    from ppo_core.training.service import TrainingEngine
+    from ppo_core.training.threads import Threads
+
+    return TrainingEngine(Ranks(0, num_ranks, children, meeting, Threads(threads) if threads else Threads.of_machine()))
+
+
 class Work:
-    """Jobs in the order of a run's iterations."""
+    """Jobs in the order of a run's iterations.
+
+    `idle` is the memory in MiB with the networks, the reference and the optimizer held, before the first update; `peak`
+    the highest in any update.
+    """
 
     def __init__(self, engine: Any, folder: Path, shape: Shape, training: dict[str, Any], dtype: str) -> None:
         from ppo_core.spec import TrainingSpec, UpdateSpec
@@ -68,6 +100,7 @@ class Work:
         )
         self.update = update.model_dump(mode="json")
         self.checkpoint, self.parameters, self.lengths = folder / "start", 0, list[int]()
+        self.idle = self.peak = 0.0
 
     def start(self) -> None:
         """Checkpoint 0, rollouts and scores."""
@@ -79,11 +112,26 @@ class Work:
 
     def iterate(self, number: int) -> dict[str, float]:
         """Experience, and the update on it; `steps` is the update without loading and writing."""
+        began = time.perf_counter()
+        experience = self.compute_advantages(number)
+        computed = time.perf_counter()
+        if number == 0:
+            self.idle = idle_mib()
+        updating = time.perf_counter()
+        after, ticks = self.folder / f"checkpoint{number}", list[float]()
+        spec = {**self._job(), "seed": 0, "iteration": number, "update": self.update, "full": number == 0}
+        with watched() as peak:
+            self._do("update_policy", {"checkpoint": self.checkpoint, "experience": experience}, after, spec, ticks)
+        self.checkpoint, ended, self.peak = after, time.perf_counter(), max(self.peak, *peak)
+        # The first step has no tick before it: as long as the others.
+        steps = (ticks[-1] - ticks[0]) * len(ticks) / max(len(ticks) - 1, 1)
+        return {"experience": computed - began, "update": ended - updating, "steps": steps}
+
+    def compute_advantages(self, number: int) -> Path:
+        """The folder of the experience that the checkpoint makes of the rollouts."""
         from ppo_core.records import OptimizerSettings
         from ppo_core.spec import UpdateSpec
 
-        experience, after = self.folder / f"experience{number}", self.folder / f"checkpoint{number}"
-        job = {"model": self.model, "training": self.training, "temperature": 1.0}
         optimizer = OptimizerSettings.of(UpdateSpec.model_validate(self.update)).model_dump(mode="json")
         inputs = {
             "checkpoint": self.checkpoint,
@@ -91,33 +139,28 @@ class Work:
             "rollouts": self.folder,
             "scores": self.folder,
         }
-        began = time.perf_counter()
-        spec = {**job, "advantages": {}, "optimizer": optimizer, "kl_coef": 0.01}
+        spec = {**self._job(), "advantages": {}, "optimizer": optimizer, "kl_coef": 0.01}
         spec["max_response_tokens"] = max(self.lengths)
-        self._do("compute_advantages", inputs, experience, spec)
-        computed = time.perf_counter()
-        spec = {**job, "seed": 0, "iteration": number, "update": self.update, "full": number == 0}
-        ticks = list[float]()
-        inputs = {"checkpoint": self.checkpoint, "experience": experience}
-        self._do("update_policy", inputs, after, spec, ticks)
-        self.checkpoint, ended = after, time.perf_counter()
-        # The first step has no tick before it: as long as the others.
-        steps = (ticks[-1] - ticks[0]) * len(ticks) / max(len(ticks) - 1, 1)
-        return {"experience": computed - began, "update": ended - computed, "steps": steps}
+        self._do("compute_advantages", inputs, experience := self.folder / f"experience{number}", spec)
+        return experience
+
+    def _job(self) -> dict[str, Any]:
+        return {"model": self.model, "training": self.training, "temperature": 1.0}
 
     def _do(
         self, name: str, inputs: dict[str, Path], output: Path, spec: dict[str, Any], ticks: list[float] | None = None
     ) -> dict[str, Any]:
         from ppo_core.engines.protocol import Job, JobInput
+        from ppo_core.training.service import leading
 
         output.mkdir()
-        given = {key: JobInput(path, path.name) for key, path in inputs.items()}
+        given = {key: JobInput(path, str(path)) for key, path in inputs.items()}
 
         def tick(*_: Any) -> None:
             if ticks is not None:
                 ticks.append(time.perf_counter())
 
-        made: dict[str, Any] = self.engine.handlers[name](Job(name, given, output, spec, tick))
+        made: dict[str, Any] = leading(self.engine, name)(Job(name, given, output, spec, tick))
         synchronize()
         return made
 
@@ -125,14 +168,15 @@ class Work:
 def flop_of(shape: Shape, parameters: int, lengths: list[int]) -> dict[str, float]:
     """Of real tokens alone: linear layers, causal attention, and the policy's head at response positions.
 
-    A backward pass is two forward passes; nothing that is recomputed counts. `parameters` are the policy's.
+    A backward pass is two forward passes; nothing that is recomputed counts. `parameters` are the policy's. `steps` are
+    the update's.
     """
     hidden, layers = shape.config["hidden_size"], shape.config["num_hidden_layers"]
     linear = parameters - shape.vocabulary * hidden
     totals = [PROMPT + length for length in lengths]
     trunk = sum(2 * linear * total + 2 * total * total * hidden * layers for total in totals)
     policy, critic = trunk + 2 * sum(lengths) * hidden * shape.vocabulary, trunk
-    return {"experience": 2 * policy + critic, "update": 3 * (policy + critic) * shape.epochs}
+    return {"experience": 2 * policy + critic, "steps": 3 * (policy + critic) * shape.epochs}
 
 
 def matmul_rate(dtype: str, size: int = 2048) -> float:
@@ -161,24 +205,38 @@ def synchronize() -> None:
 
 
 def memory_mib() -> float:
-    """Resident memory of this process, or what torch has reserved of the GPU."""
+    """Resident memory of this process, or what torch has of the GPU."""
     import torch
 
     if torch.cuda.is_available():
-        return torch.cuda.max_memory_reserved() / 2**20
+        return torch.cuda.memory_allocated() / 2**20
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def idle_mib() -> float:
+    """The same of what is in use: without what is free and not given back."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return memory_mib()
+
+
 @contextmanager
 def watched() -> Iterator[list[float]]:
-    """The highest memory meanwhile, looked at a hundred times a second, in the list's one entry."""
+    """The highest memory meanwhile, in the list's one entry: of a GPU torch's count, else a hundred looks a second."""
+    import torch
+
     peak, ended = [memory_mib()], threading.Event()
 
     def watch() -> None:
         while not ended.wait(0.01):
             peak[0] = max(peak[0], memory_mib())
 
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        yield peak
+        peak[0] = torch.cuda.max_memory_allocated() / 2**20
+        return
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
@@ -186,21 +244,6 @@ def watched() -> Iterator[list[float]]:
     finally:
         ended.set()
         thread.join()
-
-
-def machine() -> dict[str, Any]:
-    """What the figures depend on."""
-    import torch
-
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "gpu": gpu,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
 
 
 def main() -> None:
@@ -212,24 +255,23 @@ def main() -> None:
     parser.add_argument("--compute-dtype", choices=["auto", "float32", "bfloat16"], default="float32")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--zero-stage", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=0, help="that share rows; 0: as the engine chooses")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--threads", type=int, help="that share rows; else as the engine chooses")
+    for name in OF_SHAPES:
+        parser.add_argument(f"--{name}", type=int, help="another than the shape's")
     given = parser.parse_args()
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    print(
-        json.dumps(
-            measure(
-                SHAPES[given.shape],
-                iterations=given.iterations,
-                training={
-                    "microbatch_tokens": given.tokens,
-                    "compute_dtype": given.compute_dtype,
-                    "zero_stage": given.zero_stage,
-                },
-                dtype=given.dtype,
-                threads=given.threads,
-            )
-        )
-    )
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(given.ranks)}
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    changes = {name: vars(given)[name] for name in OF_SHAPES if vars(given)[name] is not None}
+    training = {
+        "microbatch_tokens": given.tokens,
+        "compute_dtype": given.compute_dtype,
+        "zero_stage": given.zero_stage,
+        "num_ranks": given.ranks,
+    }
+    shape = replace(SHAPES[given.shape], **changes)
+    settings = {"iterations": given.iterations, "training": training, "dtype": given.dtype, "threads": given.threads}
+    print(json.dumps(measure(shape, **settings)), flush=True)
 
 
 if __name__ == "__main__":

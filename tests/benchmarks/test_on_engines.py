@@ -1,0 +1,65 @@
+"""The benchmarks of engines at tiny sizes: they run, agree with what they measure, and write what they found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu import promised_tflops
+
+ROOT = Path(__file__).parents[2]
+NOT_ON_A_BARE_MACHINE = ("vllm", "prefect", "mlflow", "boto3", "ray", "pydantic_settings", "aiohttp", "matplotlib")
+
+
+def figures_of(name: str, results: Path, *options: str, **environment: str) -> Any:
+    """What a benchmark writes."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--results", str(results), *options]
+    seen = {**os.environ, **environment}
+    done = subprocess.run(command, cwd=ROOT, env=seen, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads((results / f"{name}.json").read_text())
+    assert document["machine"]["cores"] == os.cpu_count()
+    assert document["versions"]["torch"]
+    assert document["settings"]["results"] == str(results)
+    return document["figures"]
+
+
+def test_the_gpu_benchmark_needs_few_packages(tmp_path: Path) -> None:
+    """Also one that is installed is found first where it says no."""
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    for name in NOT_ON_A_BARE_MACHINE:
+        (hidden / f"{name}.py").write_text(f"raise ImportError('{name} is not on a bare machine')\n")
+    environment = {"PYTHONPATH": str(hidden), "CUDA_VISIBLE_DEVICES": ""}
+    cases = figures_of("gpu", tmp_path, "--tiny", **environment)
+    assert [case["setting"] for case in cases] == ["weights in bfloat16", "products in bfloat16"]
+    for case in cases:
+        assert case["tokens"] == 40
+        assert case["tokens_per_second"]["steps"] > 0
+        assert case["machine"]["gpu"] is None
+
+
+def test_the_update_is_measured(tmp_path: Path) -> None:
+    options = ("--shapes", "tiny", "--settings", "1", "--rounds", "1", "--iterations", "1")
+    (round_,) = figures_of("update", tmp_path, *options)["tiny"]["as the engine runs"]
+    assert 0 < round_["useful_flop_over_matmul_rate"]["steps"] < 1
+
+
+def test_experience_is_that_of_plain_passes(tmp_path: Path) -> None:
+    """The benchmark itself compares the numbers of both sides in every round."""
+    options = ("--shapes", "tiny", "--rounds", "2", "--rows", "3", "--trl", str(tmp_path / "none"))
+    found = figures_of("experience", tmp_path, *options)["tiny"]
+    assert {side: len(seconds) for side, seconds in found.items()} == {"compute_advantages": 2, "plain passes": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"), [("NVIDIA H100 80GB HBM3", 989.0), ("NVIDIA H100 PCIe", 756.0), ("other", None), (None, None)]
+)
+def test_the_makers_figure_goes_by_the_name(name: str | None, tflops: float | None) -> None:
+    assert promised_tflops(name) == tflops
