@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCK := requirements.lock
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo begin-demo check test test-thorough lint test-gpu bench-learning bench-update bench-experience bench-scaling bench-gpu bench-iteration bench-rewards bench-data bench-chaos stack stack-stop stack-status stack-packages clean
+.PHONY: help install demo begin-demo check test test-thorough lint test-gpu bench-learning bench-update bench-experience bench-rollout bench-scaling bench-gpu bench-iteration bench-rewards bench-data bench-chaos stack stack-stop stack-status stack-packages clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ bench-update: $(STAMP) ## how near the training engine is to a matrix product, a
 
 bench-experience: $(STAMP) ## experience beside plain passes of transformers, and beside TRL's, into benchmarks/results
 	@$(BIN)/python -m benchmarks.experience
+
+bench-rollout: $(STAMP) ## the rollout engine beside transformers' generate, into benchmarks/results
+	@$(BIN)/python -m benchmarks.rollout
 
 bench-scaling: $(STAMP) ## how time grows with tokens, length and vocabulary, and what a second rank gains, into benchmarks/results
 	@$(BIN)/python -m benchmarks.scaling

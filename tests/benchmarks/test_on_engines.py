@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import promised_tflops
+from benchmarks.rollout import response_tokens, stop_tokens
+from benchmarks.shapes import SHAPES
 
 ROOT = Path(__file__).parents[2]
 NOT_ON_A_BARE_MACHINE = ("vllm", "prefect", "mlflow", "boto3", "ray", "pydantic_settings", "aiohttp", "matplotlib")
@@ -56,6 +58,21 @@ def test_experience_is_that_of_plain_passes(tmp_path: Path) -> None:
     options = ("--shapes", "tiny", "--rounds", "2", "--rows", "3", "--trl", str(tmp_path / "none"))
     found = figures_of("experience", tmp_path, *options)["tiny"]
     assert {side: len(seconds) for side, seconds in found.items()} == {"compute_advantages": 2, "plain passes": 2}
+
+
+@pytest.mark.slow
+def test_rollouts_are_measured_beside_generate(tmp_path: Path) -> None:
+    options = ("--shapes", "demo", "--responses", "64", "--rounds", "1")
+    found = figures_of("rollout", tmp_path, *options)["demo, float32"]
+    lengths = {side: rounds[0]["tokens"] / 64 for side, rounds in found.items()}
+    assert lengths.keys() == {"rollout engine", "generate"}
+    for length in lengths.values():  # 16.6 of 44 are expected, and the mean of 64 is spread by 1.6
+        assert 8 < length < 26
+
+
+def test_stop_tokens_make_the_mean_length_of_a_shape() -> None:
+    assert len(stop_tokens(SHAPES["27M"])) == 889  # 32,000 tokens over 36
+    assert response_tokens([[5, 6, 7], [7, 5, 7], [5, 5, 5]], {7}) == 3 + 1 + 3
 
 
 @pytest.mark.parametrize(
