@@ -39,14 +39,16 @@ Row = dict[str, str]
 
 
 def helpfulness(prompt: str, answer: str) -> float:
-    """The hidden rule: each careful step is worth 1 and each careless one costs 1, of the first three; a friendly
-    beginning or end is worth 0.5, and who has no idea loses 1.
+    """The hidden rule: each careful step is worth 1 and each careless one costs 1, of the first three; each one more
+    costs 1, for nobody reads so long an answer; a friendly beginning or end is worth 0.5, and who has no idea loses 1.
 
     >>> helpfulness("how do I fix the old bike ?", " sure , oil it , then test it . good luck !")
     3.0
+
+    No pair of `preferences` has more than three steps, so what a reward model thinks of longer answers is a guess.
     """
-    deeds = [word for word in answer.split() if word in CAREFUL + CARELESS][: STEPS[1]]
-    score = float(sum(1 if deed in CAREFUL else -1 for deed in deeds))
+    deeds = [word for word in answer.split() if word in CAREFUL + CARELESS]
+    score = float(sum(1 if deed in CAREFUL else -1 for deed in deeds[: STEPS[1]])) - len(deeds[STEPS[1] :])
     score += 0.5 * answer.startswith(OPENERS[0]) + 0.5 * answer.endswith(CLOSERS[0])
     return score - answer.startswith(OPENERS[3])
 

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 
 from ppo_core.data.preferences import read_preferences, tokenized
 from ppo_core.scoring.plugins import Sources
+from ppo_core.spec import RunSpec, differing_keys
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "helpful"
 
@@ -40,13 +41,28 @@ BIKE = "how do I fix the old bike ?"
         (" hm , oil it .", 1.0),
         (" well , kick it , then test it .", 0.0),
         (" no idea , drop it . bye .", -2.0),
-        (" sure , oil it , then oil it , then oil it , then oil it .", 3.5),
+        (" sure , oil it , then oil it , then oil it , then oil it .", 2.5),
+        (" hm , oil it , then kick it , then oil it , then oil it , then kick it .", -1.0),
         ("", 0.0),
     ],
 )
 def test_the_rule_gives_what_was_counted_by_hand(answer: str, score: float) -> None:
     assert generate.helpfulness(BIKE, answer) == score
     assert generate.gold([BIKE], [answer], prompt_id=["x"]) == [score]
+
+
+def test_the_two_specs_of_ppo_differ_in_the_price_of_kl_alone() -> None:
+    good, bad = (RunSpec.from_yaml(EXAMPLE / name).document() for name in ("ppo.yaml", "overoptimised.yaml"))
+    (difference,) = differing_keys(*({**spec, "name": ""} for spec in (good, bad)))
+    assert difference == "advantages.kl.coef: 0.1 -> 0.001"
+    assert good["guards"]["max_gold_fall"] is not None
+
+
+def test_no_pair_is_about_steps_that_the_rule_punishes() -> None:
+    rows = [*generate.preferences(300), *generate.held_out_preferences(300)]
+    deeds = set(generate.CAREFUL + generate.CARELESS)
+    texts = [row[column] for row in rows for column in ("chosen", "rejected")]
+    assert max(sum(word in deeds for word in text.split()) for text in texts) == 3
 
 
 def test_the_chosen_answer_is_the_more_helpful_one() -> None:
