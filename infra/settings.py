@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from infra.addresses import names_a_host
 from infra.engines.environment import permitted, way_out
 from infra.runs.names import validate_run_name
 
@@ -20,18 +20,8 @@ _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _BUCKET = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
 
 
-def _names_a_host(url: str) -> bool:
-    """Whether the part of an address that names a server is sound; a database in a file has none."""
-    try:
-        parts = urlsplit(url)
-        return (parts.port or 0) >= 0 and (not parts.scheme.startswith("http") or bool(parts.hostname))
-    except ValueError:
-        return False
-
-
 def _beside(data: dict[str, Any], name: str) -> str:
-    # Without a valid home there is no default; the complaint about home is the one to show.
-    return str(data["home"] / name) if "home" in data else name
+    return str(data["home"] / name) if "home" in data else name  # the complaint about home is the one to show
 
 
 class Settings(BaseSettings):
@@ -149,7 +139,7 @@ class Settings(BaseSettings):
     @classmethod
     def _servers(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         for url in urls:
-            if not re.fullmatch(r"https?://[^/?#@\s]+", url) or not _names_a_host(url):
+            if not re.fullmatch(r"https?://[^/?#@\s]+", url) or not names_a_host(url):
                 raise ValueError(f"{url!r} is no server: write http://HOST:PORT or https://HOST, without a path")
         return urls
 
@@ -169,7 +159,7 @@ class Settings(BaseSettings):
     @field_validator("prefect_api_url", "hf_endpoint")
     @classmethod
     def _server(cls, url: str | None, info: ValidationInfo) -> str | None:
-        if url is not None and (not url.startswith(("http://", "https://")) or not _names_a_host(url)):
+        if url is not None and (not url.startswith(("http://", "https://")) or not names_a_host(url)):
             form = "https://HOST" if info.field_name == "hf_endpoint" else "http://HOST:PORT/api"
             raise ValueError(f"it is no address of a server: write {form}")
         return url
@@ -177,7 +167,7 @@ class Settings(BaseSettings):
     @field_validator("tracking_uri")
     @classmethod
     def _server_or_database(cls, uri: str) -> str:
-        if not uri.startswith("databricks") and ("://" not in uri or not _names_a_host(uri)):
+        if not uri.startswith("databricks") and ("://" not in uri or not names_a_host(uri)):
             raise ValueError("it is no address: write http://HOST:PORT for a server, or sqlite:////FOLDER/mlflow.db")
         return uri
 

@@ -290,13 +290,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"update": {"schedule": "constant", "final_lr_fraction": 0.5}},
         "update: final_lr_fraction=0.5 has no meaning with schedule=constant: leave it out, or set schedule to linear",
     ),
-    (
-        {"guards": {"max_gold_fall": 1}},
-        "guards: max_gold_fall=1 has no meaning without gold_reward: name one of the rewards there, or leave it out",
-    ),
-    (
-        {"guards": {"gold_reward": "gold"}},
-        r"guards.gold_reward=gold is none of the rewards \(correct\): name one of them, or add it to reward.sources",
-    ),
+    ({"guards": {"max_gold_fall": 1}}, "guards: max_gold_fall=1 has no meaning without gold_reward: name one .*there"),
+    ({"guards": {"gold_reward": "gold"}}, r"guards.gold_reward=gold is none of the rewards \(correct\): name one of"),
     ({"name": "../escape"}, "name='../escape': String should match pattern"),
 ]
