@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCK := requirements.lock
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo begin-demo check test test-thorough lint test-gpu bench-learning bench-update bench-experience bench-rollout bench-scaling bench-gpu bench-iteration bench-rewards bench-data bench-chaos stack stack-stop stack-status stack-packages clean
+.PHONY: help install demo begin-demo check test test-thorough lint test-gpu bench-learning bench-update bench-experience bench-rollout bench-scaling bench-startup bench-overhead bench-gpu bench-iteration bench-rewards bench-data bench-chaos stack stack-stop stack-status stack-packages clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,12 @@ bench-rollout: $(STAMP) ## the rollout engine beside transformers' generate, int
 
 bench-scaling: $(STAMP) ## how time grows with tokens, length and vocabulary, and what a second rank gains, into benchmarks/results
 	@$(BIN)/python -m benchmarks.scaling
+
+bench-startup: $(STAMP) ## seconds by cause from the command to the first iteration, into benchmarks/results
+	@$(BIN)/python -m benchmarks.startup
+
+bench-overhead: $(STAMP) ## seconds of an iteration outside of the engines, with a folder and with S3, into benchmarks/results
+	@$(BIN)/python -m benchmarks.overhead
 
 bench-gpu: $(STAMP) ## the training engine's jobs for models of 0.5B and 1.5B on a GPU, into benchmarks/results
 	@$(BIN)/python -m benchmarks.gpu

@@ -1,16 +1,60 @@
-"""What the benchmarks make of figures: against what was put in."""
+"""What the benchmarks make of what runs say and record, and of figures: against what was put in."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from benchmarks import report
+from benchmarks.overhead import after_warm_up, medians
 from benchmarks.scaling import fitted, gained, series_of
 from benchmarks.shapes import SHAPES
+from benchmarks.startup import causes
+from flows.console import RunConsole
+from flows.starting import timed
+from infra.engines.protocol import EngineProgress
+from tests.flows.samples import record
+
+
+def said(iterations: int) -> list[str]:
+    """What a run says on its way to a committed iteration."""
+    buffer = io.StringIO()
+    console = RunConsole("r", 2, Console(file=buffer, width=160))
+    console.say("starting: run r from spec.yaml")
+    console.say(timed("checking the spec, its data, rewards and model", 0.0))
+    console.step("run r; Prefect page http://127.0.0.1:4200 (flow ppo-training)")
+    console.progress(EngineProgress("training", "finetune_policy", 0, 0, ""))
+    for iteration in range(iterations + 1):
+        console.iteration(record(iteration, {"score/mean": 0.5}))
+        console.progress(EngineProgress("training", "update_policy", 3, 8, "epoch 1 of 2"))
+    return buffer.getvalue().splitlines()
+
+
+def test_the_seconds_of_a_start_go_to_what_was_under_way() -> None:
+    lines = [(2.0**number, line) for number, line in enumerate(said(iterations=1))]
+    found = causes(lines)
+    assert list(found.values()) == [1.0, 1.0, 2.0, 4.0, 24.0, 32.0]  # a heading of the table comes before record 0
+    names = list(found)
+    assert names[2] == "checking the spec, its data, rewards and model"
+    assert names[4] == "finetune_policy, the training engine is starting"
+    assert names[5] == "iteration 1"
+
+
+def test_a_start_without_an_iteration_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no iteration 1"):
+        causes((1.0, line) for line in said(iterations=0))
+
+
+def test_overheads_are_those_of_the_iterations_between_start_and_end() -> None:
+    records = [{"metrics": {"seconds/iteration": 10.0 * n, "seconds/outside_engines": float(n)}} for n in range(6)]
+    found = {"a folder": after_warm_up(records)}
+    assert [one["iteration"] for one in found["a folder"]] == [20.0, 30.0, 40.0]
+    assert medians(found)["a folder"]["outside_engines"] == 3.0
 
 
 def test_an_exponent_is_that_of_the_power_that_was_put_in() -> None:
