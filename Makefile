@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCK := requirements.lock
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo begin-demo check test test-thorough lint test-gpu bench-learning bench-update bench-experience bench-rollout bench-scaling bench-startup bench-overhead bench-gpu bench-iteration bench-rewards bench-data bench-chaos stack stack-stop stack-status stack-packages clean
+.PHONY: help install demo begin-demo check test test-thorough lint test-gpu bench bench-learning bench-update bench-experience bench-rollout bench-scaling bench-startup bench-overhead bench-gpu bench-iteration bench-rewards bench-data bench-chaos stack stack-stop stack-status stack-packages clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,14 @@ lint: $(STAMP) ## ruff (rules and format) and mypy
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: $(STAMP) ## what is fast and what is not, one after the other at short settings: about an hour; each alone: make bench-...
+	@for run in "update --rounds 1 --iterations 2 --settings 2" "experience --rounds 2" "rollout --rounds 2" \
+	    "scaling --shape demo --rounds 1" "overhead --rounds 1" "startup --rounds 1" "rewards --rounds 2" \
+	    "data --prompts 100000" "iteration --rounds 1 --iterations 4"; do
+		$(BIN)/python -m benchmarks.$$run
+	done
+	if [ "$(GPU)" = 1 ]; then $(BIN)/python -m benchmarks.gpu; fi
 
 bench-learning: $(STAMP) ## learning curves of the demo on three seeds, into benchmarks/results
 	@$(BIN)/python -m benchmarks.learning $(if $(AGAINST),--against $(AGAINST))
