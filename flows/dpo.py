@@ -11,16 +11,19 @@ comes from the store: the same command after a kill goes on with the stage that 
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from flows.console import RunConsole
+from flows.recovery import close_dead_pages
 from flows.stages import run_stages
 from infra.artifacts import ArtifactRef
 from ppo_core.spec import DpoSpec
 from tasks.checks.preferences import check_preferences
 from tasks.evaluate_policy import evaluate_policy
+from tasks.prefect.crashed_runs import holder_note, page_is_open
 from tasks.prefect.deployment_params import requested, shown_name
 from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow, page_url
@@ -33,6 +36,7 @@ from tasks.preferences.report_reward_model import begin_report
 from tasks.preferences.train_dpo import train_dpo
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.errors import RegistryError
+from tasks.runs.progress import ProgressFile
 from tasks.runs.store_outages import outages_told
 from tasks.stages.download_source import download_sources
 from tasks.stages.table import EVALUATE_POLICY, FINETUNE_POLICY, START_POLICY
@@ -51,21 +55,26 @@ class DpoReport(BaseModel):
     complaints: list[str]
 
 
-def train(spec: DpoSpec, run: str | None = None, overrides: list[str] | None = None) -> DpoReport:
+def train(spec: DpoSpec, run: str | None = None, wait: bool = False, overrides: list[str] | None = None) -> DpoReport:
     """Train a policy on preferences, and evaluate it on held-out preferences and prompts.
 
     Args:
         spec: What to train, on what, and how
         run: Name of the run. Without it, the spec's name, under a deployment with its start time
+        wait: Wait while another process has this run, instead of refusing
         overrides: section.key=value over the spec, for example dpo.beta=0.3
     """
     spec, run = requested(spec, run, overrides)
-    console = RunConsole(run, 0)
+    console = RunConsole(run, 0, file=ProgressFile(run))
     for note in check_preferences(spec, run):
         console.say(note)
-    opened = open_preference_run(DpoContext, spec, run, console.progress)
+    opened = open_preference_run(
+        DpoContext, spec, run, console.progress, note=holder_note(), wait=wait, keep=lambda: not page_is_open()
+    )
     with console, outages_told(console.say), opened as context:
         console.step(f"DPO run {run}; Prefect page {page_url()} (flow dpo)")
+        if context.lease is not None:
+            close_dead_pages(context.lease, console)
         begin_report(context, console.say)
         downloads = download_sources(context)
         for download in downloads:
@@ -106,11 +115,11 @@ def keep_all(context: DpoContext, made: list[ArtifactRef]) -> None:
     keep(context.store.root, context.run, with_inputs(context.store, made), DPO_POLICIES)
 
 
-dpo: EmbeddedFlow[[DpoSpec, str | None, list[str] | None], DpoReport] = EmbeddedFlow(
+dpo: EmbeddedFlow[[DpoSpec, str | None, bool, list[str] | None], DpoReport] = EmbeddedFlow(
     fn=train,
     check=lambda spec, run=None, **_: check_preferences(spec, run or spec.name),
     name="dpo",
-    flow_run_name=shown_name,
+    flow_run_name=partial(shown_name, DpoSpec),
     description="Train a policy on preferences (DPO), and evaluate it as one of PPO.",
     validate_parameters=True,
     persist_result=False,

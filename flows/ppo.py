@@ -18,11 +18,11 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 from flows.ahead import Ahead, sampling_ahead
 from flows.console import RunConsole
 from flows.iteration import StageName, begin, iterate, made_before
-from flows.recovery import last_whole, mend
+from flows.recovery import close_dead_pages, last_whole, mend
 from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing
 from ppo_core.spec import RunSpec
 from tasks.checks.machine import machine_notes
-from tasks.prefect.crashed_runs import holder_note, mark_crashed, page_is_open
+from tasks.prefect.crashed_runs import holder_note, page_is_open
 from tasks.prefect.deployment_params import check_asked, check_deployed, requested, shown_name
 from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow, page_url
@@ -129,8 +129,7 @@ def begin_shown(context: RunContext, console: RunConsole, dataset: DatasetRef) -
 def finish_interrupted(context: RunContext, console: RunConsole) -> None:
     """Finish what holders of the run that died have left half done, and have Prefect's pages say that they died."""
     if context.lease is not None:
-        for name in mark_crashed(context.lease.predecessors):
-            console.say(f"flow run {name} had died; Prefect shows it as Crashed now")
+        close_dead_pages(context.lease, console)
     if restore_spec(context.records):
         console.say(f"the spec of run {context.run} was lost; it is written again from the run's first record")
     if freed := remove_orphans(context):

@@ -9,14 +9,22 @@ from flows.iteration import make
 from flows.stages import run_stages
 from infra.artifacts import ArtifactError, ArtifactRef
 from ppo_core.spec import RunSpec
+from tasks.prefect.crashed_runs import mark_crashed
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.run_state import last_record, record_at, recorded_spec, with_changes
 from tasks.stages.context import RunContext
 from tasks.stages.download_source import download_sources
+from tasks.stages.holding import Lease
 from tasks.stages.hub_names import DOWNLOAD
 from tasks.stages.table import EVALUATE_POLICY, ITERATION
 from tasks.verify_artifact import resume_inputs, set_aside_damaged
+
+
+def close_dead_pages(lease: Lease, console: RunConsole) -> None:
+    """Have Prefect's pages say that the processes died which had this lease before."""
+    for name in mark_crashed(lease.predecessors):
+        console.say(f"flow run {name} had died; Prefect shows it as Crashed now")
 
 
 def last_whole(context: RunContext, console: RunConsole) -> IterationRecord | None:

@@ -7,13 +7,16 @@ What was made before comes from the store: the same command after a kill goes on
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from flows.console import RunConsole
+from flows.recovery import close_dead_pages
 from ppo_core.spec import RewardModelSpec
 from tasks.checks.preferences import check_preferences
+from tasks.prefect.crashed_runs import holder_note, page_is_open
 from tasks.prefect.deployment_params import requested, shown_name
 from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow, page_url
@@ -25,6 +28,7 @@ from tasks.preferences.register_reward_model import export_reward_model, registe
 from tasks.preferences.report_reward_model import begin_report, report_reward_model
 from tasks.preferences.train_reward_model import train_reward_model
 from tasks.runs.errors import RegistryError
+from tasks.runs.progress import ProgressFile
 from tasks.runs.store_outages import outages_told
 from tasks.stages.download_source import download_sources
 
@@ -42,21 +46,28 @@ class RewardModelReport(BaseModel):
     complaints: list[str]
 
 
-def train(spec: RewardModelSpec, run: str | None = None, overrides: list[str] | None = None) -> RewardModelReport:
+def train(
+    spec: RewardModelSpec, run: str | None = None, wait: bool = False, overrides: list[str] | None = None
+) -> RewardModelReport:
     """Train a reward model on preferences, and measure it on held-out ones.
 
     Args:
         spec: What to train, on what, and how
         run: Name of the run. Without it, the spec's name, under a deployment with its start time
+        wait: Wait while another process trains the reward model of this run, instead of refusing
         overrides: section.key=value over the spec, for example fit.num_steps=1000
     """
     spec, run = requested(spec, run, overrides)
-    console = RunConsole(run, 0)
+    console = RunConsole(run, 0, file=ProgressFile(run))
     for note in check_preferences(spec, run):
         console.say(note)
-    opened = open_preference_run(RewardModelContext, spec, run, console.progress)
+    opened = open_preference_run(
+        RewardModelContext, spec, run, console.progress, note=holder_note(), wait=wait, keep=lambda: not page_is_open()
+    )
     with console, outages_told(console.say), opened as context:
         console.step(f"reward model {run}; Prefect page {page_url()} (flow reward-model)")
+        if context.lease is not None:
+            close_dead_pages(context.lease, console)
         begin_report(context, console.say)
         downloads = download_sources(context)
         for download in downloads:
@@ -80,18 +91,18 @@ def train(spec: RewardModelSpec, run: str | None = None, overrides: list[str] | 
         return RewardModelReport(
             run=run,
             metrics={**model.metrics, **evaluation.metrics},
-            folder=export_reward_model(context, model),
+            folder=export_reward_model(context.store, model.bare(), run, context.settings.reward_model_folder(run)),
             artifact=model.uri,
             version=version,
             complaints=complaints,
         )
 
 
-reward_model: EmbeddedFlow[[RewardModelSpec, str | None, list[str] | None], RewardModelReport] = EmbeddedFlow(
+reward_model: EmbeddedFlow[[RewardModelSpec, str | None, bool, list[str] | None], RewardModelReport] = EmbeddedFlow(
     fn=train,
     check=lambda spec, run=None, **_: check_preferences(spec, run or spec.name),
     name="reward-model",
-    flow_run_name=shown_name,
+    flow_run_name=partial(shown_name, RewardModelSpec),
     description="Train a reward model on preferences, from pairs or rankings to a registered sequence classifier.",
     validate_parameters=True,
     persist_result=False,

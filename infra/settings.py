@@ -204,6 +204,14 @@ class Settings(BaseSettings):
         """The folder for a copy of a run's best policy, for people and other programs."""
         return self.run_folder(run) / "best-policy"
 
+    def reward_model_folder(self, run: str) -> Path:
+        """The folder for a copy of a run's reward model."""
+        return self.run_folder(run) / "reward-model"
+
+    def start_policy_folder(self, run: str) -> Path:
+        """The folder for a copy of the policy that a run starts from."""
+        return self.run_folder(run) / "start-policy"
+
     def log_folder(self, run: str) -> Path:
         """The folder for the logs of a run's processes."""
         return self.run_folder(run) / "logs"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
+from infra.artifacts.export import export_part
 from ppo_core.records import StartPolicyJob
 from tasks.stages.context import RunContext
 from tasks.stages.model_card import describe_policy
@@ -25,3 +27,10 @@ def start_policy(context: RunContext, dataset: DatasetRef, model: ModelRef | Non
         inputs["model"] = model
     finish = partial(describe_policy, context_length=dataset.context_length)
     return run_cached(context, StageSpec(START_POLICY, job, inputs, paths, finish))
+
+
+def export_start(context: RunContext, checkpoint: CheckpointRef) -> Path:
+    """Put a copy of the policy that PPO starts from into the run's own folder, with a manifest that proves it."""
+    target, ref = context.settings.start_policy_folder(context.run), checkpoint.bare()
+    export_part(context.store.fetch(ref), context.store.manifest(ref), ref, "policy", target)
+    return target

@@ -56,6 +56,14 @@ def export_part(artifact: Path, manifest: Manifest, ref: ArtifactRef, part: str,
     shutil.rmtree(old, ignore_errors=True)
 
 
+def exported_from(folder: Path) -> ArtifactRef | None:
+    """The artifact that a folder is a copy of, as its manifest says; None where that cannot be read."""
+    with suppress(ArtifactCorrupted):
+        manifest = _manifest(folder)
+        return None if manifest is None else manifest.inputs[0]
+    return None
+
+
 def check_export(folder: Path) -> Manifest | None:
     """Read every byte of an exported folder; its manifest, or None for a folder that was not exported.
 

@@ -17,16 +17,12 @@ from ppo_core.spec.sections import EnginesSpec, ModelSpec, TrainingSpec
 COMMITS = "Commits that the names of the hub (hf://…) stand for in this run; it fills them in as it begins"
 
 
-class FlowSpec(Section):
-    """A flow's spec: a subclass adds its sections, and `folder`, where relative paths start.
-
-    The sections `model`, `training` and `engines`, and `hub_commits`, are in each of them.
-    """
+class NamedSpec(Section):
+    """A spec with a name: a subclass adds its sections, and `folder`, where relative paths start."""
 
     name: str = Field(
         "ppo", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="MLflow experiment, default run name"
     )
-    seed: int = Field(0, ge=0, lt=2**63, strict=True, description="All randomness of the run derives from this number")
 
     @classmethod
     def from_yaml(cls, path: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> Self:
@@ -43,6 +39,12 @@ class FlowSpec(Section):
     def document(self) -> dict[str, Any]:
         """The run's identity as JSON: everything but `folder`."""
         return self.model_dump(mode="json", exclude={"folder"})
+
+
+class FlowSpec(NamedSpec):
+    """The spec of a flow that trains: each has the sections `model`, `training` and `engines`, and `hub_commits`."""
+
+    seed: int = Field(0, ge=0, lt=2**63, strict=True, description="All randomness of the run derives from this number")
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -10,11 +10,11 @@ from prefect.runtime import deployment, flow_run
 from infra.runs.names import RUN_NAME_LIMIT
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
-from ppo_core.spec.flow_spec import FlowSpec
+from ppo_core.spec.flow_spec import NamedSpec
 from tasks.checks.run import check_run
 from tasks.runs.run_state import committed_at
 
-Spec = TypeVar("Spec", bound=FlowSpec)
+Spec = TypeVar("Spec", bound=NamedSpec)
 MOST_STARTS = 30
 STAMP = "%Y%m%d-%H%M%S"
 
@@ -31,6 +31,11 @@ def requested(spec: Spec, run: str | None, overrides: list[str] | None) -> tuple
         )
     asked = spec.with_overrides(overrides or [])
     return asked.model_copy(update={"folder": str(Path(asked.folder).absolute())}), run or name_of_run(asked.name)
+
+
+def is_deployed() -> bool:
+    """Whether this flow run is a deployment's: what cannot run was not refused before it."""
+    return bool(deployment.id)
 
 
 def check_deployed(spec: RunSpec, run: str, *, wait: bool = False, again_from: int | None = None) -> list[str]:
@@ -57,10 +62,10 @@ def name_of_run(spec_name: str) -> str:
     return spec_name[: RUN_NAME_LIMIT - len(stamp)] + stamp
 
 
-def shown_name() -> str:
-    """What the flow run is called on Prefect's pages: as the training run."""
+def shown_name(kind: type[NamedSpec] = RunSpec) -> str:
+    """What the flow run is called on Prefect's pages: as the training run, whose spec is of this kind."""
     given = flow_run.parameters
     run, spec, overrides = given.get("run"), given["spec"], given.get("overrides")
-    name = spec.name if isinstance(spec, FlowSpec) else spec.get("name", "ppo")
+    name = spec.name if isinstance(spec, NamedSpec) else spec.get("name", kind.model_fields["name"].default)
     named = [text.partition("=")[2].strip() for text in overrides or [] if text.partition("=")[0].strip() == "name"]
     return str(run or name_of_run(named[-1] if named else name))

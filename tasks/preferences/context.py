@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from infra.artifacts import open_store
-from infra.backend import acquire_lease, open_records
+from infra.backend import open_records
 from infra.mlflow.tracking import RunTracker
 from infra.runs.lease import Heartbeat
-from infra.runs.names import validate_run_name
 from infra.settings import Settings
-from infra.storage.objects import StoreUnavailable
-from ppo_core.records import PreparePreferencesJob, content_digest
+from ppo_core.records import PreparePreferencesJob
 from ppo_core.spec import DpoSpec, RewardModelSpec
 from tasks.preferences.kept import with_own_commits
 from tasks.stages.context import OnProgress, RunContext, working
 from tasks.stages.engines import Engines, require_shared_store
-
-LONGEST = 80
-"""Characters of a run's name, for its lease to have one that is not too long."""
+from tasks.stages.holding import DPO, REWARD_MODEL, held, lease_name
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ class RewardModelContext(PreferenceContext):
     """Of a run that trains a reward model."""
 
     spec: RewardModelSpec
-    flow = "reward-model"
+    flow = REWARD_MODEL
     makes = "reward model"
 
     @property
@@ -56,7 +52,7 @@ class DpoContext(PreferenceContext):
     """Of a run that trains a policy."""
 
     spec: DpoSpec
-    flow = "dpo"
+    flow = DPO
     makes = "policy"
 
     @property
@@ -77,17 +73,23 @@ C = TypeVar("C", bound=PreferenceContext)
 
 @contextmanager
 def open_preference_run(
-    kind: type[C], spec: RewardModelSpec | DpoSpec, run: str, on_progress: OnProgress
+    kind: type[C],
+    spec: RewardModelSpec | DpoSpec,
+    run: str,
+    on_progress: OnProgress,
+    *,
+    note: Mapping[str, str] = {},
+    wait: bool = False,
+    keep: Callable[[], bool] | None = None,
 ) -> Iterator[C]:
     """Means to learn from preferences with; engines start at once, and everything is closed on the way out.
 
-    The run belongs to this process alone meanwhile: LeaseHeld where another one has it. A PPO run may have its name.
+    The run belongs to this process alone meanwhile, as `open_run_context` says. A PPO run may have its name.
     """
     settings = Settings()
     require_shared_store(spec, settings.store_root)
-    store, name = open_store(settings.store_root), f"_{kind.flow}-{short_name(validate_run_name(run))}"
-    lease = acquire_lease(store.root, name)
-    try:
+    store, name = open_store(settings.store_root), lease_name(kind.flow, run)
+    with held(store.root, name, note=note, wait=wait, keep=keep) as lease:
         spec = with_own_commits(store.root, spec, run, kind.flow, keep=True)
         context = kind(
             spec=spec,
@@ -102,11 +104,3 @@ def open_preference_run(
         )
         with Heartbeat(lease, on_lost=context.engines.close), working(context):
             yield context
-    finally:
-        with suppress(StoreUnavailable):  # whoever comes next finds this process gone, or silent
-            lease.release()
-
-
-def short_name(run: str) -> str:
-    """The name, or its beginning with a hash of it all, where it is too long to have something in front."""
-    return run if len(run) <= LONGEST else f"{run[: LONGEST - 13]}-{content_digest(run)[:12]}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from infra.artifacts.export import export_part
 from infra.mlflow.registry import DIGEST_TAG, Registered, register
 from tasks.preferences.context import DpoContext
-from tasks.preferences.register_reward_model import export_folder
 from tasks.preferences.stages import POLICY, DpoPolicyRef, PreferencesRef
 from tasks.runs.policies import CHECKPOINT_TAG, RUN_TAG
 from tasks.stages.references import EvaluationRef
@@ -46,4 +46,6 @@ def register_dpo_policy(
 
 def export_dpo_policy(context: DpoContext, policy: DpoPolicyRef) -> Path:
     """Put a copy into the run's own folder, with a manifest that proves it."""
-    return export_folder(context, policy, POLICY, "dpo-policy")
+    target, ref = context.settings.run_folder(context.run) / "dpo-policy", policy.bare()
+    export_part(context.store.fetch(ref), context.store.manifest(ref), ref, POLICY, target)
+    return target

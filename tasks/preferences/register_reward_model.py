@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from infra.artifacts.export import export_part
+from infra.artifacts import ArtifactRef, ArtifactStore
+from infra.artifacts.export import export_part, exported_from
+from infra.backend import open_records
 from infra.mlflow.registry import DIGEST_TAG, Registered, register
+from ppo_core.records import InputError
 from tasks.preferences.context import RewardModelContext
 from tasks.preferences.stages import MODEL, PreferencesRef, RewardEvaluationRef, RewardModelRef
-from tasks.stages.context import RunContext
-from tasks.stages.references import StageRef
+from tasks.runs.run_state import recorded_spec
 from tasks.stages.stage import completed, stage
 
-EXPORTED = "reward-model"
+MODEL_TAG = "ppoflow.reward_model"
 
 
 @stage("register_reward_model", retries=1)
@@ -26,7 +28,7 @@ def register_reward_model(
         DIGEST_TAG: model.digest,
         "ppoflow.run": context.run,
         "ppoflow.dataset_digest": dataset.digest,
-        "ppoflow.reward_model": json.dumps(model.bare().model_dump()),
+        MODEL_TAG: json.dumps(model.bare().model_dump()),
         "ppoflow.reward_evaluation": json.dumps({"metrics": evaluation.metrics, **evaluation.bare().model_dump()}),
     }
     context.tracker.open()  # a server that cannot read our store gets the files through this MLflow run
@@ -44,13 +46,18 @@ def register_reward_model(
     return completed(registered, f"models:/{registered.name}/{registered.version} is the reward model of {context.run}")
 
 
-def export_reward_model(context: RewardModelContext, model: RewardModelRef) -> Path:
-    """Put a copy into the run's own folder, with a manifest that proves it."""
-    return export_folder(context, model, MODEL, EXPORTED)
+def export_reward_model(store: ArtifactStore, model: ArtifactRef, run: str, target: Path) -> Path:
+    """Put a copy into the run's own folder `target`, with a manifest that proves it.
 
-
-def export_folder(context: RunContext, made: StageRef, part: str, name: str) -> Path:
-    """Put a copy of a folder in an artifact into the run's own folder, under that name."""
-    target, ref = context.settings.run_folder(context.run) / name, made.bare()
-    export_part(context.store.fetch(ref), context.store.manifest(ref), ref, part, target)
+    Raises InputError where the training of the same name has begun with another reward model there.
+    """
+    before = exported_from(target)
+    if before is not None and before.digest != model.digest:
+        begun = recorded_spec(open_records(store.root, run))
+        if begun is not None and str(target) in begun.reward.folders:
+            raise InputError(
+                f"run {run} has begun with the reward model {before.digest[:12]}, and this would be another one, "
+                f"{model.digest[:12]}: choose another --run name, or restore the settings and data of the first"
+            )
+    export_part(store.fetch(model), store.manifest(model), model, MODEL, target)
     return target

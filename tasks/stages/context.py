@@ -6,15 +6,17 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from infra.artifacts import ArtifactStore, open_store
+from infra.artifacts.export import exported_from
 from infra.artifacts.fingerprint import code_fingerprint, file_digest, file_digests
-from infra.backend import acquire_lease, open_collector, open_records
+from infra.artifacts.manifest import MANIFEST_NAME
+from infra.backend import open_collector, open_records
 from infra.engines.protocol import EngineInput, EngineJob, EngineProgress, EngineTimeout
 from infra.gc.collector import Collector
 from infra.mlflow.circuit_breaker import CircuitBreaker
@@ -22,7 +24,6 @@ from infra.mlflow.tracking import RunTracker
 from infra.runs.lease import Heartbeat, Lease
 from infra.runs.records import RunRecords
 from infra.settings import Settings
-from infra.storage.objects import StoreUnavailable
 from ppo_core import records
 from ppo_core.records import InputError, content_digest
 from ppo_core.spec import RunSpec
@@ -32,6 +33,7 @@ from tasks.reports.reporting import Reporting
 from tasks.runs.reachability import Reachability
 from tasks.stages.early_engines import engines_of
 from tasks.stages.engines import PROGRAMS, Engines, require_shared_store
+from tasks.stages.holding import held
 from tasks.stages.hub_names import Downloads, hub_sources
 from tasks.stages.jobs import OnProgress, StageJob, StageResult, ask
 from tasks.stages.timings import Timings
@@ -146,7 +148,10 @@ class RunContext:
             raise InputError(f"there is no folder {folder}: give a path relative to the spec, or an absolute one")
         with self.lock:
             if name not in self.folder_digests:
-                self.folder_digests[name] = content_digest(file_digests(folder))
+                digests = file_digests(folder)
+                if exported_from(folder) is not None:
+                    del digests[MANIFEST_NAME]  # it tells when the copy was made, and nothing else that is not there
+                self.folder_digests[name] = content_digest(digests)
             return EngineInput(folder.absolute(), self.folder_digests[name])
 
     def tokenizer(self) -> EngineInput:
@@ -215,8 +220,7 @@ def open_run_context(
     require_shared_store(spec, settings.store_root)
     name = run or spec.name
     store = open_store(settings.store_root)
-    lease = acquire_lease(store.root, name, note=note, wait=wait)
-    try:
+    with held(store.root, name, note=note, wait=wait, keep=keep) as lease:
         records = open_records(store.root, name, lease=lease)
         spec = effective(spec, records) if effective is not None else spec
         engines = engines_of(spec, settings, name)
@@ -224,10 +228,6 @@ def open_run_context(
         context = RunContext(spec, name, settings, store, records, engines, tracker, on_progress or ignore, lease)
         with Heartbeat(lease, on_lost=engines.close), working(context):
             yield context
-    finally:
-        with suppress(StoreUnavailable):  # whoever comes next finds this process gone, or silent
-            if keep is None or not keep():
-                lease.release()
 
 
 @contextmanager
