@@ -21,7 +21,7 @@ from flows.recovery import close_dead_pages
 from flows.stages import run_stages
 from infra.artifacts import ArtifactRef
 from ppo_core.spec import DpoSpec
-from tasks.checks.preferences import check_preferences
+from tasks.checks.preferences import before_start
 from tasks.evaluate_policy import evaluate_policy
 from tasks.prefect.crashed_runs import holder_note, page_is_open
 from tasks.prefect.deployment_params import requested, shown_name
@@ -66,7 +66,7 @@ def train(spec: DpoSpec, run: str | None = None, wait: bool = False, overrides: 
     """
     spec, run = requested(spec, run, overrides)
     console = RunConsole(run, 0, file=ProgressFile(run))
-    for note in check_preferences(spec, run):
+    for note in before_start(spec, run):
         console.say(note)
     opened = open_preference_run(
         DpoContext, spec, run, console.progress, note=holder_note(), wait=wait, keep=lambda: not page_is_open()
@@ -117,7 +117,7 @@ def keep_all(context: DpoContext, made: list[ArtifactRef]) -> None:
 
 dpo: EmbeddedFlow[[DpoSpec, str | None, bool, list[str] | None], DpoReport] = EmbeddedFlow(
     fn=train,
-    check=lambda spec, run=None, **_: check_preferences(spec, run or spec.name),
+    check=lambda spec, run=None, **_: before_start(spec, run or spec.name),
     name="dpo",
     flow_run_name=partial(shown_name, DpoSpec),
     description="Train a policy on preferences (DPO), and evaluate it as one of PPO.",

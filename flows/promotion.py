@@ -10,7 +10,7 @@ Of several promotions at once one moves the alias; the others say who has moved 
 from __future__ import annotations
 
 from prefect.flow_runs import pause_flow_run, suspend_flow_run
-from prefect.runtime import deployment
+from prefect.runtime import deployment, flow_run
 from prefect.states import Completed, State
 from pydantic import BaseModel, ConfigDict
 
@@ -105,14 +105,15 @@ def try_candidate(context: RunContext, candidate: Policy, champion: Policy | Non
 
 
 def ask(trial: Trial, spec: PromotionSpec) -> Approval:
-    """Wait for a person. A worker is let go meanwhile: the flow run is suspended, and goes on from here when resumed.
+    """Wait for a person. A worker is let go meanwhile: the flow run is suspended, and goes on from here when resumed;
+    only one that is a part of another flow run cannot be, and waits here.
 
     The key names the two versions: who said yes to one comparison has not said yes to another.
     """
     form = Approval.with_initial_data(description=trial.page())
     key = f"{trial.alias}-{trial.champion}-to-{trial.candidate}"
     timeout = int(spec.approval_timeout_h * HOUR_S)
-    if deployment.id:
+    if deployment.id and not flow_run.parent_flow_run_id:
         return suspend_flow_run(wait_for_input=form, timeout=timeout, key=key)
     return pause_flow_run(wait_for_input=form, timeout=timeout, poll_interval=ASK_AGAIN_S, key=key)
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from flows.console import RunConsole
 from flows.recovery import close_dead_pages
 from ppo_core.spec import RewardModelSpec
-from tasks.checks.preferences import check_preferences
+from tasks.checks.preferences import before_start
 from tasks.prefect.crashed_runs import holder_note, page_is_open
 from tasks.prefect.deployment_params import requested, shown_name
 from tasks.prefect.flow_tags import tag_run
@@ -59,7 +59,7 @@ def train(
     """
     spec, run = requested(spec, run, overrides)
     console = RunConsole(run, 0, file=ProgressFile(run))
-    for note in check_preferences(spec, run):
+    for note in before_start(spec, run):
         console.say(note)
     opened = open_preference_run(
         RewardModelContext, spec, run, console.progress, note=holder_note(), wait=wait, keep=lambda: not page_is_open()
@@ -100,7 +100,7 @@ def train(
 
 reward_model: EmbeddedFlow[[RewardModelSpec, str | None, bool, list[str] | None], RewardModelReport] = EmbeddedFlow(
     fn=train,
-    check=lambda spec, run=None, **_: check_preferences(spec, run or spec.name),
+    check=lambda spec, run=None, **_: before_start(spec, run or spec.name),
     name="reward-model",
     flow_run_name=partial(shown_name, RewardModelSpec),
     description="Train a reward model on preferences, from pairs or rankings to a registered sequence classifier.",

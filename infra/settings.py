@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from infra.addresses import names_a_host
 from infra.engines.environment import permitted, way_out
-from infra.runs.names import validate_run_name
+from infra.runs.folders import RunFolders
 
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _BUCKET = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
@@ -24,7 +24,7 @@ def _beside(data: dict[str, Any], name: str) -> str:
     return str(data["home"] / name) if "home" in data else name  # the complaint about home is the one to show
 
 
-class Settings(BaseSettings):
+class Settings(RunFolders, BaseSettings):
     """Where things are on this machine; nothing here but the number of CPU threads influences what a stage computes.
 
     Each setting is the environment variable of its name with the prefix `PPOFLOW_`; an empty one counts as not set.
@@ -195,26 +195,6 @@ class Settings(BaseSettings):
     def mlflow_folder(self) -> Path:
         """The folder of MLflow's default database and of what it stores."""
         return self.home / "mlflow"
-
-    def run_folder(self, run: str) -> Path:
-        """The folder for what a run leaves on this machine besides artifacts and records."""
-        return self.home / "runs" / validate_run_name(run)
-
-    def best_policy_folder(self, run: str) -> Path:
-        """The folder for a copy of a run's best policy, for people and other programs."""
-        return self.run_folder(run) / "best-policy"
-
-    def reward_model_folder(self, run: str) -> Path:
-        """The folder for a copy of a run's reward model."""
-        return self.run_folder(run) / "reward-model"
-
-    def start_policy_folder(self, run: str) -> Path:
-        """The folder for a copy of the policy that a run starts from."""
-        return self.run_folder(run) / "start-policy"
-
-    def log_folder(self, run: str) -> Path:
-        """The folder for the logs of a run's processes."""
-        return self.run_folder(run) / "logs"
 
 
 class StackSettings(BaseSettings):

@@ -87,6 +87,27 @@ def run_training(
 
 
 @contextmanager
+def ending_well(again: str) -> Iterator[None]:
+    """Around a flow that goes on where it stopped, by the command `again`: what people are told where it is cut off."""
+    from tasks.prefect.server import PREFECT_AWAY, shown_url
+    from tasks.runs.errors import EngineError, StoreUnavailable
+
+    try:
+        with stopping_on_sigterm():
+            yield
+    except KeyboardInterrupt:
+        say(f"interrupted; what was finished is kept; go on with  {again}")
+        raise typer.Exit(INTERRUPTED) from None
+    except PREFECT_AWAY as error:
+        say(f"Prefect's server at {shown_url()} fails or does not answer ({error})")
+        say(f"what was finished is kept; go on with  {again}")
+        leave(REFUSED)
+    except (EngineError, StoreUnavailable):
+        say(f"what was finished is kept; go on with  {again}")
+        raise
+
+
+@contextmanager
 def friendly_errors(starting: str | None = None) -> Iterator[None]:
     """Show what went wrong as a message, not as a traceback; the exit status is 2.
 

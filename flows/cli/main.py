@@ -11,12 +11,14 @@ from rich.table import Table
 
 from flows.cli import deploy, preferences, registry, runs, store
 from flows.cli.application import Overrides, Wait, app
-from flows.cli.friendly_errors import command_line, friendly_errors, run_training, say, set_options
-from ppo_core.spec import RunSpec
+from flows.cli.friendly_errors import friendly_errors, run_training, say
+from ppo_core.spec import RlhfSpec, RunSpec
+from ppo_core.spec.kinds import load_any
 
 __all__ = ["app", "deploy", "preferences", "registry", "runs", "store"]
 
 SpecPath = Annotated[Path, typer.Argument(help="A run's spec, a YAML file", show_default=False)]
+AnySpecPath = Annotated[Path, typer.Argument(help="A spec for train, reward-model, dpo or rlhf", show_default=False)]
 
 
 @app.command()
@@ -36,16 +38,16 @@ def train(
 
 @app.command()
 def check(
-    spec: SpecPath,
+    spec: AnySpecPath,
     run: Annotated[str | None, typer.Option(help="Name of the run. Default: the spec's name")] = None,
     overrides: Overrides = None,
 ) -> None:
     """Say in seconds whether a run can start: every row, the reward, the model, and room for both. Starts nothing."""
     with friendly_errors():
-        loaded = RunSpec.from_yaml(spec, overrides or [])
-        from tasks.checks.run import check_run
+        loaded = load_any(spec, overrides or [])
+        from tasks.checks.any_spec import check_any
 
-        found = check_run(loaded, run, again=True)
+        found = check_any(loaded, run)
         for subject, text in found.good.items():
             say(f"{subject:<9} {text}")
         for note in found.notes:
@@ -53,21 +55,16 @@ def check(
 
 
 @app.command()
-def download(spec: SpecPath, overrides: Overrides = None) -> None:
-    """Bring what a spec names of the Hugging Face hub (hf://…) into the store, before a run does, and say which commit.
-
-    The spec of a reward model or of DPO will do too.
-    """
+def download(spec: AnySpecPath, overrides: Overrides = None) -> None:
+    """Bring what a spec names of the Hugging Face hub (hf://…) into the store before a run does; says which commit."""
     with friendly_errors():
-        from ppo_core.spec import DpoSpec, RewardModelSpec
-        from ppo_core.spec.loading import read_yaml
-
-        keys = read_yaml(spec)
-        kind = DpoSpec if "dpo" in keys else RunSpec if "reward" in keys else RewardModelSpec
-        loaded = kind.from_yaml(spec, overrides or [])
+        loaded = load_any(spec, overrides or [])
         from tasks.stages.download_source import download_ahead
 
-        download_ahead(loaded, say)
+        parts = (loaded.trained, loaded.run_before(None)) if isinstance(loaded, RlhfSpec) else (loaded,)
+        for part in parts:
+            if part is not None:
+                download_ahead(part, say)
 
 
 @app.command()
@@ -133,4 +130,4 @@ def reward(
 
 def again(spec: Path, run: str | None, overrides: list[str] | None) -> str:
     """The command that goes on with this run."""
-    return command_line("train", str(spec), *(["--run", run] if run else []), *set_options(overrides))
+    return preferences.goes_on_by("train", spec, run, overrides)

@@ -1,4 +1,4 @@
-"""The commands that learn from preferences."""
+"""The commands that begin with preferences: a reward model, a policy (DPO), and the whole way to a promoted policy."""
 
 from __future__ import annotations
 
@@ -7,36 +7,27 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.application import Overrides, app
-from flows.cli.friendly_errors import (
-    INTERRUPTED,
-    REFUSED,
-    command_line,
-    friendly_errors,
-    leave,
-    say,
-    set_options,
-    stopping_on_sigterm,
-)
+from flows.cli.application import Overrides, Wait, app
+from flows.cli.friendly_errors import CHECKING, command_line, ending_well, friendly_errors, say, set_options, with_set
 from flows.starting import tell_step
-from ppo_core.spec import DpoSpec, RewardModelSpec
+from ppo_core.spec import DpoSpec, RewardModelSpec, RlhfSpec
 
-RunName = Annotated[str | None, typer.Option(help="Name of the run. Default: the spec's name")]
+Run = Annotated[str | None, typer.Option(help="Name of the run; a known one goes on. Default: the spec's name")]
 
 
 @app.command()
 def reward_model(
     spec: Annotated[Path, typer.Argument(help="A reward model's spec, a YAML file", show_default=False)],
-    run: RunName = None,
+    run: Run = None,
     overrides: Overrides = None,
+    wait: Wait = False,
 ) -> None:
     """Train a reward model on preferences; what was done before under the same settings is not done again."""
     with friendly_errors(f"reward model {run} from {spec}" if run else f"a reward model from {spec}"):
         loaded = RewardModelSpec.from_yaml(spec, overrides or [])
         from flows.reward_model import reward_model as flow
 
-        report = finished(flow, loaded, run, again("reward-model", spec, run, overrides))
-        tell("reward model", report, "reward_model/")
+        tell("reward model", finished(flow, loaded, run, goes_on_by("reward-model", spec, run, overrides), wait))
 
 
 @app.command()
@@ -44,44 +35,31 @@ def dpo(
     spec: Annotated[
         Path, typer.Argument(help="The spec of a training on preferences, a YAML file", show_default=False)
     ],
-    run: RunName = None,
+    run: Run = None,
     overrides: Overrides = None,
+    wait: Wait = False,
 ) -> None:
     """Train a policy on preferences (DPO); what was done before under the same settings is not done again."""
     with friendly_errors(f"DPO run {run} from {spec}" if run else f"a DPO run from {spec}"):
         loaded = DpoSpec.from_yaml(spec, overrides or [])
         from flows.dpo import dpo as flow
 
-        tell("policy", finished(flow, loaded, run, again("dpo", spec, run, overrides)))
+        tell("policy", finished(flow, loaded, run, goes_on_by("dpo", spec, run, overrides), wait))
 
 
-def again(command: str, spec: Path, run: str | None, overrides: list[str] | None) -> str:
-    """The command line that goes on with it."""
-    return command_line(command, str(spec), *(["--run", run] if run else []), *set_options(overrides))
+def finished(flow: Any, spec: RewardModelSpec | DpoSpec, run: str | None, again: str, wait: bool) -> Any:
+    """The flow's report. Where it is cut off, `again` is named and the command ends."""
+    from tasks.checks.preferences import before_start
 
-
-def finished(flow: Any, spec: RewardModelSpec | DpoSpec, run: str | None, again: str) -> Any:
-    """The flow's report. Where it is interrupted, or Prefect fails, `again` is named and the command ends."""
-    from tasks.checks.preferences import check_preferences
-    from tasks.prefect.server import PREFECT_AWAY, shown_url
-
-    check_preferences(spec, run or spec.name)
+    before_start(spec, run or spec.name)
     tell_step("starting Prefect's server")
-    try:
-        with stopping_on_sigterm():
-            return flow.checked(spec, run)
-    except KeyboardInterrupt:
-        say(f"interrupted; what was finished is kept; go on with  {again}")
-        raise typer.Exit(INTERRUPTED) from None
-    except PREFECT_AWAY as error:
-        say(f"Prefect's server at {shown_url()} fails or does not answer ({error})")
-        say(f"what was finished is kept; go on with  {again}")
-        leave(REFUSED)
+    with ending_well(again):
+        return flow.checked(spec, run, wait)
 
 
-def tell(what: str, report: Any, prefix: str = "") -> None:
-    """What came out. The names of its metrics are shown without the prefix."""
-    names = {name: name.removeprefix(prefix) for name in sorted(report.metrics)}
+def tell(what: str, report: Any) -> None:
+    """What came out. The names of a reward model's metrics are shown without the prefix."""
+    names = {name: name.removeprefix("reward_model/") for name in sorted(report.metrics)}
     width = max(18, *map(len, names.values()))
     say(f"{what} of run {report.run}")
     for name, shown in names.items():
@@ -90,3 +68,42 @@ def tell(what: str, report: Any, prefix: str = "") -> None:
     say(f"  {'registered as':<{width}} {report.version or 'nothing'}")
     for complaint in report.complaints:
         say(f"! {complaint}; the same command tries again, without training")
+
+
+@app.command()
+def rlhf(
+    spec: Annotated[Path, typer.Argument(help="A spec of the whole way, a YAML file", show_default=False)],
+    run: Run = None,
+    overrides: Overrides = None,
+    wait: Wait = False,
+) -> None:
+    """From preferences to a promoted policy: SFT, reward model, PPO, evaluation, promotion; or go on with that run."""
+    with friendly_errors(f"run {run} from {spec}" if run else f"a run from {spec}"):
+        loaded = RlhfSpec.from_yaml(spec, overrides or [])
+        tell_step(CHECKING)
+        from flows.rlhf import rlhf as flow
+        from tasks.checks.rlhf import check_rlhf
+        from tasks.runs.summary import run_summary
+
+        for note in check_rlhf(loaded, run, wait=wait).notes:
+            say(note)
+        tell_step("starting Prefect's server")
+        same = goes_on_by("rlhf", spec, run, overrides)
+        with ending_well(same):
+            report = flow.checked(loaded, run, wait)
+        say(run_summary(report.training, with_set(same, f"run.iterations={report.training.iterations + 10}")))
+        say(f"  {'reward model':<18} {report.reward_model_folder}")
+        if report.reward_model is not None:
+            accuracy = report.reward_model.metrics.get("reward_model/accuracy")
+            say(f"  {'':<18} {report.reward_model.version or 'not registered'}, held-out accuracy {accuracy:.3f}")
+        if report.evaluation is not None:
+            say(f"  {'evaluated':<18} {report.evaluation.policy}: {report.evaluation.evaluation.in_words()}")
+        if report.promotion is not None:
+            say(f"  {'promoted' if report.promotion.moved else 'not promoted':<18} {report.promotion.verdict}")
+        for complaint in report.complaints:
+            say(f"! {complaint}; the same command tries again, without training")
+
+
+def goes_on_by(command: str, spec: Path, run: str | None, overrides: list[str] | None) -> str:
+    """The command that goes on with this run."""
+    return command_line(command, str(spec), *(["--run", run] if run else []), *set_options(overrides))

@@ -13,6 +13,7 @@ from ppo_core.data.preferences import Ranking, read_preferences, read_rankings, 
 from ppo_core.data.rows import Columns
 from ppo_core.engines.protocol import Job
 from ppo_core.engines.start import sources_of
+from ppo_core.models.weight_files import tensor_shapes
 from ppo_core.records import EvaluateRewardModelJob, InputError, PreparePreferencesJob
 from ppo_core.scoring.preferences import calibration, distribution, pair_metrics
 
@@ -21,11 +22,26 @@ CLASSIFIER = "ForSequenceClassification"
 
 def prepare_preferences(job: Job) -> dict[str, Any]:
     """Write `train.parquet` and `eval.parquet`, after every check that needs no model weights."""
+    rankings, facts = _read(job)
+    for split, found in rankings.items():
+        write_rankings(job.output / f"{split}.parquet", found)
+    return {name: facts[name] for name in ("counts", "pairs", "context_length")}
+
+
+def check_preferences(job: Job) -> dict[str, Any]:
+    """What the training of a reward model would find wrong with its data, tokenizer and model; writes nothing."""
+    if "model" in job.inputs:
+        tensor_shapes(job.inputs["model"].path)
+    return _read(job)[1]
+
+
+def _read(job: Job) -> tuple[dict[str, list[Ranking]], dict[str, Any]]:
+    """The rankings of each split, and facts of them and of the model."""
     spec, sources = PreparePreferencesJob.model_validate(job.spec), sources_of(job)
     named = {"train": spec.dataset.train, "eval": spec.dataset.evaluation}
     columns = Columns(chat=spec.chat, system_prompt=spec.system_prompt)
     read = {split: read_preferences(source, sources, columns) for split, source in named.items()}
-    tokenizer, config, context = _start(job, spec)
+    tokenizer, config, context, model = _start(job, spec)
     rankings = {}
     for split, preferences in read.items():
         job.progress(0, len(preferences), f"rows of {named[split]}")
@@ -38,11 +54,14 @@ def prepare_preferences(job: Job) -> dict[str, Any]:
             by_policy=spec.by_policy,
         )
         _check_vocabulary(named[split], rankings[split], tokenizer, config)
-    for split, found in rankings.items():
-        write_rankings(job.output / f"{split}.parquet", found)
-    pairs = {split: sum(math.comb(len(row.responses), 2) for row in found) for split, found in rankings.items()}
-    counts = {split: len(found) for split, found in rankings.items()}
-    return {"counts": counts, "pairs": pairs, "context_length": context}
+    return rankings, {
+        "counts": {split: len(found) for split, found in rankings.items()},
+        "pairs": {split: sum(math.comb(len(row.responses), 2) for row in found) for split, found in rankings.items()},
+        "context_length": context,
+        "longest": max(len(text) for found in rankings.values() for row in found for text in row.responses),
+        "model_type": config.model_type,
+        "parameters": sum(value.numel() for value in model.parameters()),
+    }
 
 
 def evaluate_reward_model(job: Job) -> dict[str, Any]:
@@ -70,8 +89,9 @@ def evaluate_reward_model(job: Job) -> dict[str, Any]:
     return found
 
 
-def _start(job: Job, spec: PreparePreferencesJob) -> tuple[Any, Any, int | None]:
-    """Tokenizer and configuration, which fit each other and a reward model, and the length of the model's context."""
+def _start(job: Job, spec: PreparePreferencesJob) -> tuple[Any, Any, int | None, Any]:
+    """Tokenizer and configuration, which fit each other and a reward model; the length of the model's context; and
+    the model, without its weights."""
     from ppo_core.data.tokenization import check_kept, context_length, load_tokenizer, model_config
     from ppo_core.models.loading import empty_policy
 
@@ -84,9 +104,9 @@ def _start(job: Job, spec: PreparePreferencesJob) -> tuple[Any, Any, int | None]
             f"model {model} is a sequence classifier already ({config.architectures[0]}), and training starts from a "
             "causal LM: give that, or use this one as it is"
         )
-    empty_policy(config, model or str(spec.model.config), trust_remote_code=trusted)
+    empty = empty_policy(config, model or str(spec.model.config), trust_remote_code=trusted)
     check_kept(tokenizer, config, trust_remote_code=trusted)
-    return tokenizer, config, context_length(config)
+    return tokenizer, config, context_length(config), empty
 
 
 def _check_vocabulary(source: str, rankings: list[Ranking], tokenizer: Any, config: Any) -> None:

@@ -1,7 +1,7 @@
 """The scoring engine: runs user code (reward functions, row generators), away from models and orchestration.
 
 Jobs: describe_sources, describe_dataset, check_run, try_reward, prepare_dataset, score_rollouts, select_rollouts,
-score_evaluation, compare_evaluations; prepare_preferences, evaluate_reward_model.
+score_evaluation, compare_evaluations; check_preferences, prepare_preferences, evaluate_reward_model.
 Jobs that run user code get `folder`, where the spec's relative paths start, as the input `sources`.
 """
 
@@ -24,7 +24,7 @@ from ppo_core.data.tables import (
     write_sources,
 )
 from ppo_core.engines.protocol import Job, serve, take_over_stdout
-from ppo_core.engines.reward_models import evaluate_reward_model, prepare_preferences
+from ppo_core.engines.reward_models import check_preferences, evaluate_reward_model, prepare_preferences
 from ppo_core.engines.selection import scores_beside, select_rollouts, signals
 from ppo_core.engines.start import example_completions, read_start, rows_of_splits, scan, sources_of
 from ppo_core.models.weight_files import tensor_shapes
@@ -214,7 +214,7 @@ def main() -> None:
     """Serve scoring jobs on standard input and output."""
     replies = take_over_stdout()
     preparing = (describe_sources, describe_dataset, check_run, try_reward, prepare_dataset)
-    of_reward_models = (prepare_preferences, evaluate_reward_model)
+    of_reward_models = (check_preferences, prepare_preferences, evaluate_reward_model)
     jobs = (*preparing, score_rollouts, select_rollouts, score_evaluation, compare_evaluations, *of_reward_models)
     serve({job.__name__: job for job in jobs}, replies, permissions_of(sys.argv[1:]))
 

@@ -18,6 +18,7 @@ from ppo_core.spec.promotion import PromotionSpec
 from ppo_core.spec.reference import AveragedReference, FixedReference, ReferenceSpec, SteppedReference
 from ppo_core.spec.reward_model import DescentSpec, FitSpec, PreferencesSpec, RewardModelSpec
 from ppo_core.spec.rewards import RewardSpec
+from ppo_core.spec.rlhf import GivenSpec, RlhfSpec
 from ppo_core.spec.run_spec import RunSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
 from ppo_core.spec.section import Section
@@ -54,6 +55,7 @@ __all__ = [
     "FitSpec",
     "FixedKl",
     "FixedReference",
+    "GivenSpec",
     "GrpoSpec",
     "GuardsSpec",
     "KlPenaltyPpoSpec",
@@ -69,6 +71,7 @@ __all__ = [
     "ReinforceSpec",
     "RewardModelSpec",
     "RewardSpec",
+    "RlhfSpec",
     "RlooSpec",
     "RolloutSpec",
     "RunSpec",

@@ -39,16 +39,42 @@ class _EachKeyOnce(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def load_spec(cls: type[Spec], path: Path, overrides: Iterable[str]) -> Spec:
-    """Parse `path`, apply `overrides`, validate. Raises SpecError."""
+def load_spec(cls: type[Spec], path: Path, overrides: Iterable[str], parts: Iterable[str] = ()) -> Spec:
+    """Parse `path`, apply `overrides`, validate. Raises SpecError.
+    `parts` are sections that are specs themselves, and may name the `file` of one: other keys there go over the file's.
+    """
     document = read_yaml(path)
     for override in overrides:
         apply_override(document, override)
+    for part in parts:
+        section = document.get(part)
+        if isinstance(section, dict) and "file" in section:
+            document[part] = _from_file(section, path.parent)
     document.setdefault("folder", str(path.resolve().parent))
     try:
         return cls.model_validate(document)
     except ValidationError as error:
         raise SpecError("\n".join(f"{path}: {line}" for line in explain(cls, error))) from None
+
+
+def _from_file(section: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The mapping in the section's `file`, its folder included, with the section's other keys over it."""
+    name = Path(str(section["file"])).expanduser()
+    found = {"folder": str(name.parent), **read_yaml(folder / name)}
+    return laid_over(found, {key: value for key, value in section.items() if key != "file"})
+
+
+def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Both mappings as one: where both have a key, mappings are joined, and any other value is that of `above`.
+
+    >>> laid_over({"a": {"x": 1, "y": 2}, "b": [1]}, {"a": {"y": 3}, "b": []})
+    {'a': {'x': 1, 'y': 3}, 'b': []}
+    """
+    both = {**below, **above}
+    for key in below.keys() & above.keys():
+        if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):
+            both[key] = laid_over(below[key], above[key])
+    return both
 
 
 def overridden(spec: Spec, overrides: Iterable[str]) -> Spec:

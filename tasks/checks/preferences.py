@@ -1,19 +1,79 @@
-"""What a training on preferences needs, looked at before anything starts."""
+"""All that can be known of a training on preferences before it starts, as `tasks.checks.run` has it of a run."""
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 from infra.artifacts import open_store
+from infra.engines.hardware import has_nvidia_gpu
 from infra.settings import Settings
+from ppo_core.records import CheckRunJob
 from ppo_core.spec import DpoSpec, RewardModelSpec
 from tasks.checks.hub import find_sources
 from tasks.checks.preflight import preflight
-from tasks.preferences.context import DpoContext, RewardModelContext
+from tasks.checks.run import Findings, ask_check, check_engine, checked_in, holder_notes
+from tasks.preferences.context import preferences_job
 from tasks.preferences.kept import with_own_commits
+from tasks.stages.dataset_job import dataset_job
+from tasks.stages.holding import DPO, REWARD_MODEL, lease_name
 
 
-def check_preferences(spec: RewardModelSpec | DpoSpec, run: str) -> list[str]:
-    """Raise InputError (or another error of `tasks.runs.errors`) where it could not come far; else notes for people."""
+def before_start(spec: RewardModelSpec | DpoSpec, run: str) -> list[str]:
+    """Raise InputError (or another error of `tasks.runs.errors`) for what is told without an engine; else notes."""
     notes, store = preflight(spec), open_store(Settings().store_root)
-    flow = (DpoContext if isinstance(spec, DpoSpec) else RewardModelContext).flow
-    _, more, missing = find_sources(with_own_commits(store.root, spec, run, flow, keep=False), store)
+    _, more, missing = find_sources(with_own_commits(store.root, spec, run, flow_of(spec), keep=False), store)
     return [*notes, *more, *(f"{one}, which is downloaded first" for one in missing)]
+
+
+def flow_of(spec: RewardModelSpec | DpoSpec) -> str:
+    """The flow that has it for a spec, as leases and pages name it."""
+    return DPO if isinstance(spec, DpoSpec) else REWARD_MODEL
+
+
+def check_preferences(
+    spec: RewardModelSpec | DpoSpec, run: str | None = None, *, again: bool = False, wait: bool = False
+) -> Findings:
+    """Raise InputError (or another error of `tasks.runs.errors`) for what would end the training.
+
+    One that another process has now is refused, unless the caller means to `wait`; with `again` it is a note.
+    """
+    started = time.monotonic()
+    settings, name = Settings(), run or spec.name
+    notes, store = preflight(spec), open_store(settings.store_root)
+    lease = lease_name(flow_of(spec), name)
+    notes += holder_notes(store, lease, noted=again) if again or not wait else []
+    spec = with_own_commits(store.root, spec, name, flow_of(spec), keep=False)
+    downloads, more, missing = find_sources(spec, store)
+    notes += more
+    if missing:
+        notes += [f"{one}, which training downloads first; data and model are checked then" for one in missing]
+        return Findings(notes, {"run": name})
+    with check_engine() as engine:
+        job = preferences_job(spec).model_dump(mode="json")
+        facts = ask_check(engine, "check_preferences", spec, job, "the data", downloads)
+        if isinstance(spec, DpoSpec):
+            prompts = CheckRunJob(dataset=dataset_job(spec), engines=spec.engines, gpu=_gpu(spec))
+            what = f"{spec.reward.labels} and the data"
+            ask_check(engine, "check_run", spec, prompts.model_dump(mode="json"), what, downloads)
+    return Findings(notes, {**_told(spec, name, facts), "store": store.root, "checked": checked_in(started)})
+
+
+def _gpu(spec: DpoSpec) -> bool | None:
+    return None if spec.engines.backend == "ray" else has_nvidia_gpu()
+
+
+def _told(spec: RewardModelSpec | DpoSpec, name: str, facts: dict[str, Any]) -> dict[str, str]:
+    settings = Settings()
+    folder = settings.dpo_policy_folder(name) if isinstance(spec, DpoSpec) else settings.reward_model_folder(name)
+    context, counts, pairs = facts["context_length"], facts["counts"], facts["pairs"]
+    made = "policy" if isinstance(spec, DpoSpec) else "reward model"
+    return {
+        "run": f"{name}, {'trained before' if (folder / 'config.json').is_file() else f'a new {made}'}",
+        "data": f"{counts['train']} rows ({pairs['train']} pairs) to train on, {counts['eval']} ({pairs['eval']}) "
+        "held out",
+        "context": f"longest text {facts['longest']} tokens; the model reads "
+        + ("without a limit" if context is None else f"{context} tokens"),
+        "model": f"{facts['model_type']}, {facts['parameters'] / 1e6:.3g} million parameters, {spec.model.dtype}",
+        "folder": str(folder),
+    }

@@ -28,6 +28,7 @@ from infra.runs.owner import LeaseHeld
 from infra.settings import Settings
 from ppo_core.records import CheckRunJob, InputError
 from ppo_core.spec import RunSpec
+from ppo_core.spec.flow_spec import FlowSpec
 from tasks.checks.findings import findings_of, stands
 from tasks.checks.hub import find_sources
 from tasks.checks.preflight import preflight
@@ -61,32 +62,41 @@ class Findings:
     good: dict[str, str] = field(default_factory=dict)
 
 
-def check_run(spec: RunSpec, run: str | None = None, *, again: bool = False, wait: bool = False) -> Findings:
+def check_run(
+    spec: RunSpec, run: str | None = None, *, again: bool = False, wait: bool = False, trial: RunSpec | None = None
+) -> Findings:
     """Raise InputError (or another error of `tasks.runs.errors`) for what would end the run; see `checking`."""
-    with checking(spec, run, again=again, wait=wait) as answer:
+    with checking(spec, run, again=again, wait=wait, trial=trial) as answer:
         return answer.result()
 
 
 @contextmanager
 def checking(
-    spec: RunSpec, run: str | None = None, *, again: bool = False, wait: bool = False
+    spec: RunSpec, run: str | None = None, *, again: bool = False, wait: bool = False, trial: RunSpec | None = None
 ) -> Iterator[Future[Findings]]:
     """Check while the caller does something else; all is ended on the way out.
 
     A run that another process has now is refused, unless the caller means to `wait`; with `again` it is a note.
     The rows of a run that goes on with the same spec and files were checked when it began, and are checked once more
-    only with `again`.
+    only with `again`. `trial` is tried in place of a spec that names what is not there yet: of its scores nothing is
+    said.
     """
     started = time.monotonic()
-    notes = preflight(spec)
-    settings, name = Settings(), run or spec.name
-    store = open_store(settings.store_root)
-    notes += _holder(store, name, noted=again) if again or not wait else []
-    with ThreadPoolExecutor(1) as pool, TemporaryDirectory(prefix="ppoflow-check-") as logs:
-        engine = launch(EnginePlan("scoring", "check"), settings, Path(logs))
+    notes = preflight(trial or spec)
+    store, name = open_store(Settings().store_root), run or spec.name
+    notes += holder_notes(store, name, noted=again) if again or not wait else []
+    with ThreadPoolExecutor(1) as pool, check_engine() as engine:
+        yield pool.submit(_check, engine, store, spec, trial, name, notes, again, started)
+
+
+@contextmanager
+def check_engine() -> Iterator[EngineProcess]:
+    """A scoring engine of its own, which starts at once."""
+    with TemporaryDirectory(prefix="ppoflow-check-") as logs:
+        engine = launch(EnginePlan("scoring", "check"), Settings(), Path(logs))
         engine.start()
         try:
-            yield pool.submit(_check, engine, store, spec, name, notes, again, started)
+            yield engine
         finally:
             engine.close()
 
@@ -95,31 +105,38 @@ def _check(
     engine: EngineProcess,
     store: ArtifactStore,
     spec: RunSpec,
+    trial: RunSpec | None,
     name: str,
     notes: list[str],
     again: bool,
     started: float,
 ) -> Findings:
-    standing = _standing(store, name, spec)
+    standing, tried = _standing(store, name, spec), trial or spec
+    what = f"{tried.reward.labels} and the data"
     downloads, more, missing = find_sources(standing.spec, store)
     notes = [*notes, *more]
     if missing:
         notes += [f"{one}, which training downloads first; data, rewards and model are checked then" for one in missing]
         return Findings(notes, {"run": f"{name}, {stands(standing.iteration, spec.iterations)}"})
     if standing.iteration is not None and standing.unchanged and not again:
-        _ask(engine, "try_reward", spec, reward_trial(spec, []), downloads)
+        ask_check(engine, "try_reward", tried, reward_trial(tried, []), what, downloads)
         return Findings(notes)
     gpu = None if spec.engines.backend == "ray" else has_nvidia_gpu()
-    job = CheckRunJob(dataset=dataset_job(spec), engines=spec.engines, gpu=gpu)
-    facts = _ask(engine, "check_run", spec, job.model_dump(mode="json"), downloads)
-    good = findings_of(spec, facts, name, standing.iteration, store.root)
+    job = CheckRunJob(dataset=dataset_job(tried), engines=spec.engines, gpu=gpu)
+    facts = ask_check(engine, "check_run", tried, job.model_dump(mode="json"), what, downloads)
+    good = findings_of(tried, facts, name, standing.iteration, store.root)
     return Findings(
-        [*notes, *doubts(facts["scores"], facts["errors"])],
-        {**good, "checked": f"in {time.monotonic() - started:.1f} s; nothing was started"},
+        [*notes, *(doubts(facts["scores"], facts["errors"]) if trial is None else [])],
+        {**good, "checked": checked_in(started)},
     )
 
 
-def _holder(store: ArtifactStore, run: str, *, noted: bool) -> list[str]:
+def checked_in(started: float) -> str:
+    """The last line of what a check says."""
+    return f"in {time.monotonic() - started:.1f} s; nothing was started"
+
+
+def holder_notes(store: ArtifactStore, run: str, *, noted: bool) -> list[str]:
     """Raises LeaseHeld where a process has the run, or notes it."""
     try:
         require_free(open_leases(store.root, run))
@@ -144,9 +161,15 @@ def _standing(store: ArtifactStore, name: str, spec: RunSpec) -> Standing:
     return Standing(effective, last.iteration, unchanged=same)
 
 
-def _ask(
-    engine: EngineProcess, name: str, spec: RunSpec, document: dict[str, Any], downloads: Mapping[str, EngineInput]
+def ask_check(
+    engine: EngineProcess,
+    name: str,
+    spec: FlowSpec,
+    document: dict[str, Any],
+    what: str,
+    downloads: Mapping[str, EngineInput],
 ) -> dict[str, Any]:
+    """The facts that a job of the scoring engine finds; `what` of the user's may be what it is silent about."""
     folder, tokenizer = Path(spec.folder).absolute(), str(spec.model.tokenizer or spec.model.path)
     inputs = {
         **downloads,
@@ -159,7 +182,7 @@ def _ask(
         return ask(engine, EngineJob(name, inputs, None, document), silence_s=spec.engines.reward_timeout_s).result
     except EngineTimeout:
         raise InputError(
-            f"nothing was heard from {spec.reward.labels} and the data for engines.reward_timeout_s="
+            f"nothing was heard from {what} for engines.reward_timeout_s="
             f"{spec.engines.reward_timeout_s:g} seconds: make them faster, or raise that limit"
         ) from None
     except EngineJobError as error:

@@ -26,11 +26,7 @@ class PreferenceContext(RunContext):
 
     flow: ClassVar[str]
     makes: ClassVar[str]
-
-    @property
-    def preferences_job(self) -> PreparePreferencesJob:
-        """The preferences, as what is trained reads them."""
-        raise NotImplementedError
+    spec: RewardModelSpec | DpoSpec
 
 
 @dataclass(frozen=True)
@@ -41,11 +37,6 @@ class RewardModelContext(PreferenceContext):
     flow = REWARD_MODEL
     makes = "reward model"
 
-    @property
-    def preferences_job(self) -> PreparePreferencesJob:
-        """Prompt and response as one text."""
-        return PreparePreferencesJob(dataset=self.spec.dataset, model=self.spec.model)
-
 
 @dataclass(frozen=True)
 class DpoContext(PreferenceContext):
@@ -55,17 +46,19 @@ class DpoContext(PreferenceContext):
     flow = DPO
     makes = "policy"
 
-    @property
-    def preferences_job(self) -> PreparePreferencesJob:
-        """Prompts in the form of the prompts that are answered, and responses as they are sampled."""
-        data = self.spec.dataset
-        return PreparePreferencesJob(
-            dataset=self.spec.preferences,
-            model=self.spec.model,
-            by_policy=True,
-            chat=data.chat,
-            system_prompt=data.system_prompt,
-        )
+
+def preferences_job(spec: RewardModelSpec | DpoSpec) -> PreparePreferencesJob:
+    """The preferences, as what is trained reads them.
+
+    A reward model reads prompt and response as one text; a policy prompts in the form of those that are answered, and
+    responses as they are sampled.
+    """
+    if isinstance(spec, RewardModelSpec):
+        return PreparePreferencesJob(dataset=spec.dataset, model=spec.model)
+    data = spec.dataset
+    return PreparePreferencesJob(
+        dataset=spec.preferences, model=spec.model, by_policy=True, chat=data.chat, system_prompt=data.system_prompt
+    )
 
 
 C = TypeVar("C", bound=PreferenceContext)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.preferences.context import PreferenceContext
+from tasks.preferences.context import PreferenceContext, preferences_job
 from tasks.preferences.stages import PREPARE_PREFERENCES, PreferencesRef
 from tasks.stages.stage import StageSpec, run_cached, stage
 
@@ -10,7 +10,7 @@ from tasks.stages.stage import StageSpec, run_cached, stage
 @stage(PREPARE_PREFERENCES.name)
 def prepare_preferences(context: PreferenceContext) -> PreferencesRef:
     """Before anything else is done with them: bad input ends the run here."""
-    job = context.preferences_job
+    job = preferences_job(context.spec)
     data = job.dataset.train, job.dataset.evaluation
     paths = {
         "sources": context.sources(*data),

@@ -46,6 +46,6 @@ def register_dpo_policy(
 
 def export_dpo_policy(context: DpoContext, policy: DpoPolicyRef) -> Path:
     """Put a copy into the run's own folder, with a manifest that proves it."""
-    target, ref = context.settings.run_folder(context.run) / "dpo-policy", policy.bare()
+    target, ref = context.settings.dpo_policy_folder(context.run), policy.bare()
     export_part(context.store.fetch(ref), context.store.manifest(ref), ref, POLICY, target)
     return target

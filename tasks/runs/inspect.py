@@ -47,8 +47,13 @@ def read_run(run: str) -> RunSoFar:
 
 
 def read_status(run: str) -> tuple[RunSoFar | None, list[str]]:
-    """The run of this name, and what its process does now, in lines. Raises InputError where there is neither."""
-    now = doing_now(run)
+    """The run of this name, and in lines its reward model and what its process does now.
+
+    Raises InputError where there is nothing of all that.
+    """
+    model = Settings().reward_model_folder(run)
+    trained = [f"  reward model       {model}"] if (model / "config.json").is_file() else []
+    now = [*trained, *doing_now(run)]
     try:
         return read_run(run), now
     except InputError:

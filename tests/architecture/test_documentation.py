@@ -44,7 +44,7 @@ def sections_in(annotation: Any) -> list[Any]:
         "README.md",
         *(
             f"docs/{page}.md"
-            for page in ("architecture", "dpo", "hyperparameters", "reward-models", "rewards", "semantics")
+            for page in ("architecture", "dpo", "hyperparameters", "reward-models", "rewards", "rlhf", "semantics")
         ),
     ],
 )

@@ -16,12 +16,13 @@ from prefect.utilities.schema_tools import validate
 
 from flows.ppo import ppo_training
 from infra.runs.names import validate_run_name
-from ppo_core.spec import DpoSpec, RunSpec, SpecError
+from ppo_core.spec import DpoSpec, RewardModelSpec, RlhfSpec, RunSpec, SpecError
 from tasks.prefect.automations import POOL, RESUMABLE
 from tasks.prefect.deployment_params import name_of_run
 from tests.tasks.run_contexts import ARITHMETIC, smoke_spec
 
 ROOT = Path(__file__).parents[2]
+HELPFUL = ROOT / "examples" / "helpful"
 PROJECT = yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))
 DEPLOYMENTS: list[dict[str, Any]] = PROJECT["deployments"]
 SPEC: dict[str, Any] = DEPLOYMENTS[0]["parameters"]["spec"]
@@ -45,6 +46,7 @@ def test_what_is_deployed() -> None:
         "ppo-training/arithmetic",
         "reward-model/helpful",
         "dpo/helpful",
+        "rlhf/helpful",
         "evaluation/held-out",
         "promotion/champion",
         "rollback/champion",
@@ -78,7 +80,8 @@ def test_training_has_a_cron_and_an_interval_one_slot_and_the_tag_of_the_automat
     training = DEPLOYMENTS[0]
     assert [next(iter(schedule)) for schedule in training["schedules"]] == ["cron", "interval"]
     assert training["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}
-    assert [deployment["name"] for deployment in DEPLOYMENTS if RESUMABLE in deployment["tags"]] == ["arithmetic"]
+    resumable = [full_name(deployment) for deployment in DEPLOYMENTS if RESUMABLE in deployment["tags"]]
+    assert resumable == ["ppo-training/arithmetic", "reward-model/helpful", "rlhf/helpful"]
 
 
 def test_the_deployed_spec_is_that_of_the_demo() -> None:
@@ -87,10 +90,15 @@ def test_the_deployed_spec_is_that_of_the_demo() -> None:
     assert (ROOT / deployed.folder).samefile(ARITHMETIC)
 
 
-def test_the_deployed_spec_of_dpo_is_that_of_the_example() -> None:
-    (deployed,) = (one["parameters"]["spec"] for one in DEPLOYMENTS if full_name(one) == "dpo/helpful")
-    spec = DpoSpec.model_validate(deployed)
-    assert spec.document() == DpoSpec.from_yaml(ROOT / spec.folder / "dpo.yaml").document()
+def test_the_other_deployed_specs_are_those_of_the_files() -> None:
+    for number, kind, file in (
+        (1, RewardModelSpec, "reward_model.yaml"),
+        (2, DpoSpec, "dpo.yaml"),
+        (3, RlhfSpec, "rlhf.yaml"),
+    ):
+        deployed = kind.model_validate(DEPLOYMENTS[number]["parameters"]["spec"])
+        assert deployed.document() == kind.from_yaml(HELPFUL / file).document()
+        assert (ROOT / deployed.folder).samefile(HELPFUL)
 
 
 def test_the_form_shows_every_section_with_descriptions_bounds_and_choices() -> None:

@@ -51,6 +51,7 @@ class ToyEngines:
         self.handles = {engine.name: LocalHandle(engine) for engine in (self.scoring, *others)}
         self.asked: Counter[str] = Counter()
         self.planned: dict[tuple[str, int], Callable[[], None]] = {}
+        self.jobs = dict(JOBS)
 
     def start(self) -> None:
         """They are there."""
@@ -89,7 +90,7 @@ class ToyEngine:
             label = f"generate_shard by {self.name}"
         self._all.asked[label] += 1
         self._all.planned.pop((label, self._all.asked[label]), lambda: None)()
-        result = JOBS[job.name](self._all, job)
+        result = self._all.jobs[job.name](self._all, job)
         if job.name != describe_dataset.__name__:
             self._all.done.append(label)
         return EngineReply(result, 0.0)
@@ -139,7 +140,10 @@ def finetune_policy(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
 
 def start_policy(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     """Checkpoint 0."""
-    read = [content(job.inputs[name], f"{name}.json") for name in ("dataset", "model") if name in job.inputs]
+    read = [content(job.inputs["dataset"], "dataset.json")]
+    if "model" in job.inputs:  # what was fine-tuned, or the user's own
+        tuned = (job.inputs["model"].path / "model.json").exists()
+        read.append(content(job.inputs["model"], "model.json" if tuned else "model.safetensors"))
     seed = write(engines, job, "start.json", *read)
     write_checkpoint(job, Weights.of(seed), seed, ())
     return {}

@@ -1,0 +1,131 @@
+"""The whole way from preferences to a promoted policy as a flow, of flows that can also be called by themselves:
+
+    SFT ─► reward-model ─► ppo-training ─► evaluation ─► promotion
+     └─ where the reward model starts from it; else it is the first stage of ppo-training
+
+What a spec gives is not made. Each part finds its finished stages in the store, and PPO its records: killed anywhere
+and started again by the same command, the flow goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from prefect.exceptions import MissingResult
+from pydantic import BaseModel, ConfigDict
+
+from flows.console import RunConsole
+from flows.evaluation import EvaluationReport, evaluation
+from flows.ppo import RunReport, ppo_training
+from flows.promotion import PromotionReport, promotion
+from flows.recovery import close_dead_pages
+from flows.reward_model import RewardModelReport, reward_model
+from flows.supervised import supervised
+from ppo_core.spec import RlhfSpec
+from tasks.checks.rlhf import check_rlhf
+from tasks.prefect.crashed_runs import holder_note, page_is_open
+from tasks.prefect.deployment_params import is_deployed, requested, shown_name
+from tasks.prefect.flow_tags import tag_run
+from tasks.prefect.server import EmbeddedFlow, page_url
+from tasks.preferences.given import fetch_given, places_of, start_is_there
+from tasks.runs.progress import announced
+from tasks.stages.holding import RLHF, alone
+
+
+class RlhfReport(BaseModel):
+    """What the whole way leaves; None for parts that were skipped, or could not be done: `complaints` say why."""
+
+    model_config = ConfigDict(frozen=True)
+
+    run: str
+    reward_model: RewardModelReport | None
+    reward_model_folder: Path
+    training: RunReport
+    evaluation: EvaluationReport | None
+    promotion: PromotionReport | None
+    complaints: list[str]
+
+
+def train(spec: RlhfSpec, run: str | None = None, wait: bool = False, overrides: list[str] | None = None) -> RlhfReport:
+    """From preferences to a promoted policy: SFT, reward model, PPO, evaluation and promotion; each goes on by itself.
+
+    Args:
+        spec: The specs of its parts, and what is there already
+        run: Name of the run, of all its parts; a known one goes on. Without it, the spec's name, under a deployment
+            with its start time
+        wait: Wait while another process has the run, instead of refusing
+        overrides: section.key=value over the spec, for example run.iterations=10
+    """
+    spec, run = requested(spec, run, overrides)
+    console = RunConsole(run, 0)
+    for note in check_rlhf(spec, run, wait=wait).notes if is_deployed() else []:
+        console.say(note)
+    with alone(RLHF, run, note=holder_note(), wait=wait, keep=lambda: not page_is_open()) as lease:
+        close_dead_pages(lease, console)
+        console.step(f"run {run}: {', '.join(spec.stages)}; Prefect page {page_url()} (flow rlhf)")
+        fetch_given(spec, run)
+        places = places_of(spec, run)
+        if spec.learns_from_policy and spec.given.policy is None and not start_is_there(run):
+            called(supervised, spec.run_before(None), run, wait)
+        model = None
+        if spec.trained is not None:
+            model = called(reward_model, spec.reward_model_from(places.policy), run, wait)
+        training = called(ppo_training, spec.run_with(places.reward_model, places.policy), run, wait)
+        return finish(spec, run, model, Path(places.reward_model), training)
+
+
+def finish(spec: RlhfSpec, run: str, model: RewardModelReport | None, folder: Path, training: RunReport) -> RlhfReport:
+    """Evaluate the best policy and have it compared with the champion, as far as the spec asks for it."""
+    complaints = [] if model is None else list(model.complaints)
+    policy, best = training.policy, f"{run}@{training.best_iteration}"
+    name = best if policy is None else f"models:/{policy.name}/{policy.version}"
+    evaluated = promoted = None
+    if spec.evaluate:
+        with announced(run, f"evaluating {name}"):
+            evaluated = called(evaluation, name)
+    if spec.promote and policy is None:
+        complaints.append(f"{name} is not promoted: it is not registered")
+    elif spec.promote:
+        with announced(run, f"comparing {name} with the champion"):
+            promoted = called(promotion, name)
+    return RlhfReport(
+        run=run,
+        reward_model=model,
+        reward_model_folder=folder,
+        training=training,
+        evaluation=evaluated,
+        promotion=promoted,
+        complaints=complaints,
+    )
+
+
+def called(flow: EmbeddedFlow[..., Any], *arguments: Any) -> Any:
+    """What a flow gives that was checked before. When this flow run was started again, Prefect knows those below it
+    that have ended, but not what they gave: such a one is called once more, and takes everything from the store."""
+    while True:
+        try:
+            return flow.checked(*arguments)
+        except MissingResult:
+            continue
+
+
+def check_called(
+    spec: RlhfSpec, run: str | None = None, wait: bool = False, overrides: list[str] | None = None
+) -> None:
+    """What calling the flow does before a Prefect server starts; raises what `check_rlhf` raises, and SpecError."""
+    spec, run = requested(spec, run, overrides)
+    check_rlhf(spec, run, wait=wait)
+
+
+rlhf: EmbeddedFlow[[RlhfSpec, str | None, bool, list[str] | None], RlhfReport] = EmbeddedFlow(
+    fn=train,
+    check=check_called,
+    name=RLHF,
+    flow_run_name=partial(shown_name, RlhfSpec),
+    description="From preferences to a promoted policy, over SFT, a reward model and PPO; resumes by run name.",
+    validate_parameters=True,
+    persist_result=False,
+    on_running=[tag_run],
+)

@@ -1,0 +1,223 @@
+"""What a whole way from preferences to a promoted policy is: `RlhfSpec`, torch-free.
+
+reward_model ─► the folder <reward_model>, which a reward of kind `model` in `run` reads
+run.sft ──────► the folder <policy>, which `reward_model.model.path` may name
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from ppo_core.spec.flow_spec import NamedSpec
+from ppo_core.spec.loading import load_spec
+from ppo_core.spec.paths import user_path
+from ppo_core.spec.reward_kinds import ModelRewardSpec, RegexSpec, RewardKind
+from ppo_core.spec.reward_model import RewardModelSpec
+from ppo_core.spec.run_spec import RunSpec
+from ppo_core.spec.section import Section
+from ppo_core.spec.sections import ModelSpec
+
+REWARD_MODEL, POLICY = "<reward_model>", "<policy>"
+"""Written in place of a path: the folder that an earlier stage leaves."""
+REGISTERED = "models:/"
+PARTS = ("reward_model", "run")
+
+
+def model_name(text: str) -> str:
+    """A folder, or models:/NAME/VERSION. Raises ValueError for an alias, which may move before a run goes on."""
+    if not text.startswith(REGISTERED):
+        return user_path(text)
+    if not re.fullmatch(r"models:/[^/@]+/\d+", text):
+        raise ValueError(
+            f"{text!r} names no version of a registered model: write models:/NAME/VERSION; an alias may point "
+            "elsewhere when an interrupted run goes on"
+        )
+    return text
+
+
+GivenModel = Annotated[str, AfterValidator(model_name)]
+
+
+class GivenSpec(Section):
+    """What is there already: its stage is skipped, and the section of that stage does nothing."""
+
+    reward_model: GivenModel | None = Field(
+        None,
+        description="Instead of training one: the folder of a sequence classifier, or models:/NAME/VERSION of one that "
+        "ppoflow has registered",
+    )
+    policy: GivenModel | None = Field(
+        None,
+        description="Instead of `run.sft`, and of path, config and tokenizer in `run.model`: a folder, or a registered "
+        "models:/NAME/VERSION",
+    )
+
+
+class RlhfSpec(NamedSpec):
+    """From preferences to a promoted policy. `RlhfSpec.from_yaml(path)` reads it."""
+
+    name: str = Field(
+        "rlhf",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$",
+        description="Default run name; also that of the section `run`, and the beginning of that of `reward_model`",
+    )
+    given: GivenSpec = Field(GivenSpec(), description="What is there already, instead of a stage")
+    reward_model: RewardModelSpec | None = Field(
+        None, description="The spec of the reward model's training; in a file also `file: reward_model.yaml`"
+    )
+    run: RunSpec = Field(
+        description="The spec of SFT and PPO; in a file also `file: ppo.yaml`. One of its rewards is of kind model, "
+        f"with the path {REWARD_MODEL}"
+    )
+    evaluate: bool = Field(True, description="Evaluate the best policy on the held-out prompts")
+    promote: bool = Field(True, description="Let it take the champion's alias, if it passes the gates `run.promotion`")
+    folder: str = Field(".", description="Where relative paths start; a spec file's own folder. No part of the run")
+
+    @classmethod
+    def from_yaml(cls, path: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> Self:
+        """See `NamedSpec.from_yaml`; the sections `reward_model` and `run` may each name a `file`."""
+        return load_spec(cls, Path(path), overrides, PARTS)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parts_have_names(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        name = values.get("name", cls.model_fields["name"].default)
+        names = {"run": name, "reward_model": f"{name}-reward-model"}
+        parts = {part: values[part] for part in PARTS if isinstance(values.get(part), dict)}
+        return {**values, **{part: {"name": names[part], **section} for part, section in parts.items()}}
+
+    @model_validator(mode="after")
+    def _there_is_a_reward_model(self) -> Self:
+        if self.reward_model is None and self.given.reward_model is None:
+            raise ValueError(
+                "there is no reward model: say in `reward_model` how it is trained, or name one that is there in "
+                "given.reward_model; a run without one is started with ppoflow train"
+            )
+        if REWARD_MODEL not in self.run.reward.folders:
+            raise ValueError(
+                f"no reward of the run reads the reward model: add {{kind: model, path: {REWARD_MODEL}}} to "
+                "run.reward.sources"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_policy_is_there_in_time(self) -> Self:
+        if self.learns_from_policy and self.run.sft is None and self.given.policy is None:
+            raise ValueError(
+                f"reward_model.model.path={POLICY} is the policy that PPO starts from, and it is neither made "
+                "(run.sft) nor given (given.policy): give one of them, or name a model there"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _models_have_names_of_their_own(self) -> Self:
+        trained = self.trained
+        if trained is not None and trained.model_name == self.run.model_name:
+            raise ValueError(
+                f"policy and reward model would both be registered as {self.run.model_name}: give one of them "
+                "another registry.model"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _there_is_something_to_evaluate_with(self) -> Self:
+        if (self.evaluate or self.promote) and not self.run.dataset.evaluates:
+            raise ValueError(
+                "run.dataset has no held-out prompts to evaluate with: name some in run.dataset.evaluation, or set "
+                "evaluate and promote to false"
+            )
+        return self
+
+    @property
+    def trained(self) -> RewardModelSpec | None:
+        """The training of the reward model; None where one is given."""
+        return self.reward_model if self.given.reward_model is None else None
+
+    @property
+    def learns_from_policy(self) -> bool:
+        """Whether the reward model starts from the policy that PPO starts from."""
+        return self.trained is not None and self.trained.model.path == POLICY
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """What is done, in this order."""
+        wanted = {
+            "SFT": self.run.sft is not None and self.given.policy is None,
+            "reward model": self.trained is not None,
+            "PPO": True,
+            "evaluation": self.evaluate,
+            "promotion": self.promote,
+        }
+        return tuple(stage for stage, done in wanted.items() if done)
+
+    def document(self) -> dict[str, Any]:
+        """The run's identity as JSON: everything but folders."""
+        folders: dict[str, Any] = {part: {"folder"} for part in PARTS}
+        return self.model_dump(mode="json", exclude={"folder": True, **folders})
+
+    def run_with(self, reward_model: str, policy: str | None) -> RunSpec:
+        """The run that reads the reward model in this folder, and starts from the given policy in that one."""
+        return self._started(wired(self._in_place(self.run), lambda reward: _reading(reward, reward_model)), policy)
+
+    def run_before(self, policy: str | None) -> RunSpec:
+        """The run as long as there is no reward model: whether a response says anything takes its place."""
+        return self._started(wired(self._in_place(self.run), _stand_in), policy)
+
+    def reward_model_from(self, policy: str | ModelSpec) -> RewardModelSpec:
+        """Its training, where the policy that it may start from lies in this folder, or is made like this."""
+        assert self.trained is not None
+        spec = self._in_place(self.trained)
+        if not self.learns_from_policy:
+            return spec
+        start = {"path": policy} if isinstance(policy, str) else dict(policy)
+        taken = {name: start[name] for name in ("path", "config", "tokenizer") if start.get(name) is not None}
+        own = {"path": None, "dtype": spec.model.dtype, "tokenizer": spec.model.tokenizer}
+        return spec.model_copy(update={"model": ModelSpec.model_validate({**own, **taken})})
+
+    def _in_place(self, part: Any) -> Any:
+        """The spec of a part with its own folder as it is from here."""
+        return part.model_copy(update={"folder": str(Path(self.folder) / part.folder)})
+
+    def _started(self, run: RunSpec, policy: str | None) -> RunSpec:
+        if self.given.policy is None:
+            return run
+        model = run.model.model_copy(update={"path": policy, "config": None, "tokenizer": None})
+        return run.model_copy(update={"model": model, "sft": None})
+
+
+class SupervisedStart(RunSpec):
+    """The spec of a run of which only the start is made: nothing is sampled."""
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> Self:
+        """The same settings."""
+        return cls.model_validate(spec.model_dump(mode="json"))
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Without the rollout engine."""
+        return ("scoring", "training")
+
+
+def wired(run: RunSpec, put: Callable[[ModelRewardSpec], RewardKind]) -> RunSpec:
+    """The run with another reward for each that reads the reward model of this flow."""
+    sources: Iterable[RewardKind] = (
+        put(reward) if isinstance(reward, ModelRewardSpec) and reward.path == REWARD_MODEL else reward
+        for reward in run.reward.sources
+    )
+    return run.model_copy(update={"reward": run.reward.model_copy(update={"sources": tuple(sources)})})
+
+
+def _reading(reward: ModelRewardSpec, folder: str) -> ModelRewardSpec:
+    return reward.model_copy(update={"path": folder})
+
+
+def _stand_in(reward: ModelRewardSpec) -> RegexSpec:
+    return RegexSpec(pattern=r"\S", name=reward.component, weight=reward.weight)

@@ -1,0 +1,37 @@
+"""All that can be known of the whole way from preferences to a promoted policy before any of it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ppo_core.spec import RlhfSpec
+from tasks.checks.preferences import check_preferences
+from tasks.checks.run import Findings, check_run
+from tasks.preferences.given import places_now, places_of
+from tasks.runs.held_out import absolute
+
+
+def check_rlhf(spec: RlhfSpec, run: str | None = None, *, again: bool = False, wait: bool = False) -> Findings:
+    """Raise InputError (or another error of `tasks.runs.errors`) for what would end any of the stages.
+
+    A reward model that is still to be trained is left out of the trial of the rewards, and a policy that is still to be
+    fine-tuned counts as the model that it is made of.
+    """
+    name = run or spec.name
+    now, later = places_now(spec, name), places_of(spec, name)
+    notes, good = [], {"stages": ", ".join(spec.stages)}
+    if spec.trained is not None:
+        before = spec.run_before(now.policy)
+        found = check_preferences(
+            spec.reward_model_from(absolute(before.model, Path(before.folder))), name, again=again, wait=wait
+        )
+        notes += found.notes
+        told = {"pairs": "data", "scorer": "model"}  # nothing is, of what is still to be downloaded
+        good |= {subject: found.good[key] for subject, key in told.items() if key in found.good}
+    whole = spec.run_with(later.reward_model, later.policy)
+    trial = spec.run_before(now.policy) if spec.trained is not None else spec.run_with(now.reward_model, now.policy)
+    found = check_run(whole, name, again=again, wait=wait, trial=None if trial == whole else trial)
+    good |= found.good
+    if spec.trained is not None and "reward" in good:
+        good["reward"] = f"{whole.reward.labels}; tried once the reward model is trained"
+    return Findings(list(dict.fromkeys([*notes, *found.notes])), good)

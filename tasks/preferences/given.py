@@ -1,0 +1,98 @@
+"""Where the parts of `ppoflow rlhf` find each other's models: in folders of the run, or where the spec gives one."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.artifacts import ArtifactCorrupted, ArtifactRef, open_store
+from infra.artifacts.export import check_export, export_part
+from infra.backend import open_records
+from infra.mlflow.registry import SOURCE_TAG, describe
+from infra.settings import Settings
+from ppo_core.records import InputError
+from ppo_core.spec import RlhfSpec
+from ppo_core.spec.rlhf import REGISTERED
+from tasks.preferences.register_reward_model import MODEL_TAG, export_reward_model
+from tasks.preferences.stages import MODEL
+from tasks.runs.policies import CHECKPOINT_TAG
+from tasks.runs.run_state import recorded_spec
+
+
+@dataclass(frozen=True)
+class Places:
+    """The folders of the reward model and of the policy that PPO starts from, made or given."""
+
+    reward_model: str
+    policy: str
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A registered model in the store: a part of an artifact."""
+
+    ref: ArtifactRef
+    part: str
+
+
+def places_of(spec: RlhfSpec, run: str) -> Places:
+    """Where the models of a run lie, or will; what is registered gets a copy in the run's folder."""
+    settings = Settings()
+
+    def place(given: str | None, own: Path) -> str:
+        return str(own if given is None or given.startswith(REGISTERED) else (Path(spec.folder) / given).absolute())
+
+    return Places(
+        place(spec.given.reward_model, settings.reward_model_folder(run)),
+        place(spec.given.policy, settings.start_policy_folder(run)),
+    )
+
+
+def places_now(spec: RlhfSpec, run: str) -> Places:
+    """The same as long as nothing is copied: what is registered lies in the store. Raises RegistryError, InputError."""
+    store, later = open_store(Settings().store_root), places_of(spec, run)
+
+    def place(given: str | None, tag: str, then: str) -> str:
+        if given is None or not given.startswith(REGISTERED):
+            return then
+        found = stored(given, tag)
+        return str(store.fetch(found.ref) / found.part)
+
+    return Places(
+        place(spec.given.reward_model, MODEL_TAG, later.reward_model),
+        place(spec.given.policy, CHECKPOINT_TAG, later.policy),
+    )
+
+
+def fetch_given(spec: RlhfSpec, run: str) -> None:
+    """Copy what is registered into the run's folder; undamaged copies stay."""
+    store, later = open_store(Settings().store_root), places_of(spec, run)
+    model, policy = spec.given.reward_model, spec.given.policy
+    if model is not None and model.startswith(REGISTERED):
+        export_reward_model(store, stored(model, MODEL_TAG).ref, run, Path(later.reward_model))
+    if policy is not None and policy.startswith(REGISTERED):
+        found = stored(policy, CHECKPOINT_TAG)
+        export_part(store.fetch(found.ref), store.manifest(found.ref), found.ref, found.part, Path(later.policy))
+
+
+def start_is_there(run: str) -> bool:
+    """Whether the policy that training began with lies, undamaged, in its folder: the store may have let it go."""
+    settings = Settings()
+    if recorded_spec(open_records(settings.store_root, run)) is None:
+        return False
+    with suppress(ArtifactCorrupted):
+        return check_export(settings.start_policy_folder(run)) is not None
+    return False
+
+
+def stored(name: str, tag: str) -> StoredModel:
+    """What ppoflow has registered under this name, as its `tag` says. Raises InputError for what has no such tag."""
+    version = describe(Settings().tracking_uri, name)
+    if tag not in version.tags:
+        what = "reward model" if tag == MODEL_TAG else "policy"
+        raise InputError(f"{name} is no {what} that ppoflow has registered (its tag {tag} is missing): give a folder")
+    ref = ArtifactRef.model_validate(json.loads(version.tags[tag]))
+    part = MODEL if tag == MODEL_TAG else version.tags.get(SOURCE_TAG, "policy").rpartition("/")[2]
+    return StoredModel(ref, part)

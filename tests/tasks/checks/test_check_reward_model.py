@@ -1,0 +1,68 @@
+"""What a check of a reward model's spec finds, in a real scoring engine: its rows, its model, its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ppo_core.records import InputError
+from ppo_core.spec import RewardModelSpec, RlhfSpec, RunSpec, SpecError
+from ppo_core.spec.kinds import load_any
+from tasks.checks.preferences import check_preferences
+from tests.tasks.run_contexts import ARITHMETIC
+
+HELPFUL = Path(__file__).parents[3] / "examples" / "helpful"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def load(*overrides: str) -> RewardModelSpec:
+    return RewardModelSpec.from_yaml(HELPFUL / "reward_model.yaml", list(overrides))
+
+
+@pytest.mark.usefixtures("shared_engine")
+def test_it_says_what_it_found_and_starts_nothing(home: Path) -> None:
+    found = check_preferences(load())
+    assert found.notes == []
+    assert found.good["run"] == "helpful-reward-model, a new reward model"
+    assert found.good["data"] == "4096 rows (4096 pairs) to train on, 512 (512) held out"
+    assert found.good["context"].endswith("the model reads 64 tokens")
+    assert found.good["model"].startswith("llama, 0.0")
+    assert found.good["folder"] == str(home / "runs" / "helpful-reward-model" / "reward-model")
+    assert not home.exists()
+
+
+@pytest.mark.usefixtures("shared_engine")
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("dataset.max_tokens=5", r"has a text of \d+ tokens, but dataset.max_tokens=5"),
+        ("model.config.max_position_embeddings=8", "tokens"),
+        ("dataset.train=nowhere.jsonl", "nowhere.jsonl"),
+        ("model.config.model_type=gpt99", "gpt99"),
+    ],
+)
+def test_what_would_end_the_training_is_refused(home: Path, override: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check_preferences(load(override))
+    assert not home.exists()
+
+
+def test_a_file_is_of_the_kind_that_knows_its_sections(tmp_path: Path) -> None:
+    found = {
+        type(load_any(path))
+        for path in (ARITHMETIC / "smoke.yaml", HELPFUL / "reward_model.yaml", HELPFUL / "rlhf.yaml")
+    }
+    assert found == {RunSpec, RewardModelSpec, RlhfSpec}
+    file = tmp_path / "spec.yaml"
+    file.write_text("dataset: {train: a, evaluation: b}\nmodel: {path: base}\n")
+    assert isinstance(load_any(file), RewardModelSpec)
+    assert isinstance(load_any(file, ["reward.function=r.py:f"]), RunSpec)
+    file.write_text("dataset: {train: a}\nmodel: {path: base}\nrollout: {}\n")
+    with pytest.raises(SpecError, match="reward: is required, and missing"):
+        load_any(file)
