@@ -21,7 +21,7 @@ import aiohttp
 from ppo_core.permissions import passed_on
 from ppo_core.records import InputError
 from ppo_core.scoring.reward import NotScored, Progress, RewardFailed
-from ppo_core.spec.reward_kinds import HttpRewardSpec, JudgeSpec
+from ppo_core.spec.reward.kinds import HttpRewardSpec, JudgeSpec
 
 PASSING = frozenset({408, 425, 429})
 OF_A_SAMPLE = frozenset({400, 413, 422})

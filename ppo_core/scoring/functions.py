@@ -12,7 +12,7 @@ from ppo_core.records import InputError, PromptRow
 from ppo_core.scoring.plugins import RAISED, Sources, load_function, place_of
 from ppo_core.scoring.reward import RewardFailed, Sample, shorten
 from ppo_core.scoring.signatures import VERIFIERS, Arguments, batch_arguments, form_of, one_by_one_arguments, scores_in
-from ppo_core.spec.reward_kinds import FunctionRewardSpec
+from ppo_core.spec.reward.kinds import FunctionRewardSpec
 
 IN_FLIGHT = 64  # calls of a coroutine function that is called for each sample
 

@@ -15,7 +15,7 @@ from ppo_core.records import InputError, PromptRow
 from ppo_core.scoring.endpoint import Endpoint
 from ppo_core.scoring.functions import checked_scores
 from ppo_core.scoring.reward import NotScored, Progress, Sample, Score, shorten
-from ppo_core.spec.reward_kinds import HttpRewardSpec
+from ppo_core.spec.reward.kinds import HttpRewardSpec
 
 
 class HttpReward:

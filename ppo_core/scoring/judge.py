@@ -10,7 +10,7 @@ from typing import Any
 from ppo_core.records import InputError, PromptRow
 from ppo_core.scoring.endpoint import Endpoint, Unclear
 from ppo_core.scoring.reward import Progress, Sample, Score, require_answers, shorten
-from ppo_core.spec.reward_kinds import JudgeSpec
+from ppo_core.spec.reward.kinds import JudgeSpec
 
 MARKUP = str.maketrans("", "", "*`_#")
 LAST_LINE = re.compile(r"score\s*:\s*(-?\d+(?:\.\d+)?)\s*(?:/\s*(\d+(?:\.\d+)?))?\s*\.?", re.IGNORECASE)

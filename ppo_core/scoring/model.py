@@ -11,7 +11,7 @@ from ppo_core.records import PromptRow
 from ppo_core.scoring.functions import checked_scores
 from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.reward import NotScored, Progress, Sample, Score
-from ppo_core.spec.reward_kinds import ModelRewardSpec
+from ppo_core.spec.reward.kinds import ModelRewardSpec
 
 if TYPE_CHECKING:
     from ppo_core.models.classifier import Classifier

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from ppo_core.records import InputError, PromptRow
 from ppo_core.scoring.reward import Sample, require_answers, shorten
-from ppo_core.spec.reward_rules import ExactMatchSpec, FormatSpec, JsonSchemaSpec, LengthSpec, NumberSpec, RegexSpec
+from ppo_core.spec.reward.rules import ExactMatchSpec, FormatSpec, JsonSchemaSpec, LengthSpec, NumberSpec, RegexSpec
 
 NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?|[-+]?\.\d+(?:[eE][-+]?\d{1,3})?")
 

@@ -21,7 +21,7 @@ from ppo_core.scoring.functions import columns_of
 from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.reward import NotScored, Progress, RewardFailed, Sample, Score, shorten
 from ppo_core.scoring.rules import selected
-from ppo_core.spec.reward_rules import UnitTestsSpec
+from ppo_core.spec.reward.rules import UnitTestsSpec
 
 BLOCK = r"(?ms)^```[^\n]*\n(.*?)^```"
 ALONE = ("-P", "-s", "-S", "-B")

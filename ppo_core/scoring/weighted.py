@@ -15,8 +15,8 @@ from ppo_core.scoring.reward import NotScored, Progress, Reward, Sample, ignore_
 from ppo_core.scoring.rules import ExactMatch, Format, JsonSchema, Length, Number, Regex
 from ppo_core.scoring.unit_tests import UnitTests
 from ppo_core.spec import RewardSpec
-from ppo_core.spec.reward_kinds import FunctionRewardSpec, HttpRewardSpec, JudgeSpec, ModelRewardSpec, RewardKind
-from ppo_core.spec.reward_rules import (
+from ppo_core.spec.reward.kinds import FunctionRewardSpec, HttpRewardSpec, JudgeSpec, ModelRewardSpec, RewardKind
+from ppo_core.spec.reward.rules import (
     ExactMatchSpec,
     FormatSpec,
     JsonSchemaSpec,

@@ -16,8 +16,8 @@ from ppo_core.spec.loading import SpecError, differing_keys
 from ppo_core.spec.lora import LoraSpec
 from ppo_core.spec.promotion import PromotionSpec
 from ppo_core.spec.reference import AveragedReference, FixedReference, ReferenceSpec, SteppedReference
+from ppo_core.spec.reward.section import RewardSpec
 from ppo_core.spec.reward_model import DescentSpec, FitSpec, PreferencesSpec, RewardModelSpec
-from ppo_core.spec.rewards import RewardSpec
 from ppo_core.spec.rlhf import GivenSpec, RlhfSpec
 from ppo_core.spec.run_spec import RunSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec

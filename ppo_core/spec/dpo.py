@@ -20,8 +20,8 @@ from ppo_core.spec.flow_spec import (
     check_ranks_divide,
 )
 from ppo_core.spec.hub import HubCommit
+from ppo_core.spec.reward.section import RewardSpec
 from ppo_core.spec.reward_model import DescentSpec, PreferencesSpec, RewardRegistrySpec, check_rows_stay_whole
-from ppo_core.spec.rewards import RewardSpec
 from ppo_core.spec.sections import (
     EnginesSpec,
     EvaluationSpec,

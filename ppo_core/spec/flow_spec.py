@@ -8,9 +8,9 @@ from typing import Any, Self
 from pydantic import Field
 
 from ppo_core.spec.loading import load_spec, overridden
-from ppo_core.spec.reward_kinds import HttpRewardSpec, JudgeSpec
-from ppo_core.spec.reward_rules import UnitTestsSpec
-from ppo_core.spec.rewards import RewardSpec
+from ppo_core.spec.reward.kinds import HttpRewardSpec, JudgeSpec
+from ppo_core.spec.reward.rules import UnitTestsSpec
+from ppo_core.spec.reward.section import RewardSpec
 from ppo_core.spec.section import Section
 from ppo_core.spec.sections import EnginesSpec, ModelSpec, TrainingSpec
 

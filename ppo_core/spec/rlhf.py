@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, model_validator
 from ppo_core.spec.flow_spec import NamedSpec
 from ppo_core.spec.loading import load_spec
 from ppo_core.spec.paths import user_path
-from ppo_core.spec.reward_kinds import ModelRewardSpec, RegexSpec, RewardKind
+from ppo_core.spec.reward.kinds import ModelRewardSpec, RegexSpec, RewardKind
 from ppo_core.spec.reward_model import RewardModelSpec
 from ppo_core.spec.run_spec import RunSpec
 from ppo_core.spec.section import Section

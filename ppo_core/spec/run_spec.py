@@ -20,7 +20,7 @@ from ppo_core.spec.flow_spec import (
 )
 from ppo_core.spec.hub import HubCommit
 from ppo_core.spec.promotion import PromotionSpec
-from ppo_core.spec.rewards import RewardSpec
+from ppo_core.spec.reward.section import RewardSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
 from ppo_core.spec.sections import (
     EnginesSpec,

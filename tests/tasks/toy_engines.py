@@ -288,15 +288,9 @@ def not_finite(what: str) -> EngineJobError:
     return EngineJobError(f"engine 'training': {reason}", error_type="EngineDefect", reason=reason)
 
 
-FIRST = (
-    describe_sources,
-    prepare_dataset,
-    describe_dataset,
-    finetune_policy,
-    start_policy,
-    generate_rollouts,
-    generate_shard,
-    merge_rollouts,
-)
+FIRST = (describe_sources, prepare_dataset, describe_dataset, finetune_policy, start_policy)
+SAMPLING = (generate_rollouts, generate_shard, merge_rollouts)
 AFTER = (score_rollouts, select_rollouts, compute_advantages, update_policy, score_evaluation, compare_evaluations)
-JOBS: Mapping[str, Callable[[ToyEngines, EngineJob], dict[str, Any]]] = {job.__name__: job for job in (*FIRST, *AFTER)}
+JOBS: Mapping[str, Callable[[ToyEngines, EngineJob], dict[str, Any]]] = {
+    job.__name__: job for job in (*FIRST, *SAMPLING, *AFTER)
+}

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from ppo_core.spec.reward_kinds import FunctionRewardSpec, RewardKind
+from ppo_core.spec.reward.kinds import FunctionRewardSpec, RewardKind
 from ppo_core.spec.section import Fraction, Section
 
 

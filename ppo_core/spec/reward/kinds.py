@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from ppo_core.spec.paths import ModelPath
-from ppo_core.spec.reward_rules import (
+from ppo_core.spec.reward.rules import (
     AnyReward,
     ExactMatchSpec,
     FormatSpec,
