@@ -16,7 +16,7 @@ import pytest
 from infra.artifacts.export import check_export
 from tests.e2e.launch import ROOT, command, environment, ppoflow, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 HELPFUL = ROOT / "examples" / "helpful"
 RUN, STEPS = "preferred", 120
 # One run of pytest pays for two of these: so the start learns less, and fewer prompts are answered.
