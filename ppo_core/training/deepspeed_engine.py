@@ -30,13 +30,14 @@ from ppo_core.spec import TrainingSpec
 from ppo_core.training.threads import Threads, twin_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+SHARED_PARAMETERS = 100_000_000  # in a larger module, threads' own gradients cost more memory than they save time
 
 
 class Trainable:
     """A module with its optimizer under DeepSpeed. Gradients accumulate over `backward` calls until `step`.
 
     `modules` are what threads pass rows through, at most `threads` of them: the first is DeepSpeed's, the others are
-    twins of the module. Where ranks share the weights out, or compute on GPUs or in bf16, it is that one alone.
+    twins of the module. It is that one alone where ranks share the weights out, for weights in bf16, and for many.
     """
 
     def __init__(
@@ -49,7 +50,8 @@ class Trainable:
         enable_packing(module)
         if recompute:
             module.gradient_checkpointing_enable({"use_reentrant": False})
-        plain = zero_stage == 0 and dtype == "float32"
+        small = sum(parameter.numel() for parameter in module.parameters()) <= SHARED_PARAMETERS
+        plain = zero_stage == 0 and dtype == "float32" and small
         twins = [twin_of(module) for _ in range(threads - 1)] if plain else []
         learns = (p for p in module.parameters() if p.requires_grad)
         config = _config(settings, zero_stage, dtype)
