@@ -17,6 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from benchmarks import report
@@ -39,7 +40,9 @@ def main() -> None:
     home, found = given.home.absolute() / "overhead", dict[str, list[dict[str, float]]]()
     with moto_server() if given.s3 == "moto" else nullcontext(given.s3) as bucket:
         for number in range(given.rounds):
-            stores = {"a folder": str(home / "store")} | ({} if bucket == "none" else {"S3": f"{bucket}/{number}"})
+            stores = {"a folder": str(home / "store")} | (
+                {} if bucket == "none" else {"S3": f"{bucket}/{token_hex(4)}-{number}"}
+            )
             for name, store in stores.items():
                 shutil.rmtree(home, ignore_errors=True)
                 found.setdefault(name, []).extend(measured(given.spec, given.iterations, home, store))

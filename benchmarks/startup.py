@@ -52,7 +52,13 @@ def lines_of(spec: Path, home: Path, run: str, *changes: str) -> list[tuple[floa
     """What a run of two iterations says, each line with the seconds since the command."""
     settings = [part for change in ("iterations=2", "evaluation.every=1000", *changes) for part in ("--set", change)]
     command = [sys.executable, "-m", "flows.cli", "train", str(spec), "--run", run, *settings]
-    environment = {**os.environ, "PPOFLOW_HOME": str(home), "PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
+    environment = {
+        **os.environ,
+        "PPOFLOW_HOME": str(home),
+        "PPOFLOW_STORE": str(home / "store"),
+        "PYTHONUNBUFFERED": "1",
+        "COLUMNS": "160",
+    }
     began = time.perf_counter()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -71,7 +71,9 @@ def measure(
 
 
 def open_engine(num_ranks: int, threads: int | None = None) -> Any:
-    """Rank 0 in this process; the others start as in a run, and wait for its jobs."""
+    """Rank 0 in this process; the others start as in a run, and wait for its jobs. `threads` are of a single rank."""
+    if num_ranks > 1 and threads:
+        raise ValueError(f"threads={threads} and ranks={num_ranks}: set OMP_NUM_THREADS, which every rank sees")
     from ppo_core.training.ranks import Ranks, open_meeting, start_other_ranks
 
     meeting = open_meeting() if num_ranks > 1 else None

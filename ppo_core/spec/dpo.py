@@ -76,7 +76,14 @@ class DpoSpec(FlowSpec):
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
         sampled = "is of iterations that train on samples, and DPO has none"
-        check_left_alone("rollout", self.rollout, ("prompts_per_iteration", "samples_per_prompt"), sampled)
+        batches = ("prompts_per_iteration", "samples_per_prompt", "dynamic_sampling")
+        check_left_alone("rollout", self.rollout, batches, sampled)
+        own = ("temperature_column", "max_response_tokens_column")
+        check_left_alone(
+            "rollout", self.rollout, own, "is of prompts that are trained on, and DPO trains on preferences"
+        )
+        drawn = "is of the order of prompts that are trained on, and DPO trains on preferences"
+        check_left_alone("dataset", self.dataset, ("curriculum", "shuffle"), drawn)
         check_left_alone("evaluation", self.evaluation, ("every", "weights"), sampled)
         if self.model.lora is not None:
             raise ValueError("model.lora is of PPO, and DPO trains all weights: leave it out")

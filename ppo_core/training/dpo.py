@@ -107,21 +107,25 @@ def _logprobs(
     models: Sequence[Models], rankings: Sequence[Ranking], job: TrainDpoJob, ranks: Ranks, tick: Tick, note: str
 ) -> list[Tensor]:
     """What the policy as it is gives each row's responses, on the CPU of every rank; without gradients."""
-    places = [range(*ends) for ends in pairwise(accumulate((len(row.responses) for row in rankings), initial=0))]
+    # As many rows for each rank, since ZeRO 3 gathers weights in every pass; what is repeated is left out at the end.
+    rows_of_all = [*rankings, *[rankings[-1]] * (-len(rankings) % ranks.world_size)]
+    places = [range(*ends) for ends in pairwise(accumulate((len(row.responses) for row in rows_of_all), initial=0))]
     out = torch.zeros(places[-1].stop)
-    shares = _shares(models, rankings, job, ranks)
+    shares = _shares(models, rows_of_all, job, ranks)
     total = sum(map(len, shares))
     done = iter(range(1, total + 1))
 
     def work(thread: int, microbatches: list[list[int]]) -> None:
         for rows in microbatches:
-            said = _of_responses(models[thread], [rankings[row] for row in rows], normalised=job.dpo.length_normalised)
+            said = _of_responses(
+                models[thread], [rows_of_all[row] for row in rows], normalised=job.dpo.length_normalised
+            )
             out[[place for row in rows for place in places[row]]] = said.cpu()
             tick(next(done), total, note)
 
     with torch.no_grad():
         ranks.threads.map(work, shares)
-    return list(ranks.sum(out).split([len(row.responses) for row in rankings]))
+    return list(ranks.sum(out).split([len(row.responses) for row in rows_of_all]))[: len(rankings)]
 
 
 def _of_responses(models: Models, rows: Sequence[Ranking], *, normalised: bool) -> Tensor:

@@ -117,12 +117,14 @@ def share_of(
 ) -> list[list[list[int]]]:
     """This rank's microbatches of the rows, for each of its threads; together the ranks have all of them.
 
-    Threads share the room of a microbatch.
+    Threads share the room of a microbatch, so there are fewer where it has no room for a row of each.
     """
-    tokens = (training.microbatch_tokens or MICROBATCH_TOKENS) // threads
-    size = training.microbatch_size and -(-training.microbatch_size // threads)
+    tokens, size = training.microbatch_tokens or MICROBATCH_TOKENS, training.microbatch_size
+    threads = max(1, min(threads, size or threads, tokens // max((lengths[row] for row in rows), default=1)))
+    tokens, size = tokens // threads, size and size // threads
     shares = microbatches(rows, lengths, tokens=tokens, size=size, ranks=ranks.world_size * threads, padded=padded)
-    return shares[ranks.rank * threads :][:threads]
+    # Every rank's first thread before any rank's second: ranks wait for each other, so each needs rows.
+    return shares[ranks.rank :: ranks.world_size]
 
 
 @contextmanager

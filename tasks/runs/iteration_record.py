@@ -154,7 +154,9 @@ class IterationRecord(BaseModel):
         """What a training engine that is not warm needs besides the checkpoint, by the names of the job's inputs."""
         if self.base is None:
             return {}
-        return {"base": self.base.bare(), **{f"replay_{n}": ref for n, ref in enumerate(self.replay)}}
+        replayed = {f"replay_{n}": ref for n, ref in enumerate(self.replay)}
+        # An update that is replayed may have compared with it, whatever the next one does.
+        return {"base": self.base.bare(), "reference": self.reference.bare(), **replayed}
 
 
 def made_of_kind(artifacts: Mapping[str, StageRef], kind: str) -> StageRef | None:

@@ -34,7 +34,7 @@ def sample_until_signal(
 ) -> State[Any] | StageRef:
     """The rollouts to the first `job.num_prompts` prompts with a signal; see `ppo_core.engines.selection`."""
     reward, column, begun = context.spec.reward, context.spec.dataset.answer_column, time.perf_counter()
-    sources = {"sources": context.rewards()}
+    sources = context.rewards()
     score = ScoreJob(reward=reward, answer_column=column, split="train", samples_per_prompt=job.samples_per_prompt)
     made: dict[str, StageRef] = {}
     with_signal, batches = 0.0, 0
