@@ -79,6 +79,8 @@ def train(spec: DpoSpec, run: str | None = None, wait: bool = False, overrides: 
         downloads = download_sources(context)
         for download in downloads:
             console.say(download.in_words())
+        if downloads:
+            keep_all(context, [*downloads])
         preferences = prepare_preferences(context)
         console.step(preferences.in_words())
         dataset = prepare_dataset(context)

@@ -72,11 +72,13 @@ def train(
         downloads = download_sources(context)
         for download in downloads:
             console.say(download.in_words())
+        from_hub = [download.bare() for download in downloads]
+        if from_hub:
+            keep(context.store.root, run, from_hub)
         dataset = prepare_preferences(context)
         console.step(dataset.in_words())
         model = train_reward_model(context, dataset)
         console.step(model.in_words())
-        from_hub = [download.bare() for download in downloads]
         keep(context.store.root, run, [*from_hub, dataset.bare(), model.bare()])
         evaluation = evaluate_reward_model(context, model, dataset)
         keep(context.store.root, run, [*from_hub, dataset.bare(), evaluation.bare(), model.bare()])

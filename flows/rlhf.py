@@ -29,7 +29,7 @@ from tasks.prefect.crashed_runs import holder_note, page_is_open
 from tasks.prefect.deployment_params import is_deployed, requested, shown_name
 from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow, page_url
-from tasks.preferences.given import fetch_given, places_of, start_is_there
+from tasks.preferences.given import fetch_given, places_of, start_is_there, with_commits_of_parts
 from tasks.runs.progress import announced
 from tasks.stages.holding import RLHF, alone
 
@@ -66,6 +66,7 @@ def train(spec: RlhfSpec, run: str | None = None, wait: bool = False, overrides:
         close_dead_pages(lease, console)
         console.step(f"run {run}: {', '.join(spec.stages)}; Prefect page {page_url()} (flow rlhf)")
         fetch_given(spec, run)
+        spec = with_commits_of_parts(spec, run)
         places = places_of(spec, run)
         if spec.learns_from_policy and spec.given.policy is None and not start_is_there(run):
             called(supervised, spec.run_before(None), run, wait)

@@ -22,6 +22,7 @@ from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.progress import ProgressFile
 from tasks.runs.store_outages import outages_told
 from tasks.stages.context import open_run_context
+from tasks.stages.download_source import download_sources
 from tasks.start_policy import export_start, start_policy
 
 
@@ -42,6 +43,8 @@ def fine_tune(spec: RunSpec, run: str | None = None, wait: bool = False) -> Path
         console.step(f"SFT of run {run}; Prefect page {page_url()} (flow supervised)")
         if context.lease is not None:
             close_dead_pages(context.lease, console)
+        for download in download_sources(context):
+            console.say(download.in_words())
         dataset = prepare_dataset(context)
         model = finetune_policy(context, dataset)
         console.step(model.in_words())

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from ppo_core.spec.flow_spec import NamedSpec
+from ppo_core.spec.hub import is_hub_name
 from ppo_core.spec.loading import load_spec
 from ppo_core.spec.paths import user_path
 from ppo_core.spec.reward.kinds import ModelRewardSpec, RegexSpec, RewardKind
@@ -30,6 +31,11 @@ PARTS = ("reward_model", "run")
 
 def model_name(text: str) -> str:
     """A folder, or models:/NAME/VERSION. Raises ValueError for an alias, which may move before a run goes on."""
+    if is_hub_name(text):
+        raise ValueError(
+            f"{text!r} is a name of the hub, which is downloaded by the stage that reads it: write it into "
+            "run.model.path, or as the path of a reward of kind model, and leave it out here"
+        )
     if not text.startswith(REGISTERED):
         return user_path(text)
     if not re.fullmatch(r"models:/[^/@]+/\d+", text):

@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.artifacts import ArtifactCorrupted, ArtifactRef, open_store
-from infra.artifacts.export import check_export, export_part
+from infra.artifacts.export import check_export, export_part, exported_from
 from infra.backend import open_records
 from infra.mlflow.registry import SOURCE_TAG, describe
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RlhfSpec
 from ppo_core.spec.rlhf import REGISTERED
+from tasks.preferences.kept import with_own_commits
 from tasks.preferences.register_reward_model import MODEL_TAG, export_reward_model
 from tasks.preferences.stages import MODEL
 from tasks.runs.policies import CHECKPOINT_TAG
 from tasks.runs.run_state import recorded_spec
+from tasks.stages.holding import REWARD_MODEL, RLHF
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,16 @@ def places_now(spec: RlhfSpec, run: str) -> Places:
     )
 
 
+def with_commits_of_parts(spec: RlhfSpec, run: str) -> RlhfSpec:
+    """The spec with the commits that its names of the hub had when the run began: every part reads the same files."""
+    root = open_store(Settings().store_root).root
+    training = with_own_commits(root, spec.run, run, RLHF, keep=True)
+    model = spec.reward_model
+    if model is not None:
+        model = with_own_commits(root, model, run, f"{RLHF}-{REWARD_MODEL}", keep=True, known=training.hub_commits)
+    return spec.model_copy(update={"run": training, "reward_model": model})
+
+
 def fetch_given(spec: RlhfSpec, run: str) -> None:
     """Copy what is registered into the run's folder; undamaged copies stay."""
     store, later = open_store(Settings().store_root), places_of(spec, run)
@@ -73,8 +85,19 @@ def fetch_given(spec: RlhfSpec, run: str) -> None:
     if model is not None and model.startswith(REGISTERED):
         export_reward_model(store, stored(model, MODEL_TAG).ref, run, Path(later.reward_model))
     if policy is not None and policy.startswith(REGISTERED):
-        found = stored(policy, CHECKPOINT_TAG)
-        export_part(store.fetch(found.ref), store.manifest(found.ref), found.ref, found.part, Path(later.policy))
+        found, target = stored(policy, CHECKPOINT_TAG), Path(later.policy)
+        require_same_start(store.root, run, target, found.ref, policy)
+        export_part(store.fetch(found.ref), store.manifest(found.ref), found.ref, found.part, target)
+
+
+def require_same_start(root: str, run: str, target: Path, ref: ArtifactRef, name: str) -> None:
+    """Raise InputError where training of this name has begun from another policy, of which `target` is the copy."""
+    before, begun = exported_from(target), recorded_spec(open_records(root, run))
+    if before is not None and before.digest != ref.digest and begun is not None and begun.model.path == str(target):
+        raise InputError(
+            f"run {run} has begun from the policy {before.digest[:12]}, and given.policy={name} is another one, "
+            f"{ref.digest[:12]}: choose another --run name, or give the first one again"
+        )
 
 
 def start_is_there(run: str) -> bool:

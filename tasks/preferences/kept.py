@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from uuid import uuid4
 
 from infra.artifacts import ArtifactRef, ArtifactStore
@@ -30,8 +30,12 @@ def with_inputs(store: ArtifactStore, made: Sequence[StageRef]) -> list[Artifact
     return list({(ref.kind, ref.key): ref for ref in [*refs, *(ref.bare() for ref in made)]}.values())
 
 
-def with_own_commits(root: str, spec: Spec, run: str, flow: str, *, keep: bool) -> Spec:
+def with_own_commits(
+    root: str, spec: Spec, run: str, flow: str, *, keep: bool, known: Iterable[HubCommit] = ()
+) -> Spec:
     """The spec with the commits that its names of the hub had when the run began; to `keep` them they are written down.
+
+    What is `known` of them is not asked.
 
     Raises what `with_commits` raises, and RecordError for a page that cannot be read.
     """
@@ -42,19 +46,19 @@ def with_own_commits(root: str, spec: Spec, run: str, flow: str, *, keep: bool) 
     pages, name = open_log(root, folder), f"{run}-{content_digest(names)[:16]}.json"
     told = pages.read(name)
     if told is None:
-        resolved = with_commits(spec)
+        resolved = with_commits(spec, known)
         page = {"commits": [one.model_dump() for one in resolved.hub_commits], "nonce": uuid4().hex}
         if not keep or pages.create(name, json.dumps(page).encode()):
             return resolved
         told = pages.read(name)
     try:
-        known = [HubCommit.model_validate(one) for one in json.loads(told or b"")["commits"]]
+        found = [HubCommit.model_validate(one) for one in json.loads(told or b"")["commits"]]
     except (ValueError, TypeError, KeyError) as error:
         raise RecordCorrupted(
             f"page {name} of {folder} is damaged ({type(error).__name__}): remove it, and write commits into the "
             "spec, as in hf://OWNER/NAME@COMMIT"
         ) from None
-    return with_commits(spec, known)
+    return with_commits(spec, found)
 
 
 def kept(root: str, folder: str = REWARD_MODELS) -> set[tuple[str, str]]:

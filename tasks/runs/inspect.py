@@ -47,12 +47,13 @@ def read_run(run: str) -> RunSoFar:
 
 
 def read_status(run: str) -> tuple[RunSoFar | None, list[str]]:
-    """The run of this name, and in lines its reward model and what its process does now.
+    """The run of this name, and in lines what was learned from preferences and what its process does now.
 
     Raises InputError where there is nothing of all that.
     """
-    model = Settings().reward_model_folder(run)
-    trained = [f"  reward model       {model}"] if (model / "config.json").is_file() else []
+    settings = Settings()
+    places = {"reward model": settings.reward_model_folder(run), "DPO policy": settings.dpo_policy_folder(run)}
+    trained = [f"  {made:<18} {place}" for made, place in places.items() if (place / "config.json").is_file()]
     now = [*trained, *doing_now(run)]
     try:
         return read_run(run), now

@@ -81,7 +81,7 @@ def test_training_has_a_cron_and_an_interval_one_slot_and_the_tag_of_the_automat
     assert [next(iter(schedule)) for schedule in training["schedules"]] == ["cron", "interval"]
     assert training["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}
     resumable = [full_name(deployment) for deployment in DEPLOYMENTS if RESUMABLE in deployment["tags"]]
-    assert resumable == ["ppo-training/arithmetic", "reward-model/helpful", "rlhf/helpful"]
+    assert resumable == ["ppo-training/arithmetic", "reward-model/helpful", "dpo/helpful", "rlhf/helpful"]
 
 
 def test_the_deployed_spec_is_that_of_the_demo() -> None:

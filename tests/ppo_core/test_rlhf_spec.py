@@ -114,7 +114,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "nothing held out": ({"run": {"dataset": {"evaluation": None}}}, "run.dataset has no held-out prompts to evaluate"),
     "an alias": ({"given": {"policy": "models:/a@champion"}}, "'models:/a@champion' names no version of a registered"),
-    "an address": ({"given": {"reward_model": "hf://a/b"}}, "hf://a/b is an address, and this is a path"),
+    "an address": (
+        {"given": {"reward_model": "hf://a/b"}},
+        "'hf://a/b' is a name of the hub, which is downloaded .*: write it",
+    ),
     "a key of a part": ({"run": {"rollouts": {}}}, "Extra inputs are not permitted"),
 }
 

@@ -1,4 +1,4 @@
-"""The kinds of rewards that a spec can name, with their keys; those that are rules are in `reward_rules`."""
+"""The kinds of rewards that a spec can name, with their keys; those that are rules are in `rules.py`."""
 
 from __future__ import annotations
 

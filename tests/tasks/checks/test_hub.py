@@ -111,7 +111,7 @@ def test_the_training_of_a_reward_model_keeps_its_commits(hub: ToyHub) -> None:
     hub.dataset("us/pairs", {"train.jsonl": b"{}", "test.jsonl": b"{}"})
     dataset = {"train": "hf://us/pairs:train.jsonl", "evaluation": "hf://us/pairs:test.jsonl"}
     spec = RewardModelSpec.model_validate({"dataset": dataset, "model": {"path": "hf://us/small"}})
-    assert len(check_preferences(spec, "rm")) == 3
+    assert len(check_preferences(spec, "rm").notes) == 3
     root = open_store(Settings().store_root).root
     kept = with_own_commits(root, spec, "rm", "reward-model", keep=True)
     assert kept.hub_commits[0] == with_commits(spec).hub_commits[0]
