@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from ppo_core.training.threads import Threads, twin_of
-from tests.ppo_core.threads_program import PARTS
+from tests.ppo_core.threads_program import PARTS, TWICE
 from tests.ppo_core.tiny_models import tiny_policy
 
 
@@ -24,11 +24,12 @@ def weights_below(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
 def test_two_threads_train_the_weights_of_one(programs: Path, name: str) -> None:
     alone, once, again = (weights_below(programs / place / name) for place in ("", "threaded/once", "threaded/again"))
     assert len(once) >= 3
+    assert bool(again) == (name in TWICE)
     assert once.keys() <= alone.keys()
     for file, tensors in once.items():
         for key, tensor in tensors.items():
             torch.testing.assert_close(tensor, alone[file][key], rtol=0, atol=2e-5)
-            assert torch.equal(tensor, again[file][key]), (file, key)
+            assert name not in TWICE or torch.equal(tensor, again[file][key]), (file, key)
 
 
 def test_two_threads_measure_what_one_measures(programs: Path) -> None:
