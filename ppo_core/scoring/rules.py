@@ -144,7 +144,7 @@ class JsonSchema:
             return self.spec.no_json
         try:
             return float(self.validator.is_valid(document))
-        except RecursionError:  # nested deeper than anybody means
+        except (RecursionError, OverflowError):  # nested deeper, or a number larger, than anybody means
             return 0.0
 
 

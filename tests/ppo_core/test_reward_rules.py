@@ -89,6 +89,8 @@ def rewards(*sources: dict[str, Any], folder: Path = Path()) -> WeightedRewards:
         ({"kind": "json_schema", "json_schema": NESTED}, None, "[[], [[]]]", 1.0),
         ({"kind": "json_schema", "json_schema": NESTED}, None, "[[], [4]]", 0.0),
         ({"kind": "json_schema", "json_schema": NESTED}, None, "[" * 400 + "]" * 400, 0.0),
+        ({"kind": "json_schema", "json_schema": {"multipleOf": 0.1}, "no_json": -1}, None, "1e999", 0.0),
+        ({"kind": "json_schema", "json_schema": {"multipleOf": 0.1}, "no_json": -1}, None, "1" + "0" * 400, 0.0),
         ({"kind": "json_schema", "json_schema": NAMED, "pattern": "<a>(.*)</a>"}, None, '<a>{"name": "x"}</a>', 1.0),
         ({"kind": "json_schema", "json_schema": {}, "pattern": "<a>(.*)</a>", "no_json": -1}, None, "4", -1.0),
     ],

@@ -109,6 +109,16 @@ def test_code_that_hangs_is_ended_and_fails_what_is_left(hang: str) -> None:
         "open('large', 'wb').write(b'0' * 2**21)",
         "import ctypes\nassert ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0",
         "import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == 0",
+        "import os\nos.setpriority(0, os.getppid(), os.getpriority(0, os.getppid()))",
+        "import os\nos.sched_setaffinity(os.getppid(), os.sched_getaffinity(0))",
+        "import ctypes\nassert ctypes.CDLL(None).shmget(0, 4096, 0o1600) != -1",
+        "import ctypes\nassert ctypes.CDLL(None).msgget(0, 0o1600) != -1",
+        "import ctypes\nassert ctypes.CDLL(None).semget(0, 1, 0o1600) != -1",
+        "import ctypes\nassert ctypes.CDLL(None, use_errno=True).umount2(b'.', 0) and ctypes.get_errno() == 22",
+        "import ctypes, os\nhere = os.uname().nodename.encode()\n"
+        "assert ctypes.CDLL(None).sethostname(here, len(here)) == 0",
+        "import re\nassert int(re.search('CapPrm:(.*)', open('/proc/self/status').read())[1], 16) & ~4",
+        "import os\nassert os.pidfd_open(os.getppid())",
         "import resource\nresource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))",
         "import numpy",
         "import ppo_core",
@@ -120,6 +130,62 @@ def test_code_that_hangs_is_ended_and_fails_what_is_left(hang: str) -> None:
 def test_what_reaches_beyond_the_process_fails(attempt: str) -> None:
     assert score(f"{attempt}\nreached = True", ["assert reached", "assert True"]) == 0.0
     assert score("reached = True", ["assert reached", "assert True"]) == 1.0
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "open(f'/proc/{os.getppid()}/mem', 'r+b')",
+        "open(f'/proc/{os.getppid()}/environ').read()",
+        "os.readlink(f'/proc/{os.getppid()}/fd/0')",
+        "open(f'/proc/{os.getppid()}/oom_score_adj', 'a')",
+        "open('PLACE/file', 'a')",
+        "open('PLACE/new', 'w')",
+        "os.truncate('PLACE/file', 0)",
+        "os.remove('PLACE/file')",
+        "os.rename('PLACE/file', 'file')",
+        "os.rmdir('PLACE/folder')",
+        "os.mkdir('PLACE/another')",
+        "os.link('PLACE/file', 'file')",
+        "os.symlink('PLACE/file', 'file')\nopen('file', 'a')",
+        "os.mknod('device', 0o20600, os.makedev(1, 3))",
+        "os.mknod('device', 0o60600, os.makedev(7, 0))",
+    ],
+)
+def test_what_reaches_other_files_and_processes_fails_where_the_kernel_has_landlock(
+    attempt: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("ours")
+    (tmp_path / "folder").mkdir()
+    assert score(f"import os\n{attempt}\nreached = True".replace("PLACE", str(tmp_path)), ["assert reached"]) == 0.0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+    assert (tmp_path / "file").read_text() == "ours"
+
+
+def test_code_does_what_it_likes_in_its_own_folder() -> None:
+    likes = """
+import os, pathlib, shutil, tempfile
+os.makedirs("a/b")
+pathlib.Path("a/b/c").write_text("text")
+os.rename("a/b/c", "a/d")
+shutil.copy2("a/d", "a/e")
+os.link("a/d", "f")
+os.truncate("f", 2)
+with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
+    print(pathlib.Path(folder, "g").write_text("g"), file=nowhere)
+read = pathlib.Path("a/d").read_text(), pathlib.Path(os.__file__).read_text()
+shutil.rmtree("a")
+"""
+    assert (
+        score(likes, ["assert read[0] == 'te' and read[1] and sorted(os.listdir()) == ['f', 'solution.py', 'test.py']"])
+        == 1.0
+    )
+
+
+def test_code_that_changes_its_folder_is_tested_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "test.py").write_text("ours")
+    assert score(f"import os\nos.chdir({str(tmp_path)!r})\n{ADD}") == 1.0
+    assert (tmp_path / "test.py").read_text() == "ours"
 
 
 def test_a_fork_bomb_leaves_no_process() -> None:
