@@ -5,6 +5,7 @@ What is wrong with a name, a token or a repository is a `HubError`, which stays;
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ from typing import Any, Self
 
 from infra.artifacts.fingerprint import file_digest
 from infra.hub.sources import HubError, HubFile, HubSource, HubUnavailable
+from infra.mlflow.client import without_password
 from infra.settings import Settings
 
 Report = Callable[[int, int], None]
@@ -28,12 +30,12 @@ PATIENCE_S = 15.0
 
 
 class Hub:
-    """The hub of the settings."""
+    """The hub of the settings. Raises HubError where the token of this user cannot be read."""
 
     def __init__(self, settings: Settings) -> None:
         self._endpoint, self._offline = settings.hf_endpoint, settings.hf_offline
-        kept, given = settings.hf_home / "token", settings.hf_token
-        self._token = given.get_secret_value() if given else kept.read_text().strip() if kept.is_file() else None
+        self._shown, given = without_password(self._endpoint), settings.hf_token
+        self._token = given.get_secret_value() if given else _token_in(settings.hf_home / "token")
 
     def look_up(self, source: HubSource) -> tuple[str, dict[str, HubFile]]:
         """The commit of the source's revision, and all of its files. Raises HubError or HubUnavailable."""
@@ -78,17 +80,18 @@ class Hub:
     def download(self, source: HubSource, files: Mapping[str, HubFile], folder: Path, report: Report) -> None:
         """Have these files in a folder, also those that are partly there; `report` hears of bytes, done and in all.
 
-        Raises HubUnavailable for a file that did not come as the hub says that it is.
+        Raises HubUnavailable for a file that did not come as the hub says that it is, and HubError without room for it.
         """
         import huggingface_hub
 
         fetch: Callable[..., str] = huggingface_hub.snapshot_download
         size = sum(file.size for file in files.values())
         folder.mkdir(parents=True, exist_ok=True)
-        if size > (free := shutil.disk_usage(folder).free):
+        missing = size - sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        if missing > (free := shutil.disk_usage(folder).free):
             raise HubError(
-                f"{source.name} has {size / 2**30:.1f} GiB, and the disk of {folder} has {free / 2**30:.1f} GiB free: "
-                "make room, or set PPOFLOW_HOME to another disk"
+                f"{source.name} has {missing / 2**30:.1f} GiB that are not here yet, and the disk of {folder} has "
+                f"{free / 2**30:.1f} GiB free: make room, or set PPOFLOW_HOME to another disk"
             )
         counted = _Counted()
         # In a thread of its own, for Ctrl-C: the library would wait for whole files.
@@ -117,7 +120,7 @@ class Hub:
             whole = there.is_file() and there.stat().st_size == file.size
             if not whole or file.sha256 not in (None, file_digest(there)):
                 there.unlink(missing_ok=True)
-                raise HubUnavailable(f"{name} of {source.name} did not come whole from {self._endpoint}: try again")
+                raise HubUnavailable(f"{name} of {source.name} did not come whole from {self._shown}: try again")
 
     @contextmanager
     def _explaining(self, source: HubSource) -> Iterator[None]:
@@ -129,7 +132,7 @@ class Hub:
             )
         from huggingface_hub import errors
 
-        place, shown = f"{self._endpoint}/{_address(source)}", "with this token" if self._token else "without a token"
+        place, shown = f"{self._shown}/{_address(source)}", "with this token" if self._token else "without a token"
         try:
             yield
         except errors.GatedRepoError:
@@ -140,7 +143,7 @@ class Hub:
         except errors.RepositoryNotFoundError:
             hint = "" if source.kind == "dataset" else "; a repository of data goes into dataset.train"
             raise HubError(
-                f"{source.name}: {self._endpoint} has no {source.repository_type} {source.repository}, or none that "
+                f"{source.name}: {self._shown} has no {source.repository_type} {source.repository}, or none that "
                 f"can be seen {shown}: see how it is spelled{hint}; for a private one, set HF_TOKEN"
             ) from None
         except errors.RevisionNotFoundError:
@@ -153,7 +156,7 @@ class Hub:
             if status in PASSING or status >= 500:
                 raise self._unavailable(source, f"HTTP {status}") from None
             remedy = "give another HF_TOKEN, or none" if status == 401 else f"see {place}"
-            raise HubError(f"{source.name}: {self._endpoint} answers HTTP {status}: {remedy}") from None
+            raise HubError(f"{source.name}: {self._shown} answers HTTP {status}: {remedy}") from None
         except (
             errors.HTTPError,
             errors.EntryNotFoundError,
@@ -166,9 +169,22 @@ class Hub:
 
     def _unavailable(self, source: HubSource, what: str) -> HubUnavailable:
         return HubUnavailable(
-            f"{source.name}: the hub at {self._endpoint} does not answer as it should ({what}): try again; see "
+            f"{source.name}: the hub at {self._shown} does not answer as it should ({what}): try again; see "
             "HF_ENDPOINT, and HTTPS_PROXY behind a proxy; without a network, give a local folder or file"
         )
+
+
+def _token_in(place: Path) -> str | None:
+    try:
+        return place.read_text(encoding="utf-8").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise HubError(
+            f"the token of the hub in {place} cannot be read ({why}): give user {os.geteuid()} the right to read it, "
+            "take it away, or set HF_TOKEN"
+        ) from None
 
 
 def _address(source: HubSource) -> str:

@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from infra.artifacts.manifest import MANIFEST_NAME
+
 Kind = Literal["model", "tokenizer", "dataset"]
 TEXTS = ("*.json", "*.txt", "*.model", "*.jinja")
 FILES: Mapping[str, tuple[str, ...]] = {"model": (*TEXTS, "*.safetensors"), "tokenizer": TEXTS}
@@ -61,7 +63,10 @@ class HubFile:
 
 
 def chosen(source: HubSource, files: Mapping[str, HubFile]) -> dict[str, HubFile]:
-    """Those of a repository's files that are wanted of it. Raises HubError where that is none, or not clear."""
+    """Those of a repository's files that are wanted of it. Raises HubError where that is none, or not clear.
+
+    A model's manifest.json is none: loading reads no such file, and the store has its own of that name.
+    """
     if source.kind == "dataset":
         return {name: files[name] for name in _rows(source, files)}
     patterns = (*FILES[source.kind], *([CODE] if source.code else []))
@@ -70,7 +75,7 @@ def chosen(source: HubSource, files: Mapping[str, HubFile]) -> dict[str, HubFile
         for name, file in files.items()
         if PurePosixPath(name).parent.as_posix() in (".", TEMPLATES)
         and any(fnmatchcase(name, pattern) for pattern in patterns)
-        and not any(fnmatchcase(name, pattern) for pattern in COPIES)
+        and not any(fnmatchcase(name, pattern) for pattern in (*COPIES, MANIFEST_NAME))
     }
 
 

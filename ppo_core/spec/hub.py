@@ -16,9 +16,8 @@ from ppo_core.spec.section import Section
 
 SCHEME = "hf://"
 COMMIT = r"[0-9a-f]{40}"
-_NAME = re.compile(
-    r"hf://(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*)(@(?P<revision>[^@:\s]+))?(:(?P<path>[^:]+))?"
-)
+_REPOSITORY = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*"
+_NAME = re.compile(rf"hf://(?P<repository>{_REPOSITORY})(@(?P<revision>[^@:\s]+))?(:(?P<path>[^:]+))?")
 
 
 class HubName(NamedTuple):
@@ -38,8 +37,18 @@ class HubCommit(Section):
 
 def exact_name(commit: HubCommit) -> str:
     """A name that means the same for ever: that of the commit."""
-    repository, _, path = hub_name(commit.name)
-    return f"{SCHEME}{repository}@{commit.commit}" + (f":{path}" if path is not None else "")
+    return at_revision(commit.name, commit.commit)
+
+
+def at_revision(name: str, revision: str) -> str:
+    """The same name at another revision."""
+    repository, _, path = hub_name(name)
+    return f"{SCHEME}{repository}@{revision}" + (f":{path}" if path is not None else "")
+
+
+def is_repository(text: str) -> bool:
+    """Whether this could be OWNER/NAME of the hub: a path with a dot, a slash or ~ in front is none."""
+    return re.fullmatch(_REPOSITORY, text) is not None
 
 
 def is_hub_name(text: str) -> bool:

@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core.records import InputError, needs_own_code
+from ppo_core.spec.hub import SCHEME, is_repository
 
 ADAPTER = "adapter_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-def require_model(folder: Path, key: str = "model.path", what: str = "causal LM") -> None:
-    """Raise InputError where this is no folder of a model, `what` the spec's `key` asks for."""
+def require_model(folder: Path, key: str = "model.path", what: str = "causal LM", given: str = "") -> None:
+    """Raise InputError where this is no folder of a model, `what` the spec's `key` asks for and calls `given`."""
     _refuse_file_or_unreadable(folder)
     if not folder.is_dir():
+        hint = f"; for a model of the hub, write {SCHEME}{given}" if is_repository(given) else ""
         raise InputError(
-            f"there is no folder {folder}: give a path relative to the spec, or an absolute one, in {key}; for a "
-            f"model of the hub, write hf://{'/'.join(folder.parts[-2:])}"
+            f"there is no folder {folder}: give a path relative to the spec, or an absolute one, in {key}{hint}"
         )
     path = folder / "config.json"
     if not path.is_file():

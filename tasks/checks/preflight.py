@@ -33,12 +33,12 @@ def preflight(spec: FlowSpec) -> list[str]:
     path, tokenizer = spec.model.path, str(spec.model.tokenizer or spec.model.path)
     if path is not None and not is_hub_name(path):
         notes = check_model_folder(folder / path, trust_remote_code=settings.trust_remote_code)
-        require_model(folder / path)
+        require_model(folder / path, given=path)
     for name in spec.model_folders:
         if is_hub_name(name):
             continue
         notes += check_model_folder(folder / name, trust_remote_code=settings.trust_remote_code)
-        require_model(folder / name, "a reward's `path`", "sequence classifier")
+        require_model(folder / name, "a reward's `path`", "sequence classifier", name)
     if not is_hub_name(tokenizer):
         require_folder(folder / tokenizer)
     return notes

@@ -13,7 +13,7 @@ from typing import Any
 
 from prefect.client.schemas.objects import State
 
-from infra.artifacts import open_store
+from infra.artifacts import ArtifactCorrupted, ArtifactStore, open_store
 from infra.engines.protocol import EngineProgress
 from infra.hub.sources import HubSource
 from infra.settings import Settings
@@ -47,10 +47,19 @@ def download_ahead(spec: FlowSpec, say: Callable[[str], None]) -> None:
 
     spec = with_commits(spec)
     for source in hub_sources(spec).values():
-        if downloads.of(source) is None:
+        if not _is_there(store, downloads, source, say):
             bring(store, source, settings.home / "hub" / download_key(source)[:16], report)
     for ref in downloads.refs(spec):
         say(ref.in_words())
+
+
+def _is_there(store: ArtifactStore, downloads: Downloads, source: HubSource, say: Callable[[str], None]) -> bool:
+    """Whether the store has it, whole; one that is damaged is set aside."""
+    try:
+        return downloads.of(source) is not None
+    except ArtifactCorrupted as error:
+        say(f"{error}; set aside at {store.set_aside(DOWNLOAD, download_key(source))}, downloading it again")
+        return False
 
 
 @stage("download_source")

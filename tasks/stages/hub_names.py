@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,11 +12,11 @@ from infra.artifacts import ArtifactRef, ArtifactStore
 from infra.artifacts.fingerprint import file_digest, file_digests
 from infra.engines.protocol import EngineInput
 from infra.hub.client import Hub, Report
-from infra.hub.sources import DATA, HubSource, Kind, chosen, place_of
+from infra.hub.sources import DATA, HubError, HubSource, Kind, chosen, place_of
 from infra.settings import Settings
 from ppo_core.records import InputError, content_digest
 from ppo_core.spec.flow_spec import FlowSpec
-from ppo_core.spec.hub import HubCommit, hub_name, is_commit, is_hub_name
+from ppo_core.spec.hub import HubCommit, at_revision, hub_name, is_commit, is_hub_name
 from tasks.stages.jobs import UploadedSource
 from tasks.stages.references import DownloadRef
 
@@ -56,12 +57,22 @@ def with_commits(spec: Spec, known: Iterable[HubCommit] = ()) -> Spec:
     for one in sources.values():
         place = one.repository_type, one.repository, one.revision
         if place not in asked:
-            asked[place] = one.revision if is_commit(one.revision) else Hub(Settings()).look_up(one)[0]
+            asked[place] = one.revision if is_commit(one.revision) else _commit_of_today(one)
     commits = tuple(
         HubCommit(name=name, commit=asked[one.repository_type, one.repository, one.revision])
         for name, one in sources.items()
     )
     return spec if commits == spec.hub_commits else spec.model_copy(update={"hub_commits": commits})
+
+
+def _commit_of_today(source: HubSource) -> str:
+    settings = Settings()
+    if settings.hf_offline:
+        raise HubError(
+            f"which commit {source.name} is must be asked, and HF_HUB_OFFLINE forbids it: write the one that `ppoflow "
+            f"download` said, as in {at_revision(source.name, 'COMMIT')}, or unset it, or give a local folder or file"
+        )
+    return Hub(settings).look_up(source)[0]
 
 
 def download_key(source: HubSource) -> str:
@@ -73,7 +84,10 @@ def download_key(source: HubSource) -> str:
 
 
 def bring(store: ArtifactStore, source: HubSource, folder: Path, report: Report) -> ArtifactRef:
-    """Download what a name means, by way of a `folder` in which a download that was broken off goes on."""
+    """Download what a name means, by way of a `folder` in which a download that was broken off goes on.
+
+    What came stays there until the store has it.
+    """
     hub = Hub(Settings())
     files = chosen(source, hub.look_up(source)[1])
     hub.download(source, files, folder, report)
@@ -82,12 +96,20 @@ def bring(store: ArtifactStore, source: HubSource, folder: Path, report: Report)
         for name in files:
             place = made / DATA / name if source.kind == "dataset" else made / name
             place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(folder / name, place)
+            _link(folder / name, place)
         ref = store.put(made, DOWNLOAD, download_key(source))
     finally:
         shutil.rmtree(made, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
     return ref
+
+
+def _link(file: Path, place: Path) -> None:
+    """Have a file in another place as well; on another disk that is a copy."""
+    try:
+        os.link(file, place)
+    except OSError:
+        shutil.copyfile(file, place)
 
 
 class Downloads:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,6 +32,7 @@ MODEL = {
     "additional_chat_templates/tools.jinja": b"{{ }}",
     "modeling.py": b"code",
     "README.md": b"words",
+    "manifest.json": b"a name that the store has for a file of its own",
 }
 WANTED = {
     *("config.json", "tokenizer.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"),
@@ -139,11 +145,29 @@ def test_what_came_otherwise_than_the_hub_says_is_refused_and_comes_again(hub: T
 
 def test_a_model_that_no_disk_holds_is_refused_before_it_comes(hub: ToyHub, tmp_path: Path) -> None:
     commit = hub.model("us/small", MODEL)
-    with pytest.raises(HubError, match=r"hf://us/small has 1048576.0 GiB, and the disk of .* free: make room"):
+    with pytest.raises(
+        HubError, match=r"hf://us/small has 1048576.0 GiB that are not here yet, and the disk of .* free: make"
+    ):
         Hub(settings(hub, tmp_path)).download(
             of_model(commit), {"model.safetensors": HubFile(2**50)}, tmp_path / "here", lambda done, size: None
         )
     assert hub.downloaded() == []
+
+
+def test_what_is_here_already_needs_no_room(hub: ToyHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = hub.model("us/small", MODEL)
+    client, source = Hub(settings(hub, tmp_path)), of_model(commit)
+    wanted, here = chosen(source, client.look_up(source)[1]), tmp_path / "here"
+    client.download(source, wanted, here, lambda done, size: None)
+    kept = sum(path.stat().st_size for path in here.rglob("*") if path.is_file())
+    more = {**wanted, "late.safetensors": HubFile(kept - sum(file.size for file in wanted.values()) + 10)}
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=9))
+    with pytest.raises(HubError, match="make room"):
+        client.download(source, more, here, lambda done, size: None)
+    client.download(source, wanted, here, lambda done, size: None)
+    (here / ".cache" / "late.incomplete").write_bytes(b"w")
+    with pytest.raises(HubUnavailable, match=r"late.safetensors of hf://us/small did not come whole"):
+        client.download(source, more, here, lambda done, size: None)
 
 
 @pytest.mark.parametrize(
@@ -185,6 +209,42 @@ def test_a_token_opens_what_is_private_and_gated(hub: ToyHub, tmp_path: Path) ->
     assert (tmp_path / "two" / "config.json").read_bytes() == b"{}"
 
 
+CLOSED = """
+import os, sys
+from infra.hub.client import Hub
+from infra.hub.sources import HubError
+from infra.settings import Settings
+
+if os.geteuid() == 0:
+    os.setuid(65534)
+for home in sys.argv[1:]:
+    try:
+        Hub(Settings(hf_home=home))
+    except HubError as error:
+        print(error)
+    Hub(Settings(hf_home=home, hf_token="mine"))
+"""
+
+
+def test_a_token_that_this_user_may_not_read_is_named() -> None:
+    """By a process of a user who has no rights: root may read everything."""
+    with TemporaryDirectory() as place:
+        home = Path(place)
+        home.chmod(0o755)
+        (home / "token").write_text("of another user")
+        (home / "token").chmod(0)
+        (home / "closed").mkdir(mode=0)
+        command = [sys.executable, "-c", CLOSED, place, f"{place}/closed", f"{place}/nowhere"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
+        (home / "closed").chmod(0o700)
+    assert done.returncode == 0, done.stderr
+    told = [
+        f"the token of the hub in {home / name}/token cannot be read (Permission denied): " for name in (".", "closed")
+    ]
+    assert [line.partition("give ")[0] for line in done.stdout.splitlines()] == told
+    assert done.stdout.count("or set HF_TOKEN\n") == 2
+
+
 @pytest.mark.parametrize(
     ("status", "raised", "message"),
     [
@@ -208,6 +268,16 @@ def test_a_hub_that_is_not_there_may_come(tmp_path: Path) -> None:
         HubUnavailable, match=r"the hub at http://127.0.0.1:9 does not answer as it should \(ConnectError"
     ):
         Hub(nowhere).look_up(of_model())
+
+
+@pytest.mark.parametrize(("name", "status"), [("us/small", 500), ("us/small", 403), ("us/nothing", 404)])
+def test_no_password_of_an_address_is_shown(hub: ToyHub, tmp_path: Path, name: str, status: int) -> None:
+    hub.model("us/small", MODEL)
+    hub.failures = [status] if name == "us/small" else []
+    client = Hub(settings(hub, tmp_path, hf_endpoint=hub.url.replace("://", "://user:secretpw@")))
+    with pytest.raises((HubError, HubUnavailable), match=r"http://user:\*\*\*@127.0.0.1:") as refusal:
+        client.look_up(HubSource(f"hf://{name}", name, "model"))
+    assert "secretpw" not in str(refusal.value)
 
 
 def test_offline_nothing_is_asked(hub: ToyHub, tmp_path: Path) -> None:

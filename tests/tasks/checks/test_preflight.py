@@ -121,6 +121,22 @@ def test_what_stands_where_a_model_should_is_called_by_its_name(folder: Folder) 
         require_model(found)
 
 
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("us/small", "; for a model of the hub, write hf://us/small"),
+        ("../rm/reward-model", ""),
+        ("/models/small", ""),
+        ("models/us/small", ""),
+        ("small", ""),
+    ],
+)
+def test_only_what_may_be_of_the_hub_is_said_to_be(tmp_path: Path, given: str, hint: str) -> None:
+    spec = smoke_spec(f"model.path={given}", "model.config=null", "model.tokenizer=null", "sft=null")
+    with pytest.raises(InputError, match=rf"there is no folder .*, in model.path{hint}$"):
+        preflight(spec.model_copy(update={"folder": str(tmp_path)}))
+
+
 UNREADABLE = """
 import os, sys
 from pathlib import Path

@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 from prefect.states import Failed
 
+from infra.artifacts import open_store
 from infra.hub.sources import HubError, HubUnavailable
+from infra.settings import Settings
+from infra.storage.filesystem import StoreReadOnly
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
 from ppo_core.spec.hub import HubCommit, exact_name
 from tasks.runs.fork import fork_run
 from tasks.runs.run_state import spec_of_run
 from tasks.stages.download_source import download_ahead, download_sources
-from tasks.stages.hub_names import download_key, hub_sources, with_commits
+from tasks.stages.hub_names import DOWNLOAD, bring, download_key, hub_sources, with_commits
 from tasks.stages.source_upload import upload_source
 from tasks.stages.stage import may_help_again
 from tests.hub_server import ToyHub, toy_hub
@@ -164,9 +167,45 @@ def test_what_was_brought_ahead_serves_where_there_is_no_network(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub.asked.clear()
     assert run_context(spec, tmp_path / "home", engines=ToyEngines()).tokenizer().path.is_dir()
-    with pytest.raises(HubError, match="HF_HUB_OFFLINE"):
+    said_so = (
+        r"^which commit hf://us/small is must be asked, and HF_HUB_OFFLINE forbids it: write .* hf://us/small@COMMIT,"
+    )
+    with pytest.raises(HubError, match=said_so):
         with_commits(smoke_spec(*NAMED))
+    exact = with_commits(smoke_spec(f"model.path=hf://us/small@{main(hub)}", *NAMED[1:]))
+    assert run_context(exact, tmp_path / "home", "exact", engines=ToyEngines()).tokenizer().path.is_dir()
     assert hub.asked == []
+
+
+@pytest.mark.parametrize("name", ["hf://us/small", "hf://us/rows:train.jsonl"])
+def test_what_the_store_did_not_take_is_not_fetched_again(hub: ToyHub, tmp_path: Path, name: str) -> None:
+    spec = with_commits(smoke_spec(*NAMED, *DATA))
+    store, source, folder = open_store(Settings().store_root), hub_sources(spec)[name], tmp_path / "partly"
+    in_its_way = Path(store.root) / DOWNLOAD
+    in_its_way.parent.mkdir(parents=True)
+    in_its_way.touch()
+    with pytest.raises(StoreReadOnly):
+        bring(store, source, folder, lambda done, size: None)
+    in_its_way.unlink()
+    assert hub.downloaded()
+    assert not list((Path(store.root) / "scratch").iterdir())
+    hub.asked.clear()
+    store = open_store(store.root)
+    ref = bring(store, source, folder, lambda done, size: None)
+    assert hub.downloaded() == []
+    assert len(store.manifest(ref).files) == (len(MODEL) if name == "hf://us/small" else 1)
+    assert not folder.exists()
+
+
+def test_a_download_ahead_that_is_damaged_comes_again(hub: ToyHub) -> None:
+    said: list[str] = []
+    download_ahead(smoke_spec(*NAMED), said.append)
+    (source,) = hub_sources(with_commits(smoke_spec(*NAMED))).values()
+    flip_a_bit(Path(Settings().store_root) / DOWNLOAD / download_key(source))
+    hub.asked.clear()
+    download_ahead(smoke_spec(*NAMED), said.append)
+    assert sorted(hub.downloaded()) == sorted(MODEL)
+    assert [said[0] in said[2], "set aside at " in said[1], len(said)] == [True, True, 3]
 
 
 @pytest.mark.parametrize(("error", "again"), [(HubError("no"), False), (HubUnavailable("not now"), True)])
