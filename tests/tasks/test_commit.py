@@ -10,8 +10,8 @@ from infra.runs.records import RecordExists
 from tasks.commit_iteration import best_of, commit_iteration, draft_record, records_before
 from tasks.runs.iteration_record import Attempt, IterationRecord
 from tasks.stages.context import RunContext
-from tasks.stages.references import CheckpointRef, DatasetRef
-from tasks.stages.table import START_POLICY, UPDATE_POLICY
+from tasks.stages.references import CheckpointRef, DatasetRef, RolloutsRef
+from tasks.stages.table import GENERATE_ROLLOUTS, START_POLICY, UPDATE_POLICY
 from tests.flows.samples import record
 from tests.tasks.run_contexts import run_context, smoke_spec
 
@@ -23,11 +23,17 @@ def checkpoint(digest: str = "0" * 64) -> CheckpointRef:
     return CheckpointRef(kind="checkpoint", digest=digest, **PLACE)
 
 
-def commit(context: RunContext, previous: IterationRecord | None, made: CheckpointRef) -> IterationRecord:
-    """One commit without rollouts or evaluation."""
+def commit(
+    context: RunContext, previous: IterationRecord | None, made: CheckpointRef, metrics: dict[str, float] | None = None
+) -> IterationRecord:
+    """One commit without evaluation; `metrics` of the rollouts."""
     dataset = DatasetRef(kind="dataset", digest="d" * 64, counts={"train": 50}, **PLACE)
     stage = START_POLICY if previous is None else UPDATE_POLICY
-    draft = draft_record(context, {stage.name: made}, dataset, previous, Attempt())
+    rollouts = RolloutsRef(
+        kind="rollouts", digest="e" * 64, metrics=metrics or {}, num_responses=32, num_response_tokens=64, **PLACE
+    )
+    sampled = {} if previous is None else {GENERATE_ROLLOUTS.name: rollouts}
+    draft = draft_record(context, {**sampled, stage.name: made}, dataset, previous, Attempt())
     committed: IterationRecord = commit_iteration.fn(context, draft)
     return committed
 
@@ -39,6 +45,8 @@ def test_the_data_cursor_moves_by_an_iterations_prompts_over_epochs(tmp_path: Pa
     second = commit(context, first, checkpoint("2" * 64))
     assert [(r.position, r.epoch, r.index) for r in (start, first, second)] == [(0, 0, 0), (32, 0, 32), (64, 1, 14)]
     assert second.reference == start.checkpoint
+    third = commit(context, second, checkpoint("3" * 64), {"rollout/batches": 2.0})
+    assert (third.position, third.epoch, third.index) == (128, 2, 28)
 
 
 def test_a_crash_between_spec_and_first_record_does_not_spoil_the_run_name(tmp_path: Path) -> None:
