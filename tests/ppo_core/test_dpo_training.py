@@ -103,7 +103,7 @@ def test_each_held_out_response_is_in_the_table(facts: dict[str, Any]) -> None:
     assert [(line["row"], line["rank"]) for line in table] == places
     for line, (number, rank) in zip(table, places, strict=True):
         assert line["tokens"] == len(rows[number].responses[rank]) - rows[number].prompt_tokens
-        assert line["reference_logprob"] == pytest.approx(float(before[number][rank]), abs=1e-4)
+        assert line["reference_logprob"] == pytest.approx(float(before[number][rank].detach()), abs=1e-4)
         assert line["reward"] == pytest.approx(0.5 * (line["logprob"] - line["reference_logprob"]), abs=1e-5)
 
 

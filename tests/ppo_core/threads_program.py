@@ -31,7 +31,7 @@ def on_two_threads(name: str, root: Path, ranks: Ranks) -> Facts:
         folder = root / time / name
         folder.mkdir(parents=True)
         for part in PARTS[name]:
-            facts |= part(folder, ranks)
+            facts[part.__name__] = part(folder, ranks)
     ranks.threads = before
     return facts
 
