@@ -16,6 +16,7 @@ from ppo_core.models.packing import enable_packing
 from ppo_core.records import PromptRow, RolloutRow
 from ppo_core.spec import TrainingSpec
 from ppo_core.training.experience import predict, temperatures_of
+from ppo_core.training.threads import Threads
 from tests.ppo_core.engine_jobs import Client
 from tests.ppo_core.plain_torch import padded, plain_distributions, plain_entropy, plain_logprobs
 from tests.ppo_core.test_predict import Lonely, models
@@ -63,7 +64,7 @@ def test_each_response_has_its_own_temperature(name: str, packed: bool) -> None:
 
 def test_predictions_are_made_at_them() -> None:
     policy, reference, critic = models("llama")
-    ours, ranks = Models({"policy": policy, "critic": critic}, 9.0, reference), cast(Any, Lonely(0, 1))
+    ours, ranks = [Models({"policy": policy, "critic": critic}, 9.0, reference)], cast(Any, Lonely(0, 1, Threads()))
     training, own = TrainingSpec(microbatch_size=4), torch.tensor(TEMPERATURES)
     found = predict(ours, PPO.predictions, SEQUENCES, training, ranks, lambda *_: None, own)
     with torch.no_grad():
