@@ -31,7 +31,7 @@ def check_first(spec: RunSpec, run: str | None, *, wait: bool = False) -> None:
 
     tell_step(CHECKING)
     try:
-        with announced(run or spec.name, CHECKING), checking(spec, run, wait=wait) as answer:
+        with interrupts_told(), announced(run or spec.name, CHECKING), checking(spec, run, wait=wait) as answer:
             import tasks.runs.summary  # noqa: F401
 
             findings = answer.result()
@@ -124,7 +124,8 @@ def friendly_errors(starting: str | None = None) -> Iterator[None]:
             require_readable_state()
             for line in unknown_variables():
                 print(f"! {line}", file=sys.stderr)
-            yield
+            with interrupts_told():
+                yield
         except FAILURES as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             raise typer.Exit(REFUSED) from None
@@ -162,6 +163,23 @@ def with_set(command: str, override: str) -> str:
     given = [text for flag, text in pairwise(words) if flag == "--set"]
     plain = words[: words.index("--set")] if given else words
     return shlex.join([*plain, *set_options([*given, override])])
+
+
+@contextmanager
+def interrupts_told() -> Iterator[None]:
+    """Raise KeyboardInterrupt for an error that Ctrl-C was made into, as Python 3.11 does while a class is made.
+
+    Libraries make classes for seconds while they are imported; there Ctrl-C arrives as a RuntimeError of
+    `__set_name__`.
+    """
+    try:
+        yield
+    except Exception as error:
+        from tasks.runs.errors import behind
+
+        if behind(error, KeyboardInterrupt) is None:
+            raise
+        raise KeyboardInterrupt from error
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from infra.prefect_server import PrefectServer, PrefectServerError
 from infra.settings import Settings
 from infra.storage.objects import StoreUnavailable
 from tasks.checks.servers import no_prefect
-from tasks.runs.errors import FAILURES
+from tasks.runs.errors import FAILURES, behind
 
 PREFECT_AWAY = (HTTPError, PrefectException)
 """What Prefect's client raises when its server is gone: the run is safe all the same, its records have it."""
@@ -108,10 +108,7 @@ def ending_plainly(function: Callable[P, R]) -> Callable[P, R]:
 
 def signal_behind(error: BaseException) -> BaseException | None:
     """Ctrl-C or SIGTERM, where the error came of it; Prefect's own handling fails while it makes a task run."""
-    before: BaseException | None = error
-    while before is not None and not isinstance(before, TerminationSignal | KeyboardInterrupt):
-        before = before.__cause__ or before.__context__
-    return before
+    return behind(error, TerminationSignal, KeyboardInterrupt)
 
 
 @contextmanager

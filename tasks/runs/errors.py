@@ -46,3 +46,11 @@ def not_finite(error: EngineError) -> str | None:
     if isinstance(error, EngineJobError) and error.reason.startswith(NOT_FINITE):
         return error.reason.removeprefix(NOT_FINITE)
     return None
+
+
+def behind(error: BaseException, *kinds: type[BaseException]) -> BaseException | None:
+    """The error of these kinds that this one came of, or this one itself; None where there is none."""
+    before: BaseException | None = error
+    while before is not None and not isinstance(before, kinds):
+        before = before.__cause__ or (None if before.__suppress_context__ else before.__context__)
+    return before

@@ -146,11 +146,11 @@ def test_a_thin_record_says_what_it_takes_to_have_the_training_state_again(tmp_p
     records = run.train()
     assert [sorted(record.restoration()) for record in records] == [
         [],
-        ["base", "replay_0"],
-        ["base", "replay_0", "replay_1"],
+        ["base", "reference", "replay_0"],
+        ["base", "reference", "replay_0", "replay_1"],
         [],
-        ["base", "replay_0"],
-        ["base", "replay_0", "replay_1"],
+        ["base", "reference", "replay_0"],
+        ["base", "reference", "replay_0", "replay_1"],
         [],
         [],
     ]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import pytest
+import typer
 from prefect import flow, task
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowFilter
 from prefect.exceptions import TerminationSignal
 
-from flows.cli.friendly_errors import stopping_on_sigterm
+from flows.cli.friendly_errors import friendly_errors, stopping_on_sigterm
 from tasks.prefect.server import EmbeddedFlow
 
 
@@ -50,3 +51,25 @@ def test_of_such_a_run_prefect_knows_that_it_crashed_and_did_not_fail(monkeypatc
 def test_other_errors_stay_what_they_are() -> None:
     with pytest.raises(ValueError, match="x"), stopping_on_sigterm():
         raise ValueError("x")
+
+
+def test_an_interruption_while_a_library_makes_a_class_is_an_interruption(capsys: pytest.CaptureFixture[str]) -> None:
+    class Interrupted:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(typer.Exit) as stopped, friendly_errors():
+        type("OfALibrary", (), {"member": Interrupted()})
+    assert (stopped.value.exit_code, capsys.readouterr().out) == (130, "interrupted\n")
+
+
+def test_how_a_command_ends_an_interruption_itself_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> NoReturn:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise typer.Exit(3) from None
+
+    with pytest.raises(typer.Exit) as stopped, friendly_errors():
+        command()
+    assert (stopped.value.exit_code, capsys.readouterr().out) == (3, "")
