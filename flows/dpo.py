@@ -12,50 +12,30 @@ comes from the store: the same command after a kill goes on with the stage that 
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
-from flows.console import RunConsole
-from flows.recovery import close_dead_pages
+from flows.learning import PreferenceReport, preference_run
 from flows.stages import run_stages
 from infra.artifacts import ArtifactRef
 from ppo_core.spec import DpoSpec
 from tasks.checks.preferences import before_start
 from tasks.evaluate_policy import evaluate_policy
-from tasks.prefect.crashed_runs import holder_note, page_is_open
 from tasks.prefect.deployment_params import requested, shown_name
 from tasks.prefect.flow_tags import tag_run
-from tasks.prefect.server import EmbeddedFlow, page_url
-from tasks.preferences.context import DpoContext, open_preference_run
+from tasks.prefect.server import EmbeddedFlow
+from tasks.preferences.context import DpoContext
 from tasks.preferences.kept import DPO_POLICIES, keep, with_inputs
 from tasks.preferences.prepare_preferences import prepare_preferences
 from tasks.preferences.register_dpo_policy import export_dpo_policy, register_dpo_policy
 from tasks.preferences.report_dpo import all_metrics, report_dpo
-from tasks.preferences.report_reward_model import begin_report
 from tasks.preferences.train_dpo import train_dpo
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.errors import RegistryError
-from tasks.runs.progress import ProgressFile
-from tasks.runs.store_outages import outages_told
-from tasks.stages.download_source import download_sources
 from tasks.stages.table import EVALUATE_POLICY, FINETUNE_POLICY, START_POLICY
 
 
-class DpoReport(BaseModel):
-    """What a finished training leaves; `version` is None where MLflow's registry did not answer."""
-
-    model_config = ConfigDict(frozen=True)
-
-    run: str
-    metrics: dict[str, float]
-    folder: Path
-    artifact: str
-    version: str | None
-    complaints: list[str]
-
-
-def train(spec: DpoSpec, run: str | None = None, wait: bool = False, overrides: list[str] | None = None) -> DpoReport:
+def train(
+    spec: DpoSpec, run: str | None = None, wait: bool = False, overrides: list[str] | None = None
+) -> PreferenceReport:
     """Train a policy on preferences, and evaluate it on held-out preferences and prompts.
 
     Args:
@@ -65,22 +45,7 @@ def train(spec: DpoSpec, run: str | None = None, wait: bool = False, overrides: 
         overrides: section.key=value over the spec, for example dpo.beta=0.3
     """
     spec, run = requested(spec, run, overrides)
-    console = RunConsole(run, 0, file=ProgressFile(run))
-    for note in before_start(spec, run):
-        console.say(note)
-    opened = open_preference_run(
-        DpoContext, spec, run, console.progress, note=holder_note(), wait=wait, keep=lambda: not page_is_open()
-    )
-    with console, outages_told(console.say), opened as context:
-        console.step(f"DPO run {run}; Prefect page {page_url()} (flow dpo)")
-        if context.lease is not None:
-            close_dead_pages(context.lease, console)
-        begin_report(context, console.say)
-        downloads = download_sources(context)
-        for download in downloads:
-            console.say(download.in_words())
-        if downloads:
-            keep_all(context, [*downloads])
+    with preference_run(DpoContext, spec, run, "DPO run", wait=wait) as (context, console, from_hub):
         preferences = prepare_preferences(context)
         console.step(preferences.in_words())
         dataset = prepare_dataset(context)
@@ -89,7 +54,7 @@ def train(spec: DpoSpec, run: str | None = None, wait: bool = False, overrides: 
         context.timings.iteration = 1
         policy = train_dpo(context, preferences, made[START_POLICY.name])
         console.step(policy.in_words())
-        kept = [*downloads, preferences, dataset, *made.values()]
+        kept = [*from_hub, preferences, dataset, *made.values()]
         keep_all(context, [*kept, policy])
         if spec.dataset.evaluates:
             evaluations["after"] = evaluate_policy(context, policy, dataset)
@@ -102,7 +67,7 @@ def train(spec: DpoSpec, run: str | None = None, wait: bool = False, overrides: 
         except RegistryError as error:
             complaints.append(f"the policy is not registered: {error}")
         told = report_dpo(context, dataset, preferences, made.get(FINETUNE_POLICY.name), policy, evaluations)
-        return DpoReport(
+        return PreferenceReport(
             run=run,
             metrics=all_metrics(policy, evaluations),
             folder=export_dpo_policy(context, policy),
@@ -117,7 +82,7 @@ def keep_all(context: DpoContext, made: list[ArtifactRef]) -> None:
     keep(context.store.root, context.run, with_inputs(context.store, made), DPO_POLICIES)
 
 
-dpo: EmbeddedFlow[[DpoSpec, str | None, bool, list[str] | None], DpoReport] = EmbeddedFlow(
+dpo: EmbeddedFlow[[DpoSpec, str | None, bool, list[str] | None], PreferenceReport] = EmbeddedFlow(
     fn=train,
     check=lambda spec, run=None, **_: before_start(spec, run or spec.name),
     name="dpo",

@@ -8,47 +8,26 @@ What was made before comes from the store: the same command after a kill goes on
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
-from flows.console import RunConsole
-from flows.recovery import close_dead_pages
+from flows.learning import PreferenceReport, preference_run
 from ppo_core.spec import RewardModelSpec
 from tasks.checks.preferences import before_start
-from tasks.prefect.crashed_runs import holder_note, page_is_open
 from tasks.prefect.deployment_params import requested, shown_name
 from tasks.prefect.flow_tags import tag_run
-from tasks.prefect.server import EmbeddedFlow, page_url
-from tasks.preferences.context import RewardModelContext, open_preference_run
+from tasks.prefect.server import EmbeddedFlow
+from tasks.preferences.context import RewardModelContext
 from tasks.preferences.evaluate_reward_model import evaluate_reward_model
 from tasks.preferences.kept import keep
 from tasks.preferences.prepare_preferences import prepare_preferences
 from tasks.preferences.register_reward_model import export_reward_model, register_reward_model
-from tasks.preferences.report_reward_model import begin_report, report_reward_model
+from tasks.preferences.report_reward_model import report_reward_model
 from tasks.preferences.train_reward_model import train_reward_model
 from tasks.runs.errors import RegistryError
-from tasks.runs.progress import ProgressFile
-from tasks.runs.store_outages import outages_told
-from tasks.stages.download_source import download_sources
-
-
-class RewardModelReport(BaseModel):
-    """What a finished training of a reward model leaves; `version` is None where MLflow's registry did not answer."""
-
-    model_config = ConfigDict(frozen=True)
-
-    run: str
-    metrics: dict[str, float]
-    folder: Path
-    artifact: str
-    version: str | None
-    complaints: list[str]
 
 
 def train(
     spec: RewardModelSpec, run: str | None = None, wait: bool = False, overrides: list[str] | None = None
-) -> RewardModelReport:
+) -> PreferenceReport:
     """Train a reward model on preferences, and measure it on held-out ones.
 
     Args:
@@ -58,23 +37,7 @@ def train(
         overrides: section.key=value over the spec, for example fit.num_steps=1000
     """
     spec, run = requested(spec, run, overrides)
-    console = RunConsole(run, 0, file=ProgressFile(run))
-    for note in before_start(spec, run):
-        console.say(note)
-    opened = open_preference_run(
-        RewardModelContext, spec, run, console.progress, note=holder_note(), wait=wait, keep=lambda: not page_is_open()
-    )
-    with console, outages_told(console.say), opened as context:
-        console.step(f"reward model {run}; Prefect page {page_url()} (flow reward-model)")
-        if context.lease is not None:
-            close_dead_pages(context.lease, console)
-        begin_report(context, console.say)
-        downloads = download_sources(context)
-        for download in downloads:
-            console.say(download.in_words())
-        from_hub = [download.bare() for download in downloads]
-        if from_hub:
-            keep(context.store.root, run, from_hub)
+    with preference_run(RewardModelContext, spec, run, "reward model", wait=wait) as (context, console, from_hub):
         dataset = prepare_preferences(context)
         console.step(dataset.in_words())
         model = train_reward_model(context, dataset)
@@ -90,7 +53,7 @@ def train(
         except RegistryError as error:
             complaints.append(f"the reward model is not registered: {error}")
         complaints += filter(None, [report_reward_model(context, dataset, model, evaluation)])
-        return RewardModelReport(
+        return PreferenceReport(
             run=run,
             metrics={**model.metrics, **evaluation.metrics},
             folder=export_reward_model(context.store, model.bare(), run, context.settings.reward_model_folder(run)),
@@ -100,7 +63,7 @@ def train(
         )
 
 
-reward_model: EmbeddedFlow[[RewardModelSpec, str | None, bool, list[str] | None], RewardModelReport] = EmbeddedFlow(
+reward_model: EmbeddedFlow[[RewardModelSpec, str | None, bool, list[str] | None], PreferenceReport] = EmbeddedFlow(
     fn=train,
     check=lambda spec, run=None, **_: before_start(spec, run or spec.name),
     name="reward-model",

@@ -18,10 +18,11 @@ from pydantic import BaseModel, ConfigDict
 
 from flows.console import RunConsole
 from flows.evaluation import EvaluationReport, evaluation
+from flows.learning import PreferenceReport
 from flows.ppo import RunReport, ppo_training
 from flows.promotion import PromotionReport, promotion
 from flows.recovery import close_dead_pages
-from flows.reward_model import RewardModelReport, reward_model
+from flows.reward_model import reward_model
 from flows.supervised import supervised
 from ppo_core.spec import RlhfSpec
 from tasks.checks.rlhf import check_rlhf
@@ -40,7 +41,7 @@ class RlhfReport(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     run: str
-    reward_model: RewardModelReport | None
+    reward_model: PreferenceReport | None
     reward_model_folder: Path
     training: RunReport
     evaluation: EvaluationReport | None
@@ -77,7 +78,7 @@ def train(spec: RlhfSpec, run: str | None = None, wait: bool = False, overrides:
         return finish(spec, run, model, Path(places.reward_model), training)
 
 
-def finish(spec: RlhfSpec, run: str, model: RewardModelReport | None, folder: Path, training: RunReport) -> RlhfReport:
+def finish(spec: RlhfSpec, run: str, model: PreferenceReport | None, folder: Path, training: RunReport) -> RlhfReport:
     """Evaluate the best policy and have it compared with the champion, as far as the spec asks for it."""
     complaints = [] if model is None else list(model.complaints)
     policy, best = training.policy, f"{run}@{training.best_iteration}"

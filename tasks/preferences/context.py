@@ -14,7 +14,7 @@ from infra.runs.lease import Heartbeat
 from infra.settings import Settings
 from ppo_core.records import PreparePreferencesJob
 from ppo_core.spec import DpoSpec, RewardModelSpec
-from tasks.preferences.kept import with_own_commits
+from tasks.preferences.kept import DPO_POLICIES, REWARD_MODELS, with_own_commits
 from tasks.stages.context import OnProgress, RunContext, working
 from tasks.stages.engines import Engines, require_shared_store
 from tasks.stages.holding import DPO, REWARD_MODEL, held, lease_name
@@ -22,10 +22,12 @@ from tasks.stages.holding import DPO, REWARD_MODEL, held, lease_name
 
 @dataclass(frozen=True)
 class PreferenceContext(RunContext):
-    """A run's means. `flow` is in the names of its lease and its pages, `makes` says what comes out."""
+    """A run's means. `flow` is in the names of its lease and its pages, `makes` says what comes out, which
+    is kept by the `pages` of that name."""
 
     flow: ClassVar[str]
     makes: ClassVar[str]
+    pages: ClassVar[str]
     spec: RewardModelSpec | DpoSpec
 
 
@@ -36,6 +38,7 @@ class RewardModelContext(PreferenceContext):
     spec: RewardModelSpec
     flow = REWARD_MODEL
     makes = "reward model"
+    pages = REWARD_MODELS
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class DpoContext(PreferenceContext):
     spec: DpoSpec
     flow = DPO
     makes = "policy"
+    pages = DPO_POLICIES
 
 
 def preferences_job(spec: RewardModelSpec | DpoSpec) -> PreparePreferencesJob:

@@ -18,7 +18,7 @@ REWARD_MODELS, DPO_POLICIES = "reward-models", "dpo-policies"
 
 
 def keep(root: str, run: str, made: Sequence[ArtifactRef], pages: str = REWARD_MODELS) -> None:
-    """Name what a run has made; the last one is the model or policy. The same again changes nothing."""
+    """Name what a run has made so far; the last one is the latest. The same again changes nothing."""
     all_of_it = content_digest([ref.digest for ref in made])[:16]
     page = {"run": run, "artifacts": [ref.model_dump() for ref in made], "nonce": uuid4().hex}
     open_log(root, pages).create(f"{run}-{made[-1].key[:16]}-{all_of_it}.json", json.dumps(page).encode())

@@ -1,0 +1,64 @@
+"""How flows that learn from preferences begin, and what they leave: training a reward model, and DPO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from flows.console import RunConsole
+from flows.recovery import close_dead_pages
+from infra.artifacts import ArtifactRef
+from ppo_core.spec import DpoSpec, RewardModelSpec
+from tasks.checks.preferences import before_start
+from tasks.prefect.crashed_runs import holder_note, page_is_open
+from tasks.prefect.server import page_url
+from tasks.preferences.context import PreferenceContext, open_preference_run
+from tasks.preferences.kept import keep
+from tasks.preferences.report_reward_model import begin_report
+from tasks.runs.progress import ProgressFile
+from tasks.runs.store_outages import outages_told
+from tasks.stages.download_source import download_sources
+
+C = TypeVar("C", bound=PreferenceContext)
+
+
+class PreferenceReport(BaseModel):
+    """What a finished training leaves; `version` is None where MLflow's registry did not answer."""
+
+    model_config = ConfigDict(frozen=True)
+
+    run: str
+    metrics: dict[str, float]
+    folder: Path
+    artifact: str
+    version: str | None
+    complaints: list[str]
+
+
+@contextmanager
+def preference_run(
+    kind: type[C], spec: RewardModelSpec | DpoSpec, run: str, title: str, *, wait: bool
+) -> Iterator[tuple[C, RunConsole, list[ArtifactRef]]]:
+    """A run's means, its console, and what was downloaded for it, which is kept from then on."""
+    console = RunConsole(run, 0, file=ProgressFile(run))
+    for note in before_start(spec, run):
+        console.say(note)
+    opened = open_preference_run(
+        kind, spec, run, console.progress, note=holder_note(), wait=wait, keep=lambda: not page_is_open()
+    )
+    with console, outages_told(console.say), opened as context:
+        console.step(f"{title} {run}; Prefect page {page_url()} (flow {kind.flow})")
+        if context.lease is not None:
+            close_dead_pages(context.lease, console)
+        begin_report(context, console.say)
+        downloads = download_sources(context)
+        for download in downloads:
+            console.say(download.in_words())
+        from_hub = [download.bare() for download in downloads]
+        if from_hub:
+            keep(context.store.root, run, from_hub, kind.pages)
+        yield context, console, from_hub
