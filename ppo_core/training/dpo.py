@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -75,19 +75,16 @@ def _step(
 ) -> tuple[list[float], float]:
     """Means over the batch's rows, and the gradient norm. All responses of a row are in one backward pass."""
 
-    def work(thread: int, microbatches: list[list[int]]) -> list[Tensor]:
-        totals = []
-        for numbers in microbatches:
-            rows = [batch[number] for number in numbers]
-            logprobs = _of_responses(models[thread], rows, normalised=job.dpo.length_normalised)
-            beside = torch.cat([reference[number] for number in numbers]).to(logprobs.device)
-            found = _loss(rows, logprobs, beside, job.dpo)
-            policy.backward(found.total / len(batch) * ranks.world_size, thread)
-            totals.append(torch.stack([found.total.detach(), *found.measured]).cpu())
-        return totals
+    def work(thread: int, numbers: list[int]) -> Tensor:
+        rows = [batch[number] for number in numbers]
+        logprobs = _of_responses(models[thread], rows, normalised=job.dpo.length_normalised)
+        beside = torch.cat([reference[number] for number in numbers]).to(logprobs.device)
+        found = _loss(rows, logprobs, beside, job.dpo)
+        policy.backward(found.total / len(batch) * ranks.world_size, thread)
+        return torch.stack([found.total.detach(), *found.measured]).cpu()
 
     shares = _shares(models, batch, job, ranks)
-    total = sum(chain.from_iterable(ranks.threads.map(work, shares)), torch.zeros(len(NAMES)))
+    total = sum(ranks.threads.each(work, shares), torch.zeros(len(NAMES)))
     norm = policy.step(rate_at(job.dpo, step))
     return (ranks.sum(total) / len(batch)).tolist(), norm
 
@@ -115,16 +112,13 @@ def _logprobs(
     total = sum(map(len, shares))
     done = iter(range(1, total + 1))
 
-    def work(thread: int, microbatches: list[list[int]]) -> None:
-        for rows in microbatches:
-            said = _of_responses(
-                models[thread], [rows_of_all[row] for row in rows], normalised=job.dpo.length_normalised
-            )
-            out[[place for row in rows for place in places[row]]] = said.cpu()
-            tick(next(done), total, note)
+    def work(thread: int, rows: list[int]) -> None:
+        said = _of_responses(models[thread], [rows_of_all[row] for row in rows], normalised=job.dpo.length_normalised)
+        out[[place for row in rows for place in places[row]]] = said.cpu()
+        tick(next(done), total, note)
 
     with torch.no_grad():
-        ranks.threads.map(work, shares)
+        ranks.threads.each(work, shares)
     return list(ranks.sum(out).split([len(row.responses) for row in rows_of_all]))[: len(rankings)]
 
 

@@ -98,19 +98,18 @@ def predict(
     total = sum(map(len, shares))
     done = iter(range(1, total + 1))
 
-    def work(thread: int, microbatches: list[list[int]]) -> None:
-        for rows in microbatches:
-            own = None if temperatures is None else temperatures[rows]
-            said = models[thread].forward([sequences[row] for row in rows], need, own)
-            for index, tensor in enumerate((said.logprobs, said.reference_logprobs, said.values)):
-                if tensor is not None:
-                    out[index, rows, : tensor.shape[1]] = tensor.cpu()
-            if said.final_values is not None:
-                out[2, rows, width] = said.final_values.cpu()
-            tick(next(done), total, "logprobs and values" if need.values else "logprobs")
+    def work(thread: int, rows: list[int]) -> None:
+        own = None if temperatures is None else temperatures[rows]
+        said = models[thread].forward([sequences[row] for row in rows], need, own)
+        for index, tensor in enumerate((said.logprobs, said.reference_logprobs, said.values)):
+            if tensor is not None:
+                out[index, rows, : tensor.shape[1]] = tensor.cpu()
+        if said.final_values is not None:
+            out[2, rows, width] = said.final_values.cpu()
+        tick(next(done), total, "logprobs and values" if need.values else "logprobs")
 
     with torch.no_grad():
-        ranks.threads.map(work, shares)
+        ranks.threads.each(work, shares)
     out = ranks.sum(out)
     logprobs, reference_logprobs, values = out[:, :, :width]
     if not need.values:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -46,22 +45,19 @@ def _step(
     """Loss and gradient norm of one optimizer step. All responses of a row are in one backward pass."""
     spec = job.fit
 
-    def work(thread: int, microbatches: list[list[int]]) -> list[Tensor]:
-        losses = []
-        for numbers in microbatches:
-            rows = [batch[number] for number in numbers]
-            scores = scores_of(model.modules[thread], [text for row in rows for text in row.responses])
-            pairs = pairs_of([len(row.responses) for row in rows], scores.device)
-            margins = torch.tensor([row.margin for row in rows], device=scores.device)
-            options = {"label_smoothing": spec.label_smoothing, "centring": spec.centring}
-            loss = preference_loss(scores, margins, pairs, **options) / len(batch)
-            model.backward(loss * ranks.world_size, thread)
-            losses.append(loss.detach().cpu())
-        return losses
+    def work(thread: int, numbers: list[int]) -> Tensor:
+        rows = [batch[number] for number in numbers]
+        scores = scores_of(model.modules[thread], [text for row in rows for text in row.responses])
+        pairs = pairs_of([len(row.responses) for row in rows], scores.device)
+        margins = torch.tensor([row.margin for row in rows], device=scores.device)
+        summed = preference_loss(scores, margins, pairs, label_smoothing=spec.label_smoothing, centring=spec.centring)
+        loss = summed / len(batch)
+        model.backward(loss * ranks.world_size, thread)
+        return loss.detach().cpu()
 
     costs = [row.cost(padded=not packs(model.modules[0])) for row in batch]
     threads = ranks.threads.usable(job.training.compute_dtype, [len(model.modules)])
     shares = share_of(ranks, range(len(batch)), costs, job.training, threads, padded=False)
-    total = sum(chain.from_iterable(ranks.threads.map(work, shares)), torch.zeros(()))
+    total = sum(ranks.threads.each(work, shares), torch.zeros(()))
     norm = model.step(rate_at(spec, step))
     return float(ranks.sum(total)), norm

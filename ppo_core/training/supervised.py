@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -109,18 +108,15 @@ def _step(
     normalizer = sum(len(completion) for _, completion in batch)
     models = models_of({"policy": policy}, ranks.threads, job.training, temperature=1.0)
 
-    def work(thread: int, microbatches: list[list[int]]) -> list[Tensor]:
-        losses = []
-        for rows in microbatches:
-            logprobs = models[thread].forward([batch[row] for row in rows], Need(logprobs=True)).logprobs
-            assert logprobs is not None
-            loss = -logprobs.sum() / normalizer
-            policy.backward(loss * ranks.world_size, thread)
-            losses.append(loss.detach().cpu())
-        return losses
+    def work(thread: int, rows: list[int]) -> Tensor:
+        logprobs = models[thread].forward([batch[row] for row in rows], Need(logprobs=True)).logprobs
+        assert logprobs is not None
+        loss = -logprobs.sum() / normalizer
+        policy.backward(loss * ranks.world_size, thread)
+        return loss.detach().cpu()
 
     padded = not models[0].packed
     shares = share_of(ranks, range(len(batch)), lengths_of(batch), job.training, len(models), padded=padded)
-    total = sum(chain.from_iterable(ranks.threads.map(work, shares)), torch.zeros(()))
+    total = sum(ranks.threads.each(work, shares), torch.zeros(()))
     norm = policy.step(rate_at(spec, step))
     return float(ranks.sum(total)), norm

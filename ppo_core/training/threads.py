@@ -65,6 +65,11 @@ class Threads:
         wait(futures)
         return [future.result() for future in futures]
 
+    def each(self, function: Callable[[int, Share], Result], shares: Sequence[Sequence[Share]]) -> list[Result]:
+        """`function(number, part)` of every part of each share; the results share by share. See `map`."""
+        found = self.map(lambda number, parts: [function(number, part) for part in parts], shares)
+        return list(chain.from_iterable(found))
+
 
 def twin_of(module: nn.Module) -> nn.Module:
     """Another module of the same structure around the very same parameters and buffers."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -139,7 +138,7 @@ class Update:
         before = dict(self.measured)
         self.losses = dict.fromkeys(self.networks, 0.0)
         microbatch = partial(self._microbatch, normalizer=normalizer)
-        for found in chain.from_iterable(self._in_threads(rows, microbatch)):
+        for found in self._in_threads(rows, microbatch):
             for name, loss, measured in found:
                 self.losses[name] += loss
                 for key, part in measured.items():
@@ -167,11 +166,11 @@ class Update:
                 f"update.{NETWORKS[name].rate}, and look at the scores"
             )
 
-    def _in_threads(self, rows: Sequence[int], work: Callable[[int, list[int]], Result]) -> list[list[Result]]:
+    def _in_threads(self, rows: Sequence[int], work: Callable[[int, list[int]], Result]) -> list[Result]:
         """`work(thread, microbatch)` of all microbatches, thread by thread."""
         padded = not self.models[0].packed
         shares = share_of(self.ranks, rows, self.lengths, self.job.training, len(self.models), padded=padded)
-        return self.ranks.threads.map(lambda thread, parts: [work(thread, part) for part in parts], shares)
+        return self.ranks.threads.each(work, shares)
 
     def _microbatch(self, thread: int, rows: list[int], normalizer: int) -> list[tuple[str, float, Measured]]:
         """Each network's gradient; returns its loss and what was measured."""
@@ -264,7 +263,7 @@ class Update:
 
         with torch.no_grad():
             found = self._in_threads(range(len(self.sequences)), work)
-        return self._over_ranks(sum(chain.from_iterable(found), Mean()))
+        return self._over_ranks(sum(found, Mean()))
 
     def _over_ranks(self, part: Mean | Maximum) -> float:
         if isinstance(part, Maximum):
