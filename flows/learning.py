@@ -60,5 +60,5 @@ def preference_run(
             console.say(download.in_words())
         from_hub = [download.bare() for download in downloads]
         if from_hub:
-            keep(context.store.root, run, from_hub, kind.pages)
+            keep(context.store.root, run, from_hub, kind.kept_by)
         yield context, console, from_hub

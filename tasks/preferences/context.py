@@ -23,11 +23,11 @@ from tasks.stages.holding import DPO, REWARD_MODEL, held, lease_name
 @dataclass(frozen=True)
 class PreferenceContext(RunContext):
     """A run's means. `flow` is in the names of its lease and its pages, `makes` says what comes out, which
-    is kept by the `pages` of that name."""
+    is kept by the pages of the name `kept_by`."""
 
     flow: ClassVar[str]
     makes: ClassVar[str]
-    pages: ClassVar[str]
+    kept_by: ClassVar[str]
     spec: RewardModelSpec | DpoSpec
 
 
@@ -38,7 +38,7 @@ class RewardModelContext(PreferenceContext):
     spec: RewardModelSpec
     flow = REWARD_MODEL
     makes = "reward model"
-    pages = REWARD_MODELS
+    kept_by = REWARD_MODELS
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class DpoContext(PreferenceContext):
     spec: DpoSpec
     flow = DPO
     makes = "policy"
-    pages = DPO_POLICIES
+    kept_by = DPO_POLICIES
 
 
 def preferences_job(spec: RewardModelSpec | DpoSpec) -> PreparePreferencesJob:
