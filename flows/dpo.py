@@ -15,7 +15,6 @@ from functools import partial
 
 from flows.learning import PreferenceReport, preference_run
 from flows.stages import run_stages
-from infra.artifacts import ArtifactRef
 from ppo_core.spec import DpoSpec
 from tasks.checks.preferences import before_start
 from tasks.evaluate_policy import evaluate_policy
@@ -30,6 +29,7 @@ from tasks.preferences.report_dpo import all_metrics, report_dpo
 from tasks.preferences.train_dpo import train_dpo
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.errors import RegistryError
+from tasks.stages.references import StageRef
 from tasks.stages.table import EVALUATE_POLICY, FINETUNE_POLICY, START_POLICY
 
 
@@ -45,7 +45,7 @@ def train(
         overrides: section.key=value over the spec, for example dpo.beta=0.3
     """
     spec, run = requested(spec, run, overrides)
-    with preference_run(DpoContext, spec, run, "DPO run", wait=wait) as (context, console, from_hub):
+    with preference_run(DpoContext, spec, run, "DPO run", wait=wait) as (context, console, downloads):
         preferences = prepare_preferences(context)
         console.step(preferences.in_words())
         dataset = prepare_dataset(context)
@@ -54,7 +54,7 @@ def train(
         context.timings.iteration = 1
         policy = train_dpo(context, preferences, made[START_POLICY.name])
         console.step(policy.in_words())
-        kept = [*from_hub, preferences, dataset, *made.values()]
+        kept: list[StageRef] = [*downloads, preferences, dataset, *made.values()]
         keep_all(context, [*kept, policy])
         if spec.dataset.evaluates:
             evaluations["after"] = evaluate_policy(context, policy, dataset)
@@ -77,7 +77,7 @@ def train(
         )
 
 
-def keep_all(context: DpoContext, made: list[ArtifactRef]) -> None:
+def keep_all(context: DpoContext, made: list[StageRef]) -> None:
     """Name what was made, and what evaluations are of, so that nobody collects it."""
     keep(context.store.root, context.run, with_inputs(context.store, made), DPO_POLICIES)
 

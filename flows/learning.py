@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict
 
 from flows.console import RunConsole
 from flows.recovery import close_dead_pages
-from infra.artifacts import ArtifactRef
 from ppo_core.spec import DpoSpec, RewardModelSpec
 from tasks.checks.preferences import before_start
 from tasks.prefect.crashed_runs import holder_note, page_is_open
@@ -22,6 +21,7 @@ from tasks.preferences.report_reward_model import begin_report
 from tasks.runs.progress import ProgressFile
 from tasks.runs.store_outages import outages_told
 from tasks.stages.download_source import download_sources
+from tasks.stages.references import DownloadRef
 
 C = TypeVar("C", bound=PreferenceContext)
 
@@ -42,7 +42,7 @@ class PreferenceReport(BaseModel):
 @contextmanager
 def preference_run(
     kind: type[C], spec: RewardModelSpec | DpoSpec, run: str, title: str, *, wait: bool
-) -> Iterator[tuple[C, RunConsole, list[ArtifactRef]]]:
+) -> Iterator[tuple[C, RunConsole, list[DownloadRef]]]:
     """A run's means, its console, and what was downloaded for it, which is kept from then on."""
     console = RunConsole(run, 0, file=ProgressFile(run))
     for note in before_start(spec, run):
@@ -58,7 +58,6 @@ def preference_run(
         downloads = download_sources(context)
         for download in downloads:
             console.say(download.in_words())
-        from_hub = [download.bare() for download in downloads]
-        if from_hub:
-            keep(context.store.root, run, from_hub, kind.kept_by)
-        yield context, console, from_hub
+        if downloads:
+            keep(context.store.root, run, [download.bare() for download in downloads], kind.kept_by)
+        yield context, console, downloads

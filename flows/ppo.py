@@ -90,7 +90,7 @@ def train(
     spec, run = requested(spec, run, overrides)
     console = RunConsole(run, spec.iterations, file=ProgressFile(run))
     with outages_told(console.say):
-        for note in check_deployed(spec, run, wait=wait, again_from=rerun and rerun.iteration):
+        for note in check_deployed(spec, run, wait=wait, again_from=rerun.iteration if rerun else None):
             console.say(note)
     opened = open_run_context(
         spec, run, console.progress, effective_spec, note=holder_note(), wait=wait, keep=lambda: not page_is_open()
@@ -260,7 +260,7 @@ def check_called(
     overrides: list[str] | None = None,
 ) -> None:
     """What calling the flow does before a Prefect server starts; raises what `check_run` raises, and SpecError."""
-    check_asked(*requested(spec, run, overrides), wait=wait, again_from=rerun and rerun.iteration)
+    check_asked(*requested(spec, run, overrides), wait=wait, again_from=rerun.iteration if rerun else None)
 
 
 ppo_training: EmbeddedFlow[[RunSpec, str | None, bool, Rerun | None, list[str] | None], RunReport] = EmbeddedFlow(

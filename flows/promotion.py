@@ -9,9 +9,11 @@ Of several promotions at once one moves the alias; the others say who has moved 
 
 from __future__ import annotations
 
+from typing import cast
+
 from prefect.flow_runs import pause_flow_run, suspend_flow_run
 from prefect.runtime import deployment, flow_run
-from prefect.states import Completed, State
+from prefect.states import Completed
 from pydantic import BaseModel, ConfigDict
 
 from flows.console import RunConsole
@@ -39,9 +41,7 @@ class PromotionReport(BaseModel):
     verdict: str
 
 
-def promote(
-    candidate: str, overrides: list[str] | None = None, folder: str | None = None
-) -> PromotionReport | State[PromotionReport]:
+def promote(candidate: str, overrides: list[str] | None = None, folder: str | None = None) -> PromotionReport:
     """Compare a candidate with the champion, and let it take the champion's alias if it passes every gate.
 
     Args:
@@ -118,9 +118,9 @@ def ask(trial: Trial, spec: PromotionSpec) -> Approval:
     return pause_flow_run(wait_for_input=form, timeout=timeout, poll_interval=ASK_AGAIN_S, key=key)
 
 
-def refused(report: PromotionReport) -> State[PromotionReport]:
-    """The flow has done its work, and the alias stays: Prefect's page says so."""
-    return Completed(name="NotPromoted", message=report.verdict, data=report)
+def refused(report: PromotionReport) -> PromotionReport:
+    """The flow has done its work, and the alias stays: Prefect's page says so. Callers of the flow get the report."""
+    return cast(PromotionReport, Completed(name="NotPromoted", message=report.verdict, data=report))
 
 
 def take_back(model: str, alias: str | None = None, to: str | None = None, reason: str = "", by: str = "") -> str:

@@ -37,7 +37,8 @@ def train(
         overrides: section.key=value over the spec, for example fit.num_steps=1000
     """
     spec, run = requested(spec, run, overrides)
-    with preference_run(RewardModelContext, spec, run, "reward model", wait=wait) as (context, console, from_hub):
+    with preference_run(RewardModelContext, spec, run, "reward model", wait=wait) as (context, console, downloads):
+        from_hub = [download.bare() for download in downloads]
         dataset = prepare_preferences(context)
         console.step(dataset.in_words())
         model = train_reward_model(context, dataset)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 
+from ppo_core.spec.hub import HubCommit
 from ppo_core.spec.loading import load_spec, overridden
 from ppo_core.spec.reward.kinds import HttpRewardSpec, JudgeSpec
 from ppo_core.spec.reward.rules import UnitTestsSpec
@@ -20,6 +21,8 @@ COMMITS = "Commits that the names of the hub (hf://…) stand for in this run; i
 class NamedSpec(Section):
     """A spec with a name: a subclass adds its sections, and `folder`, where relative paths start."""
 
+    if TYPE_CHECKING:
+        folder: str
     name: str = Field(
         "ppo", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="MLflow experiment, default run name"
     )
@@ -44,6 +47,11 @@ class NamedSpec(Section):
 class FlowSpec(NamedSpec):
     """The spec of a flow that trains: each has the sections `model`, `training` and `engines`, and `hub_commits`."""
 
+    if TYPE_CHECKING:  # each spec has them in its own order
+        model: ModelSpec
+        training: TrainingSpec
+        engines: EnginesSpec
+        hub_commits: tuple[HubCommit, ...]
     seed: int = Field(0, ge=0, lt=2**63, strict=True, description="All randomness of the run derives from this number")
 
     @property

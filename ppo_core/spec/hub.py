@@ -8,7 +8,7 @@ hf://OWNER/NAME@REVISION:data/test.csv   of data, a file, a folder or a pattern 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from pydantic import Field
 
@@ -56,7 +56,7 @@ def is_hub_name(text: str) -> bool:
     return text.startswith(SCHEME)
 
 
-def is_commit(revision: str | None) -> bool:
+def is_commit(revision: str | None) -> TypeGuard[str]:
     """Whether a revision is the whole hash of a commit, which never means anything else."""
     return revision is not None and re.fullmatch(COMMIT, revision) is not None
 

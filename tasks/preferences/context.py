@@ -28,7 +28,7 @@ class PreferenceContext(RunContext):
     flow: ClassVar[str]
     makes: ClassVar[str]
     kept_by: ClassVar[str]
-    spec: RewardModelSpec | DpoSpec
+    spec: RewardModelSpec | DpoSpec  # type: ignore[assignment]  # with what the stages that it runs read
 
 
 @dataclass(frozen=True)

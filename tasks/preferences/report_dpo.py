@@ -16,7 +16,7 @@ from tasks.reports.loss_curve import LOSS_CURVE as SFT_CURVE
 from tasks.reports.loss_curve import points, prepared_at_ms
 from tasks.reports.mlflow import input_data as prompts
 from tasks.reports.prefect import page_key, prompt_text, see_mlflow, tell_prefect
-from tasks.stages.references import DatasetRef, EvaluationRef, ModelRef
+from tasks.stages.references import DatasetRef, EvaluationRef, ModelRef, StageRef
 from tasks.stages.stage import completed, stage
 
 
@@ -68,7 +68,7 @@ def report_dpo(
     return completed(missing, missing or "MLflow has it all")
 
 
-def all_metrics(policy: DpoPolicyRef, evaluations: Mapping[str, EvaluationRef]) -> dict[str, float]:
+def all_metrics(policy: DpoPolicyRef, evaluations: Mapping[str, StageRef]) -> dict[str, float]:
     """What was measured, the evaluation of the start under names of its own."""
     found = dict(policy.metrics)
     for when, evaluation in evaluations.items():

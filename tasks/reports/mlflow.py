@@ -11,7 +11,7 @@ from infra.mlflow.current_user import current_user
 from infra.mlflow.git_commit import git_commit
 from infra.mlflow.learning_curves import Panel, learning_curves
 from infra.mlflow.tracking import InputData, Point
-from ppo_core.spec import RunSpec
+from ppo_core.spec import DpoSpec, RunSpec
 from ppo_core.spec.flow_spec import FlowSpec
 from tasks.prefect.server import configured_url, page_url
 from tasks.reports.loss_curve import curve_points
@@ -77,7 +77,7 @@ def description(context: RunContext, record: IterationRecord | None = None) -> s
     return "\n\n".join(lines)
 
 
-def input_data(spec: RunSpec, dataset: DatasetRef) -> list[InputData]:
+def input_data(spec: RunSpec | DpoSpec, dataset: DatasetRef) -> list[InputData]:
     """The run's data as MLflow shows inputs. Names differ by their use: MLflow knows data by name and digest."""
     names = {
         "training": spec.dataset.label,

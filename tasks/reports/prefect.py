@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from uuid import UUID
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
@@ -31,7 +31,7 @@ def show_iterations(context: RunContext) -> None:
     description = f"{which} iterations of run {context.run}{see_mlflow(context)}"
 
     def create() -> UUID:
-        return create_table_artifact(rows, key=key, description=description)
+        return cast(UUID, create_table_artifact(rows, key=key, description=description))
 
     def renew(table: UUID) -> UUID:
         with get_client(sync_client=True) as client:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ppo_core.records import PrepareDatasetJob
-from ppo_core.spec import RunSpec
+from ppo_core.spec import DpoSpec, RunSpec
 
 
-def dataset_job(spec: RunSpec) -> PrepareDatasetJob:
+def dataset_job(spec: RunSpec | DpoSpec) -> PrepareDatasetJob:
     """What of the spec the dataset depends on."""
     examples: dict[str, Any] = {"sft_data": None}
     if spec.sft is not None:

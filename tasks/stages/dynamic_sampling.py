@@ -31,7 +31,7 @@ SELECT = replace(GENERATE_ROLLOUTS, engine="scoring", job="select_rollouts")
 
 def sample_until_signal(
     context: RunContext, job: GenerateJob, inputs: Mapping[str, StageRef], *, max_batches: int
-) -> State[Any] | StageRef:
+) -> Any:
     """The rollouts to the first `job.num_prompts` prompts with a signal; see `ppo_core.engines.selection`."""
     reward, column, begun = context.spec.reward, context.spec.dataset.answer_column, time.perf_counter()
     sources = context.rewards()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ConfigDict, Field
 
@@ -24,7 +24,7 @@ class StageRef(ArtifactRef):
     carried: dict[str, float] = Field(default_factory=dict)
 
     @classmethod
-    def of(cls, ref: ArtifactRef, stats: dict[str, Any]) -> StageRef:
+    def of(cls, ref: ArtifactRef, stats: dict[str, Any]) -> Self:
         """The reference with those facts of the artifact's `stats.json` that this class has fields for."""
         facts = {name: value for name, value in stats.items() if name in cls.model_fields}
         return cls(kind=ref.kind, uri=ref.uri, digest=ref.digest, **facts)

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from prefect.client.schemas.objects import State
-
 from infra.engines.protocol import EngineProgress
 from infra.storage.outage import stop_waiting
 from ppo_core.records import GenerateJob, GenerateShardJob
@@ -37,8 +35,8 @@ LOOK_S = 1.0
 
 def sample_responses(
     context: RunContext, stage: StageDefinition, job: GenerateJob, inputs: Mapping[str, StageRef]
-) -> State[Any] | StageRef:
-    """The rollouts: from the store (as the state `Cached`), or sampled now by all rollout engines."""
+) -> Any:
+    """The reference to rollouts: from the store (as the state `Cached`), or sampled now by all rollout engines."""
     stage_spec = StageSpec(stage, job, inputs)
     names = context.engines.rollout_names
     if min(len(names), job.num_prompts) == 1:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
@@ -76,9 +76,14 @@ def run_name(stage: str, parameters: dict[str, Any]) -> str:
     return f"{stage}-{context.timings.iteration}" if isinstance(context, RunContext) else stage
 
 
-def completed(result: R, message: str, name: str = "Completed") -> State[R] | R:
-    """A stage's result in a state that says what came out, as logs and pages show it; outside of Prefect the result."""
-    return result if TaskRunContext.get() is None else Completed(name=name, message=message, data=result)
+def completed(result: R, message: str, name: str = "Completed") -> R:
+    """A stage's result in a state that says what came out, as logs and pages show it; outside of Prefect the result.
+
+    Typed as the result, which is what the caller of a stage gets.
+    """
+    if TaskRunContext.get() is None:
+        return result
+    return cast(R, Completed(name=name, message=message, data=result))
 
 
 def may_help_again(task: Any, task_run: TaskRun, state: State[Any]) -> bool:
@@ -116,10 +121,10 @@ def run_cached(
     make: Callable[[str], StageResult] | None = None,
     *,
     begun: float | None = None,
-) -> State[Any] | StageRef:
-    """The stage's reference: from the store (as the state `Cached`), or made now, by one job or by `make(key)`.
+) -> Any:
+    """The stage's reference, of the class that the stage makes: from the store (as the state `Cached`), or made now.
 
-    `begun` is when the stage's work began, where this is only the end of it.
+    It is made by one job, or by `make(key)`. `begun` is when the stage's work began, where this is only the end of it.
     """
     started, stage = time.perf_counter(), stage_spec.stage
     key = key_of(context, stage_spec)
