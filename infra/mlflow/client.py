@@ -39,8 +39,9 @@ def open_client(uri: str) -> MlflowClient:
 
 
 def without_password(uri: str) -> str:
-    """The address of a server or database as it may be printed."""
-    return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", uri)
+    """The address of a server or database as it may be printed: without a password, or a token that stands alone."""
+    without_token = re.sub(r"(https?://)[^:/@]*@", r"\1***@", uri)
+    return re.sub(r"(://[^:/@]*):[^/\s]*@", r"\1:***@", without_token)
 
 
 def is_server(uri: str) -> bool:
