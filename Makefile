@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCK := requirements.lock
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo begin-demo check test test-thorough lint test-gpu bench bench-learning bench-update bench-experience bench-rollout bench-scaling bench-startup bench-overhead bench-gpu bench-iteration bench-rewards bench-data bench-chaos stack stack-stop stack-status stack-packages clean
+.PHONY: help install demo begin-demo check test test-thorough lint test-gpu bench bench-learning bench-variants bench-update bench-experience bench-rollout bench-scaling bench-startup bench-overhead bench-gpu bench-iteration bench-rewards bench-data bench-chaos stack stack-stop stack-status stack-packages clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ bench: $(STAMP) ## what is fast and what is not, one after the other at short se
 
 bench-learning: $(STAMP) ## learning curves of the demo on three seeds, into benchmarks/results
 	@$(BIN)/python -m benchmarks.learning $(if $(AGAINST),--against $(AGAINST))
+
+bench-variants: $(STAMP) ## every algorithm and switch on the demo's task, on three seeds, into benchmarks/results
+	@$(BIN)/python -m benchmarks.variants
 
 bench-update: $(STAMP) ## how near the training engine is to a matrix product, and its memory, setting by setting, into benchmarks/results
 	@$(BIN)/python -m benchmarks.update

@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--against", nargs="*", default=[], metavar="SETTINGS", help="spec.path=value,...")
     parser.add_argument("--home", type=Path, default=Path(".ppoflow/benchmarks"))
     arguments = parser.parse_args()
-    sides = ["", *arguments.against]
+    sides = [[], *(side.split(",") for side in arguments.against)]
     results = list[dict[str, Any]]()
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     for seed in arguments.seeds:
@@ -43,10 +43,10 @@ def main() -> None:
     show(results)
 
 
-def run_seed(seed: int, home: Path, settings: str) -> dict[str, Any]:
-    """One run; its curves come from its records."""
+def run_seed(seed: int, home: Path, settings: list[str]) -> dict[str, Any]:
+    """One run with some settings, `spec.path=value`; its curves come from its records."""
     name = f"seed-{seed}-{int(time.time())}"
-    changes = [part for change in (f"seed={seed}", *filter(None, settings.split(","))) for part in ("--set", change)]
+    changes = [part for change in (f"seed={seed}", *settings) for part in ("--set", change)]
     command = [sys.executable, "-m", "flows.cli", "train", str(SPEC), "--run", name, *changes]
     started = time.perf_counter()
     subprocess.run(["env", f"PPOFLOW_HOME={home.absolute()}", *command], check=True)
@@ -96,13 +96,13 @@ def show(results: list[dict[str, Any]]) -> None:
         minutes, ppo = result["seconds"] / 60, result["seconds_ppo"] / 60
         outside = result["seconds_outside_engines"]["median"]
         times = [f"{minutes:.1f}", f"{ppo:.1f}", f"{result['seconds_per_iteration']:.1f}", f"{outside:.2f}"]
-        accuracy.add_row(str(result["seed"]), result["settings"], *cells, *times)
+        accuracy.add_row(str(result["seed"]), ",".join(result["settings"]), *cells, *times)
     console = Console(width=200)
     console.print(accuracy)
     for result in results:
         parts = result["seconds_outside_engines"]
         made_of = ", ".join(f"{part} {parts[part]:.3f}" for part in PARTS)
-        side = f"seed {result['seed']} {result['settings']}".strip()
+        side = " ".join([f"seed {result['seed']}", *result["settings"]])
         console.print(f"{side}: seconds outside the engines per iteration (medians): {made_of}")
 
 

@@ -15,9 +15,9 @@ class UpdateSpec(Section):
     num_ppo_epochs: PositiveInt = Field(2, description="Passes over an iteration's responses")
     num_minibatches: PositiveInt = Field(4, description="Optimizer steps per PPO epoch")
     learning_rate: PositiveFloat = Field(1e-4, description="Of the policy, after the warm-up")
-    critic_learning_rate: PositiveFloat = Field(3e-4, description="Of the critic, after the warm-up")
+    critic_learning_rate: PositiveFloat = Field(1e-3, description="Of the critic, after the warm-up")
     warmup_iterations: int = Field(
-        5, ge=0, description="Iterations of linear warm-up of both rates, cut to those of the run"
+        0, ge=0, description="Iterations of linear warm-up of both rates, cut to those of the run"
     )
     schedule: Literal["linear", "cosine", "constant"] = Field(
         "linear", description="How both rates fall after the warm-up, or that they stay"

@@ -15,9 +15,11 @@ from benchmarks.overhead import after_warm_up, medians
 from benchmarks.scaling import fitted, gained, series_of
 from benchmarks.shapes import SHAPES
 from benchmarks.startup import causes
+from benchmarks.variants import SCHEDULE, VARIANTS, spread
 from flows.console import RunConsole
 from flows.starting import timed
 from infra.engines.protocol import EngineProgress
+from ppo_core.spec import RunSpec
 from tests.flows.samples import record
 
 
@@ -96,3 +98,15 @@ def test_a_table_is_aligned(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     written = json.loads((tmp_path / "x.json").read_text())
     assert (written["figures"], written["settings"]["rounds"]) == ({"a": 1}, 3)
     assert {"cores", "load"} < written["machine"].keys()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_is_a_spec_of_as_many_responses_as_the_demo(name: str) -> None:
+    demo = Path(__file__).parents[2] / "examples" / "arithmetic" / "demo.yaml"
+    spec = RunSpec.from_yaml(demo, [*VARIANTS[name], *SCHEDULE, "iterations=10"])
+    assert spec.rollout.num_responses == RunSpec.from_yaml(demo).rollout.num_responses
+    assert (spec == RunSpec.from_yaml(demo, [*SCHEDULE, "iterations=10"])) is (name == "demo")
+
+
+def test_a_spread_is_the_mean_between_the_ends() -> None:
+    assert spread([0.5, 0.75, 1.0]) == "0.750 (0.50 to 1.00)"

@@ -52,7 +52,7 @@ def test_three_sections_are_enough_and_the_defaults_are_the_recipe(tmp_path: Pat
     run = loaded(tmp_path)
     assert (run.rollout.num_responses, run.rollout.max_response_tokens, run.rollout.temperature) == (256, 48, 1.0)
     assert (run.update.num_ppo_epochs, run.update.num_minibatches, run.update.learning_rate) == (2, 4, 1e-4)
-    assert (run.update.critic_learning_rate, run.update.betas, run.update.eps) == (3e-4, (0.9, 0.95), 1e-5)
+    assert (run.update.critic_learning_rate, run.update.betas, run.update.eps) == (1e-3, (0.9, 0.95), 1e-5)
     assert (run.update.clip_low, run.update.clip_high, run.update.value_clip) == (0.2, 0.2, None)
     assert (run.advantages.gamma, run.advantages.gae_lambda, run.advantages.whiten) == (1.0, 0.95, True)
     assert run.advantages.kl == FixedKl(coef=0.01, estimator="k1")
@@ -141,10 +141,13 @@ def test_a_microbatch_need_not_divide(tmp_path: Path, size: int) -> None:
     ("changes", "notes"),
     [
         ({}, []),
-        ({"iterations": 5}, []),
-        ({"iterations": 4}, ["update.warmup_iterations=5 is cut to the 4 iterations of the run"]),
+        ({"iterations": 5, "update": {"warmup_iterations": 5}}, []),
         (
-            {"update": {"decay_iterations": 3}},
+            {"iterations": 4, "update": {"warmup_iterations": 5}},
+            ["update.warmup_iterations=5 is cut to the 4 iterations of the run"],
+        ),
+        (
+            {"update": {"decay_iterations": 3, "warmup_iterations": 5}},
             ["update.warmup_iterations=5 is cut to the 3 iterations of the schedule (update.decay_iterations)"],
         ),
         ({"sft": {"data": "a", "num_steps": 20}}, ["sft.warmup_steps=30 is cut to sft.num_steps=20"]),
