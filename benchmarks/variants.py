@@ -40,7 +40,7 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
     ),
     "warm-up of 5 iterations": ("update.warmup_iterations=5",),
     "critic's rate 3e-4": ("update.critic_learning_rate=3e-4",),
-    "policy's rate 2e-4": ("update.learning_rate=2e-4",),
+    "policy's rate 1e-4": ("update.learning_rate=1e-4",),
     "one epoch": ("update.num_ppo_epochs=1",),
     "four epochs": ("update.num_ppo_epochs=4",),
     "not whitened": ("advantages.whiten=false",),
