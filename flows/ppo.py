@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 from flows.ahead import Ahead, sampling_ahead
 from flows.console import RunConsole
 from flows.iteration import StageName, begin, iterate, made_before
-from flows.recovery import close_dead_pages, last_whole, mend
+from flows.recovery import clear_away, last_whole, mend
 from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing
 from ppo_core.spec import RunSpec
 from tasks.checks.machine import machine_notes
@@ -33,7 +33,7 @@ from tasks.runs.errors import InputError, RegistryError, StoreUnavailable
 from tasks.runs.guards import finish_rollback
 from tasks.runs.iteration_record import IterationRecord, best_in_words
 from tasks.runs.progress import ProgressFile
-from tasks.runs.retention import release, remove_orphans
+from tasks.runs.retention import release
 from tasks.runs.run_state import effective_spec, first_record, last_record, record_at, restore_spec
 from tasks.runs.store_outages import outages_told, stop_waiting
 from tasks.stages.context import RunContext, open_run_context
@@ -42,7 +42,6 @@ from tasks.stages.find_verified import pin_all
 from tasks.stages.references import DatasetRef
 from tasks.verify_artifact import resume_inputs
 
-MIB = 2**20
 DAMAGES = 3
 """So often in a row artifacts are found damaged while an iteration works with them, before the run gives up."""
 
@@ -128,12 +127,9 @@ def begin_shown(context: RunContext, console: RunConsole, dataset: DatasetRef) -
 
 def finish_interrupted(context: RunContext, console: RunConsole) -> None:
     """Finish what holders of the run that died have left half done, and have Prefect's pages say that they died."""
-    if context.lease is not None:
-        close_dead_pages(context.lease, console)
+    clear_away(context, console)
     if restore_spec(context.records):
         console.say(f"the spec of run {context.run} was lost; it is written again from the run's first record")
-    if freed := remove_orphans(context):
-        console.say(f"removed what dead processes had left in the store: {freed / MIB:.1f} MiB")
     finish_rollback(context)
 
 

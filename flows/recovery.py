@@ -12,6 +12,7 @@ from ppo_core.spec import RunSpec
 from tasks.prefect.crashed_runs import mark_crashed
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.iteration_record import IterationRecord
+from tasks.runs.retention import remove_orphans
 from tasks.runs.run_state import last_record, record_at, recorded_spec, with_changes
 from tasks.stages.context import RunContext
 from tasks.stages.download_source import download_sources
@@ -20,11 +21,21 @@ from tasks.stages.hub_names import DOWNLOAD
 from tasks.stages.table import EVALUATE_POLICY, ITERATION
 from tasks.verify_artifact import resume_inputs, set_aside_damaged
 
+MIB = 2**20
+
 
 def close_dead_pages(lease: Lease, console: RunConsole) -> None:
     """Have Prefect's pages say that the processes died which had this lease before."""
     for name in mark_crashed(lease.predecessors):
         console.say(f"flow run {name} had died; Prefect shows it as Crashed now")
+
+
+def clear_away(context: RunContext, console: RunConsole) -> None:
+    """Have Prefect's pages say which holders of the run died, and remove what dead processes left half written."""
+    if context.lease is not None:
+        close_dead_pages(context.lease, console)
+    if freed := remove_orphans(context):
+        console.say(f"removed what dead processes had left in the store: {freed / MIB:.1f} MiB")
 
 
 def last_whole(context: RunContext, console: RunConsole) -> IterationRecord | None:

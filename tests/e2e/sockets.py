@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 LOOK_EVERY_S = 0.02
+LOOK_AGAIN = 20
 LISTENING = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}  # 07 of UDP: open to whoever sends
 Address = IPv4Address | IPv6Address
 
@@ -58,6 +59,8 @@ class SocketWatch:
     def _watch(self) -> None:
         while not self.ended.wait(LOOK_EVERY_S):
             self.looks += 1
+            if self.looks % LOOK_AGAIN == 0:  # who handed a socket on may have been seen with it, and not who got it
+                self.known.clear()
             new = {inode: where for inode, where in listening() if inode not in self.known}
             if not new:
                 continue
