@@ -25,7 +25,8 @@ TESTS = Path(__file__).parent
 TOGETHER = {
     "programs": [f"ppo_core/test_{name}" for name in ("checkpoint", "update", "replay", "skipped_steps")]
     + ["ppo_core/test_bad_checkpoints", "ppo_core/test_supervised", "ppo_core/test_without_critic"]
-    + ["ppo_core/test_reward_model", "ppo_core/test_dpo_training"],
+    + ["ppo_core/test_reward_model", "ppo_core/test_dpo_training", "ppo_core/test_averages", "ppo_core/test_lora"]
+    + ["ppo_core/test_ppo_shared", "ppo_core/test_threads"],
     "smoke": ["e2e/test_smoke", "e2e/test_pages", "e2e/test_hand_over"],
 }
 # They take longest: begun last, one of them would run on alone. Of two that begin, only one should need the smoke run.
@@ -62,6 +63,7 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Those of one group are neighbours, in the order that it gives its files; the longest groups begin.
 
+    Whoever needs the programs of tests/ppo_core and is not in their group is an error: two workers would run them.
     Tests on a GPU are left out where torch has none, unless they are asked for.
     """
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
@@ -72,6 +74,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.path.parent == TESTS / "architecture" or is_pure(item):
                 item.add_marker("check")
+
+    for item in items:
+        file = str(item.path.relative_to(TESTS).with_suffix(""))
+        if isinstance(item, pytest.Function) and "programs" in item.fixturenames and group_of(file) != "programs":
+            raise pytest.UsageError(f"add {file} to the group `programs` of TOGETHER in tests/conftest.py")
 
     def place(item: pytest.Item) -> tuple[int, str, int]:
         file = str(item.path.relative_to(TESTS).with_suffix(""))
