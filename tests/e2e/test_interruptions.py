@@ -13,17 +13,13 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_run_shows_what_it_does_and_ends_cleanly_on_sigterm_saying_how_to_go_on(tmp_path: Path) -> None:
-    run = start(tmp_path, "stopped")
-    told = ""
-
-    def begins() -> bool:
-        nonlocal told
-        asked = ppoflow(tmp_path, "status", "stopped")
-        told = asked.stdout
-        return asked.returncode == 0 and "  doing now          finetune_policy" in told
-
-    wait_for(begins, "the supervised start, as status has it", run=run)
+    # Long enough that whoever asks for the status, on however busy a machine, asks meanwhile.
+    run = start(tmp_path, "stopped", "--set", "sft.num_steps=400", "--set", "iterations=20")
+    progress = tmp_path / "runs" / "stopped" / "progress.json"
+    wait_for(lambda: progress.exists() and "finetune_policy" in progress.read_text(), "the supervised start", run=run)
+    told = ppoflow(tmp_path, "status", "stopped").stdout
     assert told.startswith("run stopped: no iteration is committed yet\n")
+    assert "  doing now          finetune_policy" in told
     assert f"process {run.pid} on " in told
     wait_for(lambda: len(record_files(tmp_path, "stopped")) >= 1, "the start", run=run)
     run.send_signal(signal.SIGTERM)
@@ -32,7 +28,7 @@ def test_a_run_shows_what_it_does_and_ends_cleanly_on_sigterm_saying_how_to_go_o
     first, second, *_ = output.splitlines()
     assert first.startswith("starting: run stopped from ")
     assert second.endswith(" s  checking the spec, its data, rewards and model")
-    assert not (tmp_path / "runs" / "stopped" / "progress.json").exists()
+    assert not progress.exists()
     assert "go on" in output
     assert "ppoflow train" in output
     assert "vllm serve" in output
