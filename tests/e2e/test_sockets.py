@@ -27,7 +27,7 @@ def test_a_run_listens_on_loopback_alone(num_ranks: int, tmp_path: Path) -> None
     assert sorted(one for one in seen if not one.is_loopback) == []
     # The watch has looked at all of them: Prefect's server, and gloo in vLLM and in each rank.
     assert {name for name in SERVERS if any(name in one.program for one in seen)} == SERVERS
-    assert len({one.program for one in seen if "training" in one.program}) == num_ranks
+    assert len({one.program for one in seen if "ppo_core.engines.training" in one.program}) == num_ranks
 
 
 def test_the_watch_sees_what_listens_on_all_addresses() -> None:
