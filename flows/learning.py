@@ -10,7 +10,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from flows.console import RunConsole
-from flows.recovery import clear_away
+from flows.recovery import clean_up
 from ppo_core.spec import DpoSpec, RewardModelSpec
 from tasks.checks.preferences import before_start
 from tasks.prefect.crashed_runs import holder_note, page_is_open
@@ -52,7 +52,7 @@ def preference_run(
     )
     with console, outages_told(console.say), opened as context:
         console.step(f"{title} {run}; Prefect page {page_url()} (flow {kind.flow})")
-        clear_away(context, console)
+        clean_up(context, console)
         begin_report(context, console.say)
         downloads = download_sources(context)
         for download in downloads:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 from flows.ahead import Ahead, sampling_ahead
 from flows.console import RunConsole
 from flows.iteration import StageName, begin, iterate, made_before
-from flows.recovery import clear_away, last_whole, mend
+from flows.recovery import clean_up, last_whole, mend
 from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing
 from ppo_core.spec import RunSpec
 from tasks.checks.machine import machine_notes
@@ -127,7 +127,7 @@ def begin_shown(context: RunContext, console: RunConsole, dataset: DatasetRef) -
 
 def finish_interrupted(context: RunContext, console: RunConsole) -> None:
     """Finish what holders of the run that died have left half done, and have Prefect's pages say that they died."""
-    clear_away(context, console)
+    clean_up(context, console)
     if restore_spec(context.records):
         console.say(f"the spec of run {context.run} was lost; it is written again from the run's first record")
     finish_rollback(context)

@@ -30,7 +30,7 @@ def close_dead_pages(lease: Lease, console: RunConsole) -> None:
         console.say(f"flow run {name} had died; Prefect shows it as Crashed now")
 
 
-def clear_away(context: RunContext, console: RunConsole) -> None:
+def clean_up(context: RunContext, console: RunConsole) -> None:
     """Have Prefect's pages say which holders of the run died, and remove what dead processes left half written."""
     if context.lease is not None:
         close_dead_pages(context.lease, console)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flows.console import RunConsole
-from flows.recovery import clear_away
+from flows.recovery import clean_up
 from ppo_core.spec import RunSpec
 from ppo_core.spec.rlhf import SupervisedStart
 from tasks.finetune_policy import finetune_policy
@@ -41,7 +41,7 @@ def fine_tune(spec: RunSpec, run: str | None = None, wait: bool = False) -> Path
     )
     with console, outages_told(console.say), opened as context:
         console.step(f"SFT of run {run}; Prefect page {page_url()} (flow supervised)")
-        clear_away(context, console)
+        clean_up(context, console)
         for download in download_sources(context):
             console.say(download.in_words())
         dataset = prepare_dataset(context)

@@ -31,7 +31,7 @@ def check_first(spec: RunSpec, run: str | None, *, wait: bool = False) -> None:
 
     tell_step(CHECKING)
     try:
-        with interrupts_told(), announced(run or spec.name, CHECKING), checking(spec, run, wait=wait) as answer:
+        with unwrapped_interrupts(), announced(run or spec.name, CHECKING), checking(spec, run, wait=wait) as answer:
             import tasks.runs.summary  # noqa: F401
 
             findings = answer.result()
@@ -124,7 +124,7 @@ def friendly_errors(starting: str | None = None) -> Iterator[None]:
             require_readable_state()
             for line in unknown_variables():
                 print(f"! {line}", file=sys.stderr)
-            with interrupts_told():
+            with unwrapped_interrupts():
                 yield
         except FAILURES as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -166,18 +166,18 @@ def with_set(command: str, override: str) -> str:
 
 
 @contextmanager
-def interrupts_told() -> Iterator[None]:
-    """Raise KeyboardInterrupt for an error that Ctrl-C was made into, as Python 3.11 does while a class is made.
+def unwrapped_interrupts(*others: type[BaseException]) -> Iterator[None]:
+    """Raise KeyboardInterrupt for an error that has it, or one of `others`, as its cause.
 
-    Libraries make classes for seconds while they are imported; there Ctrl-C arrives as a RuntimeError of
-    `__set_name__`.
+    Libraries make classes for seconds while they are imported; Python 3.11 makes a RuntimeError of a Ctrl-C that comes
+    while it calls `__set_name__`.
     """
     try:
         yield
     except Exception as error:
         from tasks.runs.errors import behind
 
-        if behind(error, KeyboardInterrupt) is None:
+        if behind(error, KeyboardInterrupt, *others) is None:
             raise
         raise KeyboardInterrupt from error
 
@@ -189,19 +189,15 @@ def stopping_on_sigterm() -> Iterator[None]:
     Where SIGTERM comes while Prefect makes a task run, its own handling of the signal fails with a ValueError: an error
     that a signal was made into is KeyboardInterrupt here too.
     """
-    from tasks.prefect.server import signal_behind
+    from prefect.exceptions import TerminationSignal
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
     handler: Callable[..., Any] = interrupt
     signal.signal(signal.SIGTERM, handler)
-    try:
+    with unwrapped_interrupts(TerminationSignal):
         yield
-    except Exception as error:
-        if signal_behind(error) is None:
-            raise
-        raise KeyboardInterrupt from error
 
 
 def quiet_prefect() -> None:

@@ -96,7 +96,8 @@ def ending_plainly(function: Callable[P, R]) -> Callable[P, R]:
             failed: State[Any] = Failed(message=f"{type(error).__name__}: {error}", data=error)
             return failed
         except Exception as error:
-            signal = signal_behind(error)
+            # Where a signal comes while Prefect makes a task run, its own handling fails with another error.
+            signal = behind(error, TerminationSignal, KeyboardInterrupt)
             if signal is None:
                 raise
             raise signal from error
@@ -104,11 +105,6 @@ def ending_plainly(function: Callable[P, R]) -> Callable[P, R]:
     # Prefect looks for the types of parameters in the module of the function that it is given.
     called.__signature__ = signature(function, eval_str=True)  # type: ignore[attr-defined]
     return called
-
-
-def signal_behind(error: BaseException) -> BaseException | None:
-    """Ctrl-C or SIGTERM, where the error came of it; Prefect's own handling fails while it makes a task run."""
-    return behind(error, TerminationSignal, KeyboardInterrupt)
 
 
 @contextmanager
