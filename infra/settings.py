@@ -94,10 +94,10 @@ class Settings(RunFolders, BaseSettings):
         le=1024,
         description="CPU threads of each engine (another number can round differently); without it, each chooses.",
     )
-    training_wait_policy: Literal["passive", "active"] | None = Field(
+    engine_wait_policy: Literal["passive", "active"] | None = Field(
         default=None,
-        description="How the training engine's threads wait for each other: passive asleep, for a machine on which "
-        "other work runs; without it they spin for a moment first, which is faster on a quiet one.",
+        description="How the threads of an engine that trains or samples wait for each other: passive asleep, for a "
+        "machine on which other work runs; without it they spin for a moment first, which is faster on a quiet one.",
     )
 
     hf_endpoint: str = Field(

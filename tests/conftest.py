@@ -54,7 +54,7 @@ def pytest_configure() -> None:
 
     Tests run side by side, where threads that spin cost each other their cores.
     """
-    os.environ.setdefault("PPOFLOW_TRAINING_WAIT_POLICY", "passive")
+    os.environ.setdefault("PPOFLOW_ENGINE_WAIT_POLICY", "passive")
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -120,6 +120,7 @@ class RolloutEngine:
                 include_stop_str_in_output=True,
                 detokenize=bool(spec.stop),
                 output_kind=RequestOutputKind.FINAL_ONLY,  # else each step copies what every request has so far
+                skip_clone=True,  # no other request has it
             )
             for draw in wanted
         ]

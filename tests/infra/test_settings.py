@@ -19,7 +19,7 @@ NAMES = (
     "CACHE",
     "CACHE_GIB",
     "REWARD_ENV",
-    "TRAINING_WAIT_POLICY",
+    "ENGINE_WAIT_POLICY",
 )
 
 

@@ -176,14 +176,27 @@ def test_no_kind_of_engine_has_a_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "num_ranks", "expected"),
-    [(None, 1, None), (None, 2, "passive"), ("passive", 1, "passive"), ("active", 2, "active")],
+    ("policy", "shared", "expected"),
+    [(None, False, None), (None, True, "passive"), ("passive", False, "passive"), ("active", True, "active")],
 )
-def test_the_training_engine_spins_only_where_it_has_the_cores(
-    monkeypatch: pytest.MonkeyPatch, policy: str | None, num_ranks: int, expected: str | None
+def test_engines_spin_only_where_they_have_the_cores(
+    monkeypatch: pytest.MonkeyPatch, policy: str | None, *, shared: bool, expected: str | None
 ) -> None:
-    monkeypatch.delenv("PPOFLOW_TRAINING_WAIT_POLICY", raising=False)
-    settings = Settings() if policy is None else Settings(training_wait_policy=policy)
-    training = training_environment(settings, num_ranks=num_ranks, deterministic=False)
-    assert training.get("OMP_WAIT_POLICY") == expected
-    assert rollout_environment(settings)["OMP_WAIT_POLICY"] == "passive"
+    monkeypatch.delenv("PPOFLOW_ENGINE_WAIT_POLICY", raising=False)
+    settings = Settings() if policy is None else Settings(engine_wait_policy=policy)
+    given = [
+        training_environment(settings, num_ranks=2 if shared else 1, deterministic=False),
+        training_environment(settings, num_ranks=1, deterministic=False, accompanied=shared),
+        rollout_environment(settings, accompanied=shared),
+    ]
+    assert [environment.get("OMP_WAIT_POLICY") for environment in given] == [expected] * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "shared"),
+    [([], False), (["engines.rollout_engines=2"], True)],
+)
+def test_several_rollout_engines_share_the_cores(changes: list[str], *, shared: bool) -> None:
+    plans = plan_engines(smoke_spec(*changes))
+    assert {plan.accompanied for plan in plans.values() if plan.role == "rollout"} == {shared}
+    assert not plans["training"].accompanied
