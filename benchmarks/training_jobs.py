@@ -38,7 +38,7 @@ def measure(
     products = "bfloat16" if products_in_bf16(training["compute_dtype"]) else dtype
     engine = open_engine(training["num_ranks"], threads)
     shared, plain = engine.ranks.threads, training["zero_stage"] == 0 and dtype == "float32"
-    used = shared.usable(training["compute_dtype"], [shared.count]) if plain else 1
+    used = shared.count if plain else 1
     try:
         with tempfile.TemporaryDirectory() as folder:
             work = Work(engine, Path(folder), shape, training, dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
+BF16_UNITS = {"amx_bf16", "avx512_bf16"}
 
 
 def has_nvidia_gpu() -> bool:
@@ -12,10 +13,10 @@ def has_nvidia_gpu() -> bool:
     return Path("/dev/nvidia0").exists() or Path("/dev/nvidiactl").exists()
 
 
-def has_amx(cpuinfo: Path = CPUINFO) -> bool:
+def has_bf16_units(cpuinfo: Path = CPUINFO) -> bool:
     """Whether the processor has units for products in bf16."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
         return False
-    return any("amx_bf16" in line.split() for line in lines if line.startswith("flags"))
+    return any(BF16_UNITS.intersection(line.split()) for line in lines if line.startswith("flags"))

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ppo_core.models.precision import factors
+
 CHUNK = 2**23  # logits of each of the two at a time
 
 
@@ -31,7 +33,6 @@ class TokenDivergence(torch.autograd.Function):
     """
 
     @staticmethod
-    @torch.amp.custom_fwd(device_type="cuda")
     def forward(
         ctx: Any,
         hidden: Tensor,
@@ -40,6 +41,7 @@ class TokenDivergence(torch.autograd.Function):
         their_weight: Tensor,
         temperature: float | Tensor,
     ) -> Tensor:
+        hidden, weight, their_hidden, their_weight = factors(hidden, weight, their_hidden, their_weight)
         output = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         for part in _parts(len(hidden), len(weight)):
             at = part_of(temperature, part)
@@ -50,7 +52,6 @@ class TokenDivergence(torch.autograd.Function):
         return output
 
     @staticmethod
-    @torch.amp.custom_bwd(device_type="cuda")
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, their_hidden, their_weight = ctx.saved_tensors
         to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
@@ -66,7 +67,7 @@ class TokenDivergence(torch.autograd.Function):
                 to_hidden[part] = back @ weight
             if to_weight is not None:
                 to_weight += back.t() @ hidden[part]
-        return to_hidden, None if to_weight is None else to_weight.to(weight.dtype), None, None, None
+        return to_hidden, to_weight, None, None, None
 
 
 def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:

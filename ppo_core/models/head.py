@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ppo_core.models.divergence import Head, TokenDivergence, part_of
 from ppo_core.models.loading import INSIDE_POLICY
+from ppo_core.models.precision import factors, in_own_precision
 
 KEPT = 2**26
 CHUNK = 2**23  # logits at a time where they are not kept
@@ -32,7 +33,6 @@ class TokenLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    @torch.amp.custom_fwd(device_type="cuda")
     def forward(
         ctx: Any,
         hidden: Tensor,
@@ -42,6 +42,7 @@ class TokenLogprobs(torch.autograd.Function):
         entropy: str | None,
         keep: bool,
     ) -> Tensor:
+        hidden, weight = factors(hidden, weight)
         count, vocabulary = len(hidden), len(weight)
         keep = keep and count * vocabulary <= KEPT
         rows = count if keep else max(CHUNK // vocabulary, 1)
@@ -58,7 +59,6 @@ class TokenLogprobs(torch.autograd.Function):
         return output
 
     @staticmethod
-    @torch.amp.custom_bwd(device_type="cuda")
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, total, output = ctx.saved_tensors
         to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
@@ -75,7 +75,7 @@ class TokenLogprobs(torch.autograd.Function):
                 to_hidden[part] = back @ weight
             if to_weight is not None:
                 to_weight += back.t() @ hidden[part]
-        return to_hidden, None if to_weight is None else to_weight.to(weight.dtype), None, None, None, None
+        return to_hidden, to_weight, None, None, None, None
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float | Tensor) -> Tensor:
@@ -171,7 +171,7 @@ def values_beside(model: Any) -> Iterator[list[Tensor]]:
     value_head = next(module for name, module in model.named_modules() if name.rpartition(".")[2] == INSIDE_POLICY)
     found: list[Tensor] = []
     handle = model.get_output_embeddings().register_forward_pre_hook(
-        lambda _, hidden: found.append(value_head(hidden[0])[..., 0].float())
+        lambda _, hidden: found.append(in_own_precision(value_head, hidden[0])[..., 0].float())
     )
     try:
         yield found

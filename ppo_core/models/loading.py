@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ppo_core.data.tokenization import REMOTE_CODE, model_config, shortened
+from ppo_core.models.precision import in_own_precision
 from ppo_core.records import InputError, needs_own_code
 
 VALUE_HEAD = "value_head.safetensors"
@@ -34,7 +35,7 @@ class Critic(nn.Module):
     def forward(self, input_ids: Tensor, **options: Any) -> Tensor:
         """Values `[B, T]` of the states after each token of `input_ids` `[B, T]`; `options` are for the trunk."""
         hidden = self.backbone(input_ids=input_ids, use_cache=False, **options).last_hidden_state
-        return self.value_head(hidden)[..., 0]
+        return in_own_precision(self.value_head, hidden)[..., 0]
 
     @property
     def config(self) -> Any:

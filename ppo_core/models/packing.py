@@ -18,7 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ppo_core.models.precision import in_full_precision
+from ppo_core.models.precision import for_attention
 
 IMPLEMENTATION = "ppoflow_packed"
 MODEL_TYPES = frozenset({"gpt2", "gpt_neox", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"})
@@ -127,8 +127,8 @@ def packed_attention(
     if packing is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     heads = query.shape[1]
-    rows = [part[0].transpose(0, 1) for part in (query, key, value)]  # [tokens, heads, size]
-    if query.is_cuda and query.dtype != torch.float32 and not torch.are_deterministic_algorithms_enabled():
+    rows = [part[0].transpose(0, 1) for part in for_attention(query, key, value)]  # [tokens, heads, size]
+    if query.is_cuda and rows[0].dtype != torch.float32 and not torch.are_deterministic_algorithms_enabled():
         return _on_cuda(rows, packing, scaling)[None], None
     rows = [part if part.shape[1] == heads else part.repeat_interleave(heads // part.shape[1], 1) for part in rows]
     parts = zip(*(part.split([group.tokens for group in packing.groups]) for part in rows), strict=True)
@@ -141,9 +141,8 @@ def _in_group(rows: tuple[Tensor, ...], group: Group, scaling: float | None) -> 
     # Padding holds copies of a real token that no other attends to, for it comes after them: its gradient is zero.
     places = (_Rearrange.apply(part, group.gather, group.scatter, group.padding[:0]) for part in rows)
     query, key, value = (part.unflatten(0, (group.count, group.width)).transpose(1, 2) for part in places)
-    output = in_full_precision(
-        lambda: nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
-    )
+    with torch.autocast(query.device.type, enabled=False):
+        output = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
     unpadded: Tensor = _Rearrange.apply(
         output.transpose(1, 2).flatten(0, 1), group.scatter, group.gather, group.padding
     )

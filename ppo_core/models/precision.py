@@ -1,20 +1,20 @@
-"""What matrix products are computed in, while weights, activations and sums stay fp32.
+"""What matrix products are computed in, while weights, sums and the optimizer stay fp32: torch's autocast.
 
-On CPUs with AMX oneDNN rounds the factors of a product to bf16 as it goes and adds up in fp32 (on others it stays in
-fp32); on GPUs it is torch's autocast. Attention on a CPU is left out of it: on small blocks the conversion costs many
-times what it saves.
+Attention on a CPU, and what gives a single number per token, are left out of it: there it saves nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ppo_core.spec.sections import ComputeDtype
+
+UNITS = ("amx_bf16", "avx512_bf16")  # of CPUs; `infra.engines.hardware` looks for the same
 
 
 def products_in_bf16(wanted: ComputeDtype) -> bool:
@@ -22,53 +22,46 @@ def products_in_bf16(wanted: ComputeDtype) -> bool:
     if torch.cuda.is_available():
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        fast = torch.cpu.get_capabilities().get("amx_bf16", False)
+        capabilities = torch.cpu.get_capabilities()
+        fast = any(capabilities.get(name, False) for name in UNITS)
     return wanted == "bfloat16" or (wanted == "auto" and fast)
 
 
-def compute_in(dtype: ComputeDtype, device: torch.device) -> AbstractContextManager[None]:
-    """Inside, forward and backward passes multiply in `dtype`."""
-    return _bf16_products(device) if products_in_bf16(dtype) else nullcontext()
+def multiply_in(module: nn.Module, dtype: ComputeDtype) -> None:
+    """Have the module's forward passes, and the backward passes after them, multiply in `dtype` from now on.
+
+    Within the module and for each pass alone: DeepSpeed switches off on GPUs what is around its engine, threads do not
+    inherit it, and autocast keeps the rounded weights as long as it lasts, also when an optimizer changes them.
+    """
+    if products_in_bf16(dtype):
+        # Not a closure: a copy of the module must get a copy of its own `forward`.
+        module.forward = partial(_in_bf16, module.forward)
 
 
-@contextmanager
-def _bf16_products(device: torch.device) -> Iterator[None]:
-    if device.type == "cuda":
-        with torch.autocast("cuda", torch.bfloat16):
-            yield
-        return
-    settings = _matmul()
-    before, settings.fp32_precision = settings.fp32_precision, "bf16"
-    try:
-        yield
-    finally:
-        settings.fp32_precision = before
+def _in_bf16(forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    with torch.autocast("cuda" if torch.cuda.is_available() else "cpu", torch.bfloat16):
+        return forward(*arguments, **options)
 
 
-def in_full_precision(attend: Callable[[], Tensor]) -> Tensor:
-    """Attention on a CPU, its backward pass too, in fp32 whatever `compute_in` says."""
-    settings = _matmul()
-    around = settings.fp32_precision
-    if around != "bf16":
-        return attend()
-    settings.fp32_precision = "ieee"
-    try:
-        output = attend()
-    finally:
-        settings.fp32_precision = around
-    if output.grad_fn is not None:
-
-        def set_to(precision: str) -> Callable[..., None]:
-            def hook(*_: Any) -> None:
-                settings.fp32_precision = precision
-
-            return hook
-
-        output.grad_fn.register_prehook(set_to("ieee"))
-        output.grad_fn.register_hook(set_to(around))
-    return output
+def factors(*parts: Tensor) -> tuple[Tensor, ...]:
+    """What products of them are computed with, for functions that have a backward pass of their own."""
+    device = parts[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return parts
+    return tuple(part.to(torch.get_autocast_dtype(device)) for part in parts)
 
 
-def _matmul() -> Any:
-    """A module whose settings are properties, which its type does not tell."""
-    return torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+def for_attention(*parts: Tensor) -> tuple[Tensor, ...]:
+    """Queries, keys and values in one type: fp32 on a CPU, where on short blocks bf16 costs more than it saves."""
+    device = parts[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return parts
+    dtype = torch.float32 if device == "cpu" else torch.get_autocast_dtype(device)
+    return tuple(part.to(dtype) for part in parts)
+
+
+def in_own_precision(head: nn.Linear, hidden: Tensor) -> Tensor:
+    """`head(hidden)` in the type of its weights."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        found: Tensor = head(hidden.to(head.weight.dtype))
+        return found

@@ -141,7 +141,7 @@ class TrainingSpec(Section):
     compute_dtype: ComputeDtype = Field(
         "float32",
         description="What matrix products are computed in while weights and optimizer stay fp32; auto: bfloat16 on "
-        "GPUs, and on processors with AMX",
+        "GPUs, and on processors with units for it (AVX512-BF16 or AMX)",
     )
     activation_checkpointing: bool = Field(False, description="Recompute activations in the backward pass")
 

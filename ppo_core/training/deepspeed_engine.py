@@ -25,6 +25,7 @@ from deepspeed.utils import (
 
 from ppo_core.models.forward import Models
 from ppo_core.models.packing import enable_packing
+from ppo_core.models.precision import multiply_in
 from ppo_core.records import OptimizerSettings
 from ppo_core.spec import TrainingSpec
 from ppo_core.training.threads import Threads, twin_of
@@ -48,6 +49,7 @@ class Trainable:
         self.dtype = next(module.parameters()).dtype
         self.module: nn.Module = module
         enable_packing(module)
+        multiply_in(module, training.compute_dtype)
         if recompute:
             module.gradient_checkpointing_enable({"use_reentrant": False})
         small = sum(parameter.numel() for parameter in module.parameters()) <= SHARED_PARAMETERS
@@ -186,14 +188,13 @@ class Trainable:
 def models_of(
     trainables: Mapping[str, Trainable],
     threads: Threads,
-    training: TrainingSpec,
     *,
     temperature: float,
     reference: Any = None,
 ) -> list[Models]:
     """The networks under training, and the frozen reference, behind the port for forward passes: for each thread that
     can run them."""
-    count = threads.usable(training.compute_dtype, [len(trainable.modules) for trainable in trainables.values()])
+    count = threads.usable(*(len(trainable.modules) for trainable in trainables.values()))
     return [
         Models(
             {name: trainable.modules[thread] for name, trainable in trainables.items()},

@@ -36,7 +36,7 @@ def train_dpo(
     policy: Trainable, train: Sequence[Ranking], held_out: Sequence[Ranking], job: TrainDpoJob, ranks: Ranks, tick: Tick
 ) -> Trained:
     """The loss of `ppo_core.algorithms.dpo`, mean over a batch's rows."""
-    spec, models = job.dpo, models_of({"policy": policy}, ranks.threads, job.training, temperature=1.0)
+    spec, models = job.dpo, models_of({"policy": policy}, ranks.threads, temperature=1.0)
     reference, held_out_reference = (
         _logprobs(models, rows, job, ranks, tick, "logprobs of the start") for rows in (train, held_out)
     )

@@ -13,8 +13,10 @@ from ppo_core.models.adapter_files import load_adapters
 from ppo_core.models.loading import VALUE_HEAD, load_policy, load_value_head
 from ppo_core.models.lora import adapt
 from ppo_core.models.packing import enable_packing
+from ppo_core.models.precision import multiply_in
 from ppo_core.records import ComputeAdvantagesJob, InputError, OptimizerSettings, UpdatePolicyJob
 from ppo_core.spec import LoraSpec, ModelSpec, TrainingSpec
+from ppo_core.spec.sections import ComputeDtype
 from ppo_core.training.checkpoint import ADAPTERS, load_optimizer
 from ppo_core.training.deepspeed_engine import Trainable
 from ppo_core.training.networks import NETWORKS
@@ -30,6 +32,7 @@ class LoadConfig(NamedTuple):
     dtype: str
     zero_stage: int
     activation_checkpointing: bool
+    compute_dtype: ComputeDtype
     lora: LoraSpec | None
     value_head: bool
 
@@ -44,6 +47,7 @@ class LoadConfig(NamedTuple):
             model.dtype,
             training.zero_stage,
             training.activation_checkpointing,
+            training.compute_dtype,
             model.lora,
             algorithm.value_head,
         )
@@ -51,7 +55,11 @@ class LoadConfig(NamedTuple):
     @property
     def training(self) -> TrainingSpec:
         """What of that section matters here."""
-        return TrainingSpec(zero_stage=self.zero_stage, activation_checkpointing=self.activation_checkpointing)
+        return TrainingSpec(
+            zero_stage=self.zero_stage,
+            activation_checkpointing=self.activation_checkpointing,
+            compute_dtype=self.compute_dtype,
+        )
 
 
 class Learner:
@@ -65,7 +73,7 @@ class Learner:
         self.identity: str | None = None  # of the held checkpoint, None while it changes
         self._config: LoadConfig | None = None
         self._reference: nn.Module | None = None
-        self._reference_digest: str | None = None
+        self._reference_held: tuple[str, ComputeDtype] | None = None
 
     def holds(self, identity: str, config: LoadConfig) -> bool:
         """Whether `checkpoint` of that identity, held so, would load nothing."""
@@ -84,15 +92,17 @@ class Learner:
             self.identity, self._config = state.identity, config
         return self.trainables
 
-    def reference(self, folder: Path, digest: str, *, model: ModelSpec) -> nn.Module:
+    def reference(self, folder: Path, digest: str, *, model: ModelSpec, training: TrainingSpec) -> nn.Module:
         """The frozen policy in `folder`."""
-        if self._reference is None or self._reference_digest != digest:
+        wanted = digest, training.compute_dtype
+        if self._reference is None or self._reference_held != wanted:
             self._reference = None
             reference = load_policy(folder, dtype=model.dtype, trust_remote_code=self.trust_remote_code)
             enable_packing(reference)
+            multiply_in(reference, training.compute_dtype)
             device = self.trainables["policy"].device if self.trainables else "cpu"
             self._reference = reference.requires_grad_(False).to(device)
-            self._reference_digest = digest
+            self._reference_held = wanted
         return self._reference
 
     def invalidate(self) -> None:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ppo_core.engines.protocol import JobInput
 from ppo_core.models.loading import load_policy
-from ppo_core.models.precision import compute_in
 from ppo_core.records import InputError, UpdatePolicyJob
 from ppo_core.training.checkpoint import full_weights, write_checkpoint
 from ppo_core.training.deepspeed_engine import Trainable
@@ -71,11 +70,10 @@ def run_update(
     if spec.update.exact_kl_loss and spec.model.lora is None:
         if start is None:
             raise InputError("update.kl_loss_estimator=full compares with the run's start: give that as `reference`")
-        reference = learner.reference(start.path / "policy", start.digest, model=spec.model)
+        reference = learner.reference(start.path / "policy", start.digest, model=spec.model, training=spec.training)
     rows = Experience.load(experience.path)
     learner.invalidate()
-    device = learner.trainables["policy"].device
-    with deterministic(spec.deterministic), compute_in(spec.training.compute_dtype, device):
+    with deterministic(spec.deterministic):
         metrics = Update(learner.trainables, rows, spec, learner.ranks, reference).run(tick)
     learner.mark_loaded(identity)
     return metrics

@@ -56,7 +56,7 @@ def _step(
         return loss.detach().cpu()
 
     costs = [row.cost(padded=not packs(model.modules[0])) for row in batch]
-    threads = ranks.threads.usable(job.training.compute_dtype, [len(model.modules)])
+    threads = ranks.threads.usable(len(model.modules))
     shares = share_of(ranks, range(len(batch)), costs, job.training, threads, padded=False)
     total = sum(ranks.threads.each(work, shares), torch.zeros(()))
     norm = model.step(rate_at(spec, step))

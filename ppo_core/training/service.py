@@ -17,7 +17,6 @@ from ppo_core.engines.protocol import EngineDefect, Job, JobInput
 from ppo_core.engines.vector_math import prepare_vector_math
 from ppo_core.models.loading import create_policy, load_policy, save_policy
 from ppo_core.models.lora import target_layers
-from ppo_core.models.precision import compute_in
 from ppo_core.models.reward_model import ClassifierFolder, reward_model_of
 from ppo_core.records import (
     ComputeAdvantagesJob,
@@ -82,7 +81,7 @@ class TrainingEngine:
         policy = self._start_model(job, spec, tokenizer)
         trainable = self._trainable(policy, spec.sft, spec.training, dtype=spec.model.dtype)
         examples, losses = read_examples(job.inputs["dataset"].path / "sft.parquet"), list[float]()
-        with deterministic(spec.deterministic), compute_in(spec.training.compute_dtype, trainable.device):
+        with deterministic(spec.deterministic):
             metrics = train_supervised(trainable, examples, spec, self.ranks, job.progress, losses)
         weights = full_weights(trainable, self.ranks)
         trainable.close()
@@ -104,7 +103,7 @@ class TrainingEngine:
         model = reward_model_of(policy, seed=derive_seed(spec.seed, "reward head"))
         losses: list[float] = []
         trainable = self._trainable(model, spec.fit, spec.training, dtype=spec.model.dtype)
-        with deterministic(spec.deterministic), compute_in(spec.training.compute_dtype, trainable.device):
+        with deterministic(spec.deterministic):
             metrics = train_reward_model(trainable, rankings, spec, self.ranks, job.progress, losses)
         weights = full_weights(trainable, self.ranks)
         trainable.close()
@@ -123,7 +122,7 @@ class TrainingEngine:
         policy = load_policy(start, dtype=spec.dtype, trust_remote_code=self.trust_remote_code)
         train, held_out = (read_rankings(data / f"{split}.parquet") for split in ("train", "eval"))
         trainable = self._trainable(policy, spec.dpo, spec.training, dtype=spec.dtype)
-        with deterministic(spec.deterministic), compute_in(spec.training.compute_dtype, trainable.device):
+        with deterministic(spec.deterministic):
             found = train_dpo(trainable, train, held_out, spec, self.ranks, job.progress)
         weights = full_weights(trainable, self.ranks)
         trainable.close()
@@ -178,12 +177,10 @@ class TrainingEngine:
             folder = reference_folder(checkpoint.path, start.path, spec.advantages.reference)
             # A moved reference comes with each checkpoint; the start is held as long as the run has it.
             digest = start.digest if start.path in folder.parents else f"{checkpoint.digest}/reference"
-            reference = self.learner.reference(folder, digest, model=spec.model)
-        models = models_of(
-            trainables, self.ranks.threads, spec.training, temperature=spec.temperature, reference=reference
-        )
+            reference = self.learner.reference(folder, digest, model=spec.model, training=spec.training)
+        models = models_of(trainables, self.ranks.threads, temperature=spec.temperature, reference=reference)
         sequences = [TokenSequence(row.prompt_token_ids, row.response_token_ids) for row in rollouts]
-        with deterministic(spec.deterministic), compute_in(spec.training.compute_dtype, models[0].device):
+        with deterministic(spec.deterministic):
             own, need = temperatures_of(rollouts), algorithm.predictions
             predictions = predict(models, need, sequences, spec.training, self.ranks, job.progress, own)
         moments = moments_with(spec.carried, scores)

@@ -106,7 +106,7 @@ def _step(
     """Loss and gradient norm of one optimizer step."""
     spec = job.sft
     normalizer = sum(len(completion) for _, completion in batch)
-    models = models_of({"policy": policy}, ranks.threads, job.training, temperature=1.0)
+    models = models_of({"policy": policy}, ranks.threads, temperature=1.0)
 
     def work(thread: int, rows: list[int]) -> Tensor:
         logprobs = models[thread].forward([batch[row] for row in rows], Need(logprobs=True)).logprobs

@@ -18,9 +18,6 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from ppo_core.models.precision import products_in_bf16
-from ppo_core.spec.sections import ComputeDtype
-
 Share = TypeVar("Share")
 Result = TypeVar("Result")
 
@@ -41,12 +38,9 @@ class Threads:
         """As many as this process has cores, up to `MOST`; one where a GPU computes."""
         return cls(1 if torch.cuda.is_available() else min(torch.get_num_threads(), MOST))
 
-    def usable(self, compute_dtype: ComputeDtype, counts: Sequence[int]) -> int:
-        """How many can run networks that have `counts` modules each.
-
-        One for products in bf16: what attention computes in is then switched for the whole process.
-        """
-        return 1 if products_in_bf16(compute_dtype) else min(self.count, *counts)
+    def usable(self, *counts: int) -> int:
+        """How many can run networks that have `counts` modules each."""
+        return min(self.count, *counts)
 
     def map(self, function: Callable[[int, Share], Result], shares: Sequence[Share]) -> list[Result]:
         """`function(number, share)` of each share, side by side; at most `count`, and gradients as where it is called.

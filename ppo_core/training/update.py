@@ -87,9 +87,7 @@ class Update:
         reference: Any = None,
     ) -> None:
         self.algorithm, self.networks = algorithm_of(job.algorithm), networks
-        self.models = models_of(
-            self.networks, ranks.threads, job.training, temperature=job.temperature, reference=reference
-        )
+        self.models = models_of(self.networks, ranks.threads, temperature=job.temperature, reference=reference)
         self.experience, self.job, self.ranks, self.rates = experience, job, ranks, rates_at(job)
         self.sequences: list[TokenSequence] = experience.sequences()
         self.lengths = lengths_of(self.sequences)

@@ -170,7 +170,7 @@ def agree(root: Path, ranks: Ranks) -> Facts:
         job, learner = update_job(zero_stage=stage, dtype=dtype), Learner(ranks)
         start = make_start(root, "llama-tied", dtype, ranks)
         policy = load(learner, start, job)["policy"]
-        reference = learner.reference(start / "policy", start.name, model=job.model)
+        reference = learner.reference(start / "policy", start.name, model=job.model, training=job.training)
         with torch.no_grad():
             ours, theirs = (
                 response_logprobs(model, ragged_sequences(ROWS), temperature=1.0)

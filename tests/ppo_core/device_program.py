@@ -14,7 +14,8 @@ from torch import Tensor
 from ppo_core.logprobs import response_logprobs
 from ppo_core.models.loading import create_policy
 from ppo_core.models.packing import enable_packing
-from ppo_core.models.precision import compute_in
+from ppo_core.models.precision import multiply_in
+from ppo_core.records import UpdatePolicyJob
 from ppo_core.training.determinism import deterministic
 from ppo_core.training.learner import Learner
 from ppo_core.training.ranks import Ranks
@@ -54,7 +55,8 @@ def passes(root: Path, ranks: Ranks) -> Facts:
             model = policy_of(name).to(device)
             if rows == "packed":
                 enable_packing(model)
-            with deterministic(wanted), compute_in(compute, device):
+            multiply_in(model, compute)
+            with deterministic(wanted):
                 logprobs, entropy = response_logprobs(model, SEQUENCES, temperature=TEMPERATURE, with_entropy=True)
                 (gradient_factors(*logprobs.shape).to(device) * (logprobs + entropy)).sum().backward()
             said = {"logprobs": logprobs.detach(), "entropy": entropy.detach()}
@@ -79,15 +81,20 @@ def resumed(root: Path, ranks: Ranks) -> Facts:
         return resume(root, ranks, RESUMED)
 
 
+def products_in_bf16(job: UpdatePolicyJob) -> UpdatePolicyJob:
+    """The same with them."""
+    training = job.training.model_copy(update={"compute_dtype": "bfloat16"})
+    return job.model_copy(update={"training": training})
+
+
 def twice(root: Path, ranks: Ranks) -> Facts:
     """One update by two fresh engines, with products in bf16."""
     facts: Facts = {}
-    job = update_job(num_minibatches=2, num_ppo_epochs=2, entropy_coef=0.05)
+    job = products_in_bf16(update_job(num_minibatches=2, num_ppo_epochs=2, entropy_coef=0.05))
     for name in ("one", "two"):
         learner, folder = Learner(ranks), checkpoint_folder(root, 0, "float32", name)
         start = make_start(root, "llama-tied", "float32", ranks)
-        device = load(learner, start, job)["policy"].device
-        with deterministic(True), compute_in("bfloat16", device):
+        with deterministic(True):
             facts[name] = train(learner, start, folder, job, make_experience())
         learner.forget()
     return facts

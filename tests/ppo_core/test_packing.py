@@ -8,14 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from infra.engines.hardware import has_amx
 from ppo_core.logprobs import response_logprobs, response_values
 from ppo_core.models import head
 from ppo_core.models.head import TokenLogprobs
-from ppo_core.models.layout import packed_layout
 from ppo_core.models.loading import Critic, create_policy
 from ppo_core.models.packing import MODEL_TYPES, Packing, enable_packing, packs
-from ppo_core.models.precision import compute_in
 from tests.ppo_core.plain_torch import plain_entropy, plain_logprobs
 from tests.ppo_core.tiny_models import SIZES, VOCABULARY, ragged_sequences, tiny_config
 
@@ -150,24 +147,3 @@ def test_the_fused_head_keeps_logits_once() -> None:
         alone = response_logprobs(model, SEQUENCES, temperature=1.0)
     assert torch.equal(alone, logprobs)
     assert "forward" not in vars(model.get_output_embeddings())
-
-
-def test_bf16_products_are_near_fp32_ones_and_leave_the_settings() -> None:
-    """oneDNN rounds on processors with bf16 units; on others it computes in fp32."""
-    model = policy("llama", initializer_range=0.05)
-    enable_packing(model)
-    exact = response_logprobs(model, SEQUENCES, temperature=1.0)
-    before = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
-    with compute_in("bfloat16", CPU):
-        assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"  # type: ignore[attr-defined]
-        near = response_logprobs(model, SEQUENCES, temperature=1.0)
-        near.sum().backward()
-    assert torch.backends.mkldnn.matmul.fp32_precision == before  # type: ignore[attr-defined]
-    assert near.dtype == torch.float32
-    torch.testing.assert_close(near, exact, rtol=0, atol=0.05)
-    wanted = {"float32": before, "auto": "bf16" if has_amx() else before}
-    for compute, precision in wanted.items():
-        with compute_in(compute, CPU):
-            assert torch.backends.mkldnn.matmul.fp32_precision == precision  # type: ignore[attr-defined]
-    layout = packed_layout(SEQUENCES)
-    assert layout.index.max() < layout.inputs["input_ids"].numel()

@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ppo_core.models.precision import multiply_in
+from ppo_core.spec.sections import ComputeDtype
 from ppo_core.training.threads import Threads, twin_of
 from tests.ppo_core.threads_program import PARTS, TWICE
 from tests.ppo_core.tiny_models import tiny_policy
@@ -40,8 +42,10 @@ def test_two_threads_measure_what_one_measures(programs: Path) -> None:
             assert together[case][name] == pytest.approx(value, rel=2e-3, abs=1e-5), (case, name)
 
 
-def test_a_twin_has_the_same_weights_and_hooks_of_its_own() -> None:
+@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
+def test_a_twin_has_the_same_weights_and_hooks_of_its_own(compute_dtype: ComputeDtype) -> None:
     model = tiny_policy("llama-tied")
+    multiply_in(model, compute_dtype)
     twin = twin_of(model)
     assert [id(p) for p in twin.parameters()] == [id(p) for p in model.parameters()]
     model.get_output_embeddings().register_forward_hook(lambda *_: pytest.fail("a hook of the other one"))
@@ -75,8 +79,6 @@ def test_an_error_comes_when_all_threads_have_ended() -> None:
     assert ended == [1]
 
 
-@pytest.mark.parametrize(
-    ("compute_dtype", "counts", "expected"), [("float32", [4, 2], 2), ("float32", [1, 4], 1), ("bfloat16", [4, 4], 1)]
-)
-def test_as_many_threads_as_every_network_has_modules_for(compute_dtype: str, counts: list[int], expected: int) -> None:
-    assert Threads(3).usable(compute_dtype, counts) == expected  # type: ignore[arg-type]
+@pytest.mark.parametrize(("counts", "expected"), [([4, 2], 2), ([1, 4], 1), ([4, 4], 3)])
+def test_as_many_threads_as_every_network_has_modules_for(counts: list[int], expected: int) -> None:
+    assert Threads(3).usable(*counts) == expected

@@ -6,18 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from infra.engines.hardware import has_amx
+from infra.engines.hardware import has_bf16_units
 from tasks.checks import machine
 from tasks.checks.machine import machine_notes
 from tests.tasks.run_contexts import smoke_spec
 
 
-@pytest.mark.parametrize(("flags", "expected"), [("fpu amx_bf16 avx2", True), ("fpu avx512_bf16", False), ("", False)])
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [("fpu amx_bf16 avx2", True), ("fpu avx512_bf16", True), ("fpu avx512f avx512_bf16x", False), ("", False)],
+)
 def test_units_are_read_from_the_processor(tmp_path: Path, flags: str, *, expected: bool) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor\t: 0\nmodel name\t: amx_bf16\nflags\t\t: {flags}\n")
-    assert has_amx(cpuinfo) is expected
-    assert not has_amx(tmp_path / "none")
+    assert has_bf16_units(cpuinfo) is expected
+    assert not has_bf16_units(tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -33,7 +36,7 @@ def test_units_are_read_from_the_processor(tmp_path: Path, flags: str, *, expect
 def test_products_in_bf16_without_units_are_noted(
     monkeypatch: pytest.MonkeyPatch, dtype: str, *, units: bool, gpu: bool, noted: bool
 ) -> None:
-    monkeypatch.setattr(machine, "has_amx", lambda: units)
+    monkeypatch.setattr(machine, "has_bf16_units", lambda: units)
     monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: gpu)
     notes = machine_notes(smoke_spec(f"training.compute_dtype={dtype}"))
     assert [note.startswith("training.compute_dtype=bfloat16 gains nothing here") for note in notes] == [True] * noted
