@@ -4,8 +4,8 @@
 
 `demo` is the example after its supervised start, `27M` a new model with a vocabulary of 32,000 that never ends before
 64 tokens. TRL is installed into an environment of its own (`--trl`), the first time. Each round runs every side once,
-so that a busy machine is busy for all. Prints medians over iterations from the third on, and writes
-`benchmarks/results/iteration.json`.
+so that a busy machine is busy for all. Prints medians over iterations from the third on, and writes them into
+`benchmarks/results/iteration.json`, beside those of cases that are not run.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ STAGES = {
 OURS = {
     "ppoflow": (),
     "ppoflow, products in bfloat16": ("training.compute_dtype=bfloat16",),
+    # As TRL does, which keeps the logits of its sampling.
+    "… and no pass for old logprobs": ("training.compute_dtype=bfloat16", "advantages.old_logprobs=sampler"),
 }
 PEERS: Mapping[str, tuple[str, ...]] = {TRL: (), f"{TRL}, bf16": ("--bf16",)}
 WARM_UP = 2
@@ -76,7 +78,8 @@ def main() -> None:
     given = parser.parse_args()
     home, python = given.home.absolute(), environment(given.trl.absolute())
     settings = {"rounds": given.rounds, "iterations": given.iterations}
-    document: dict[str, Any] = {"machine": machine(), "versions": {**versions(), "trl": TRL}, "settings": settings}
+    facts = {"machine": machine(), "versions": {**versions(), "trl": TRL}, "settings": settings}
+    document: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in given.cases:
         case = Case(Path("examples/arithmetic/demo.yaml")) if name == "demo" else large_case(home / "27M")
         found = compare(case, home, python, given.rounds, given.iterations)
@@ -84,9 +87,9 @@ def main() -> None:
             side: {part: statistics.median(one[part] for one in iterations) for part in PARTS}
             for side, iterations in found.items()
         }
-        document[name] = {"medians": medians, "iterations": found}
+        document[name] = {**facts, "medians": medians, "iterations": found}
+        RESULTS.write_text(json.dumps(document, indent=1) + "\n")
         show(name, medians)
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def compare(case: Case, home: Path, python: Path, rounds: int, iterations: int) -> dict[str, list[dict[str, float]]]:

@@ -51,6 +51,8 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
     "value_clip 0.2": ("update.value_clip=0.2",),
     "overlapped": ("schedule=overlapped", "update.importance_correction=token"),
     "products in bfloat16": ("training.compute_dtype=bfloat16",),
+    "the sampler's logprobs": ("advantages.old_logprobs=sampler",),
+    "both of them": ("training.compute_dtype=bfloat16", "advantages.old_logprobs=sampler"),
 }
 SCHEDULE = ("update.decay_iterations=30", "evaluation.every=5")
 

@@ -57,6 +57,11 @@ class AdvantageSpec(Section):
     kl: FixedKl | AdaptiveKl = Field(
         FixedKl(), discriminator="kind", description="Price of leaving the reference: kind fixed or adaptive"
     )
+    old_logprobs: Literal["trainer", "sampler"] = Field(
+        "trainer",
+        description="What the update's ratios are to: the trainer's probabilities, from a pass of the policy over the "
+        "rollouts; or the sampler's own, which saves that pass and lets the ratios hold what the two disagree on",
+    )
     score_norm: Literal["none", "std", "mean_std"] = Field(
         "none",
         description="Divide scores by the standard deviation of all scores of the run so far; mean_std: less their "

@@ -158,6 +158,17 @@ class RunSpec(FlowSpec):
         return self
 
     @model_validator(mode="after")
+    def _ratios_are_corrected_once(self) -> Self:
+        correction = self.update.importance_correction
+        if self.advantages.old_logprobs == "sampler" and correction != "none":
+            raise ValueError(
+                f"update.importance_correction={correction} weighs by the trainer's over the sampler's probability, "
+                "and advantages.old_logprobs=sampler takes one for the other: set that to trainer, or "
+                "importance_correction to none"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _nothing_is_scored_ahead(self) -> Self:
         if self.schedule == "overlapped" and self.rollout.dynamic_sampling is not None:
             raise ValueError(

@@ -81,6 +81,12 @@ class Predictions:
     final_values: Tensor | None = None
 
 
+def needed(algorithm: Algorithm, spec: AdvantageSpec) -> Need:
+    """What the models are asked for: not logprobs where the sampler's are taken, unless values come in that pass."""
+    spared = spec.old_logprobs == "sampler" and not algorithm.value_head
+    return algorithm.predictions._replace(logprobs=False) if spared else algorithm.predictions
+
+
 def predict(
     models: Sequence[Models],
     need: Need,
@@ -138,7 +144,9 @@ def build_experience(
     shaped = shape_scores(
         raw, finished, generated.sum(1), spec, max_response_tokens=max_response_tokens, moments=moments
     )
-    kl = kl_estimate(predictions.old_logprobs, predictions.reference_logprobs, estimator=spec.kl.estimator)
+    sampler, theirs = ragged([row.sampler_logprobs for row in rollouts]), spec.old_logprobs == "sampler"
+    old = sampler if theirs else predictions.old_logprobs
+    kl = kl_estimate(old, predictions.reference_logprobs, estimator=spec.kl.estimator)
     if spec.kl.length_normalised:
         kl = kl / mask.sum(1, keepdim=True).clamp(min=1)
     rewards = priced = token_rewards(shaped.scores, kl, mask, kl_coef=kl_coef)
@@ -150,14 +158,13 @@ def build_experience(
     advantages = estimate.advantages
     if spec.whiten is True:
         advantages = whiten(advantages, mask) if spec.whiten_centred else scale(advantages, mask)
-    sampler = ragged([row.sampler_logprobs for row in rollouts])
     experience = Experience(
         prompt_ids=torch.tensor([t for row in rollouts for t in row.prompt_token_ids], dtype=torch.int64),
         prompt_lengths=torch.tensor([len(row.prompt_token_ids) for row in rollouts]),
         response_ids=torch.tensor([t for row in rollouts for t in row.response_token_ids], dtype=torch.int64),
         response_lengths=torch.tensor([len(row.response_token_ids) for row in rollouts]),
         response_mask=mask,
-        old_logprobs=predictions.old_logprobs,
+        old_logprobs=old,
         reference_logprobs=predictions.reference_logprobs,
         sampler_logprobs=sampler,
         values=predictions.values,
@@ -167,8 +174,8 @@ def build_experience(
         temperatures=temperatures_of(rollouts),
     )
     metrics = {
-        **kl_metrics(predictions.old_logprobs, predictions.reference_logprobs, mask),
-        **sampler_mismatch(predictions.old_logprobs, sampler, generated),
+        **kl_metrics(old, predictions.reference_logprobs, mask),
+        **({} if theirs else sampler_mismatch(old, sampler, generated)),
         "kl/coef": kl_coef,
         "reward/mean": float(priced.sum(1)[counted].mean()) if counted.any() else 0.0,
         "advantage/std": float(estimate.advantages[mask].std()) if mask.sum() > 1 else 0.0,

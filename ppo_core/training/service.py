@@ -41,6 +41,7 @@ from ppo_core.training.experience import (
     build_experience,
     coefficient_after,
     coefficient_at,
+    needed,
     predict,
     temperatures_of,
 )
@@ -181,7 +182,7 @@ class TrainingEngine:
         models = models_of(trainables, self.ranks.threads, temperature=spec.temperature, reference=reference)
         sequences = [TokenSequence(row.prompt_token_ids, row.response_token_ids) for row in rollouts]
         with deterministic(spec.deterministic):
-            own, need = temperatures_of(rollouts), algorithm.predictions
+            own, need = temperatures_of(rollouts), needed(algorithm, spec.advantages)
             predictions = predict(models, need, sequences, spec.training, self.ranks, job.progress, own)
         moments = moments_with(spec.carried, scores)
         experience, metrics = build_experience(

@@ -43,6 +43,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "schedule=overlapped trains on responses .* set it to token .*, or schedule to synchronous$",
     ),
     (
+        {"advantages": {"old_logprobs": "sampler"}, "update": {"importance_correction": "token"}},
+        "importance_correction=token weighs .* set that to trainer, or importance_correction to none$",
+    ),
+    (
         {"advantages": {"overlong": {"buffer": 49}}},
         r"overlong.buffer=49 is longer than a response can be \(rollout.max_response_tokens=48\): lower it to 48",
     ),

@@ -21,16 +21,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from ppo_core.algorithms.algorithm import Algorithm
 from ppo_core.algorithms.ppo import PPO
+from ppo_core.algorithms.ppo_shared import ppo_shared
+from ppo_core.models.forward import Need
 from ppo_core.records import ComputeAdvantagesJob, OptimizerSettings, RolloutRow, ScoreRow
 from ppo_core.rewards import ScoreMoments
-from ppo_core.spec import AdaptiveKl, AdvantageSpec, FixedKl, ModelSpec, TrainingSpec, UpdateSpec
+from ppo_core.spec import AdaptiveKl, AdvantageSpec, FixedKl, ModelSpec, PpoSharedSpec, TrainingSpec, UpdateSpec
 from ppo_core.training.experience import (
     Experience,
     Predictions,
     build_experience,
     coefficient_after,
     coefficient_at,
+    needed,
 )
 from ppo_core.training.shaping import moments_with
 
@@ -62,6 +66,26 @@ def built(truncated: str, **changes: Any) -> tuple[Experience, dict[str, float]]
     settings = {"score_clip": 5.0, "missing_eos_penalty": 0.5, "gae_lambda": 0.5, "whiten": False, **changes}
     spec = AdvantageSpec.model_validate({"truncated": truncated, **settings})
     return build_experience(ROLLOUTS, SCORES, PREDICTIONS, PPO, spec, kl_coef=0.1, max_response_tokens=3)
+
+
+def test_the_samplers_logprobs_take_the_place_of_the_trainers() -> None:
+    """KL by hand: [-1.1 + 1.5, -2 + 1.5], [-1 + 2, 0, -1.2 + 1]; row 2 counts nowhere."""
+    ours, ours_measured = built("terminal")
+    experience, measured = built("terminal", old_logprobs="sampler")
+    assert_close(experience.old_logprobs, [[-1.1, -2.0, 0.0], [-1.0, -1.0, -1.2], [-3.0, 0.0, 0.0]])
+    assert_close(experience.rewards, [[-0.04, 5.05, 0.0], [-0.1, 0.0, 0.52], [0.0, 0.0, 0.0]])
+    assert measured["kl/reference"] == pytest.approx((-0.1 + 0.8) / 2)
+    assert {name for name in ours_measured if name.startswith("sampler/")} == ours_measured.keys() - measured.keys()
+    assert torch.equal(experience.response_mask, ours.response_mask)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [(PPO, Need(values=True, reference_logprobs=True)), (ppo_shared(PpoSharedSpec()), PPO.predictions)],
+)
+def test_the_policys_pass_is_spared_unless_values_come_with_it(algorithm: Algorithm, expected: Need) -> None:
+    assert needed(algorithm, AdvantageSpec(old_logprobs="sampler")) == expected
+    assert needed(algorithm, AdvantageSpec()) == algorithm.predictions
 
 
 def assert_close(observed: Tensor, expected: list[list[float]]) -> None:
