@@ -145,7 +145,7 @@ def build_experience(
         raw, finished, generated.sum(1), spec, max_response_tokens=max_response_tokens, moments=moments
     )
     sampler, theirs = ragged([row.sampler_logprobs for row in rollouts]), spec.old_logprobs == "sampler"
-    old = sampler if theirs else predictions.old_logprobs
+    old = sampler.clone() if theirs else predictions.old_logprobs  # safetensors writes no tensor twice
     kl = kl_estimate(old, predictions.reference_logprobs, estimator=spec.kl.estimator)
     if spec.kl.length_normalised:
         kl = kl / mask.sum(1, keepdim=True).clamp(min=1)

@@ -68,7 +68,7 @@ def built(truncated: str, **changes: Any) -> tuple[Experience, dict[str, float]]
     return build_experience(ROLLOUTS, SCORES, PREDICTIONS, PPO, spec, kl_coef=0.1, max_response_tokens=3)
 
 
-def test_the_samplers_logprobs_take_the_place_of_the_trainers() -> None:
+def test_the_samplers_logprobs_take_the_place_of_the_trainers(tmp_path: Path) -> None:
     """KL by hand: [-1.1 + 1.5, -2 + 1.5], [-1 + 2, 0, -1.2 + 1]; row 2 counts nowhere."""
     ours, ours_measured = built("terminal")
     experience, measured = built("terminal", old_logprobs="sampler")
@@ -77,6 +77,8 @@ def test_the_samplers_logprobs_take_the_place_of_the_trainers() -> None:
     assert measured["kl/reference"] == pytest.approx((-0.1 + 0.8) / 2)
     assert {name for name in ours_measured if name.startswith("sampler/")} == ours_measured.keys() - measured.keys()
     assert torch.equal(experience.response_mask, ours.response_mask)
+    experience.save(tmp_path)
+    assert torch.equal(Experience.load(tmp_path).old_logprobs, experience.sampler_logprobs)
 
 
 @pytest.mark.parametrize(
