@@ -172,6 +172,8 @@ def ours(case: Case, home: Path, policy: Path, iterations: int, settings: tuple[
     number = time.time_ns()
     # Another seed each time: nothing is found in the store. The last iteration is evaluated, and left out.
     changes = (f"seed={number % 10**6}", f"iterations={iterations + 1}", "evaluation.every=1000")
+    # TRL writes no checkpoints here. Ours has the policy in files always, since the sampler reads it there.
+    changes += (f"checkpoint.every={iterations + 1}",)
     start_there = ("sft=null", f"model={{path: {policy}}}", "update.learning_rate=1e-5")
     records = train(case, home, f"run-{number}", *changes, *start_there, *settings)
     metrics = [record["metrics"] for record in records[1 + WARM_UP : -1]]

@@ -270,7 +270,8 @@ def _write(rollouts: list[RolloutRow], job: Job) -> dict[str, Any]:
 def main() -> None:
     """Serve rollout jobs on standard input and output."""
     replies = take_over_stdout()
-    import vllm  # noqa: F401 (15 s: better now, while the flow does other things, than in the first job)
+    # 15 s: better now, while the flow does other things, than in the first job. `import vllm` alone leaves half of it.
+    from vllm import LLM, SamplingParams  # noqa: F401
 
     permissions = permissions_of(sys.argv[1:])
     engine = RolloutEngine(permissions)
