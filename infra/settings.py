@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from infra.addresses import names_a_host
 from infra.engines.environment import permitted, way_out
+from infra.engines.hardware import gpus_of
 from infra.runs.folders import RunFolders
 
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -270,6 +271,11 @@ def child_environment(extra: Mapping[str, str], *, without: Sequence[str] = ()) 
 def engine_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """The environment for an engine: of ours what it needs and nothing secret, and `extra` on top."""
     return {**permitted(os.environ), **extra}
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs of this machine that engines may use."""
+    return gpus_of(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def reward_environment(names: Sequence[str]) -> dict[str, str]:

@@ -2,15 +2,54 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 BF16_UNITS = {"amx_bf16", "avx512_bf16"}
+GPU_ANSWER_S = 5.0
 
 
 def has_nvidia_gpu() -> bool:
     """Whether an NVIDIA GPU is here, without loading any GPU library."""
     return Path("/dev/nvidia0").exists() or Path("/dev/nvidiactl").exists()
+
+
+def gpus_of(visible: str | None, devices: Path = Path("/dev")) -> list[str]:
+    """The GPUs that programs here see, as CUDA_VISIBLE_DEVICES (`visible`; None: unset) names them, or by number.
+
+    >>> gpus_of("2, 3"), gpus_of("")
+    (['2', '3'], [])
+    """
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
+    return [str(number) for number in range(len(list(devices.glob("nvidia[0-9]*"))))]
+
+
+def nvidia_smi(query: str) -> str:
+    """What nvidia-smi says of its GPUs, a line each, with commas between values; nothing where it does not answer."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    command = [program, f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=GPU_ANSWER_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def smallest_memory_gib(table: str) -> float | None:
+    """Of the lines that nvidia-smi prints for `memory.total`, in MiB; None where none is a number.
+
+    >>> smallest_memory_gib("81920\\n40960\\n"), smallest_memory_gib("[N/A]")
+    (40.0, None)
+    """
+    sizes = [float(line) / 1024 for line in table.split("\n") if line.strip().replace(".", "", 1).isdigit()]
+    return min(sizes, default=None)
 
 
 def has_bf16_units(cpuinfo: Path = CPUINFO) -> bool:

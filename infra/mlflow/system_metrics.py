@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +10,7 @@ from typing import Protocol
 
 import psutil
 
+from infra.engines.hardware import nvidia_smi
 from infra.mlflow.points import Point
 
 PREFIX = "system/"
@@ -20,7 +19,6 @@ EVERY_S = 10.0
 KEPT = 1000
 """So many points wait while MLflow is away; older ones go."""
 GPU_QUERY = "index,utilization.gpu,memory.used,memory.total"
-GPU_ANSWER_S = 5.0
 
 
 class Tracker(Protocol):
@@ -71,7 +69,7 @@ def machine_load() -> Iterator[tuple[str, float]]:
     yield "cpu_utilization_percentage", psutil.cpu_percent()
     yield "system_memory_usage_megabytes", round(memory.used / 1e6, 1)
     yield "system_memory_usage_percentage", memory.percent
-    yield from gpu_load(_nvidia_smi())
+    yield from gpu_load(nvidia_smi(GPU_QUERY))
 
 
 def gpu_load(table: str) -> Iterator[tuple[str, float]]:
@@ -89,17 +87,3 @@ def gpu_load(table: str) -> Iterator[tuple[str, float]]:
             yield f"gpu_{index}_memory_usage_megabytes", used
         if used is not None and total:
             yield f"gpu_{index}_memory_usage_percentage", round(100 * used / total, 1)
-
-
-def _nvidia_smi() -> str:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
-    command = [program, f"--query-gpu={GPU_QUERY}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=GPU_ANSWER_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""

@@ -8,6 +8,9 @@ import torch
 
 from ppo_core.records import TokenSequence, derive_seed
 
+MICROBATCH_TOKENS = 4096
+"""Of a backward pass, where a spec does not say."""
+
 
 def permutation(count: int, *parts: int | str) -> list[int]:
     """A seeded order of 0..count-1, the same on every machine."""

@@ -1,6 +1,6 @@
 """The rollout engine: vLLM, kept warm; new weights are swapped in place.
 
-Jobs: generate_rollouts; the same in parts, generate_shard and merge_rollouts; sample.
+Jobs: generate_rollouts; the same in parts, generate_shard and merge_rollouts; sample; make_room.
 
 Token ids in, token ids out, with the logprobs of the distribution that was really sampled. Every request has its own
 seed, so tokens do not depend on batch order, batch size or which process answers.
@@ -20,15 +20,13 @@ from ppo_core.engines.children import ChildWatch
 from ppo_core.engines.drawing import drawn, sampling_of
 from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.engines.rollout_limits import (
-    GIB,
-    check_limits,
     check_room,
     check_stop_tokens,
-    engines_refusal,
     stored_dtype,
     weights_folder,
 )
-from ppo_core.engines.vllm_worker import WeightSwap
+from ppo_core.engines.turns import TAKE_TURNS, SleepingModel, room_made
+from ppo_core.engines.vllm_start import start_vllm
 from ppo_core.permissions import Permissions, permissions_of
 from ppo_core.records import GenerateJob, GenerateShardJob, PromptRow, RolloutRow
 from ppo_core.sampling import Draw, draws
@@ -40,9 +38,11 @@ TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "voc
 class RolloutEngine:
     """Holds one vLLM engine and the digest of the policy in it."""
 
-    def __init__(self, permissions: Permissions) -> None:
+    def __init__(self, permissions: Permissions, *, takes_turns: bool = False) -> None:
         self._trusted = permissions.trust_remote_code
+        self._takes_turns = takes_turns
         self._llm: Any = None
+        self._sleep: SleepingModel | None = None
         self._watch = ChildWatch([])
         self._shape: tuple[Any, ...] | None = None
         self._digest: str | None = None
@@ -98,6 +98,10 @@ class RolloutEngine:
             {0: prompt}, draws([0], {0: "sample"}, wish["count"], seed=spec.seed, stream="sample"), spec, job
         )
         return {"responses": [row.response for row in rows]}
+
+    def make_room(self, job: Job) -> dict[str, Any]:
+        """Free what other engines need, until the next job."""
+        return room_made(0 if self._sleep is None else self._sleep.sleep())
 
     def _generate(
         self, prompts: dict[int, PromptRow], wanted: list[Draw], spec: GenerateJob, job: Job
@@ -169,6 +173,13 @@ class RolloutEngine:
             finish_reason=completion.finish_reason,
         )
 
+    def _weights_gone(self) -> bool:
+        """Wakes vLLM; whether it slept without its weights."""
+        try:
+            return self._sleep is not None and self._sleep.wake()
+        except Exception as error:
+            raise EngineDefect(f"vLLM did not wake up: {type(error).__name__}: {error}") from error
+
     def _hold(self, policy: Path, digest: str, spec: GenerateJob, context: int) -> None:
         """Have the policy of `digest` in vLLM: by a swap where the engine can stay, else by a new engine."""
         from ppo_core.data.tokenization import load_tokenizer, stop_token_ids
@@ -182,12 +193,14 @@ class RolloutEngine:
         )
         if self._llm is None or self._shape is None or self._shape[1:] != shape or self._shape[0] < context:
             self._watch.retire()
-            self._llm, self._digest = None, None
-            self._llm = start_vllm(policy, spec, context, trust_remote_code=self._trusted)
+            self._llm, self._sleep, self._digest = None, None, None
+            self._llm, self._sleep = start_vllm(
+                policy, spec, context, trust_remote_code=self._trusted, takes_turns=self._takes_turns
+            )
             # vLLM's core has a process of its own on GPUs, and `step` waits for it also when it is dead.
             self._watch = ChildWatch(multiprocessing.active_children())
             self._shape, self._digest = (context, *shape), digest
-        elif self._digest != digest:
+        elif self._weights_gone() or self._digest != digest:
             self._digest = None
             self._llm.collective_rpc("swap_weights", args=(str(policy),))
             self._llm.reset_prefix_cache()
@@ -197,50 +210,6 @@ class RolloutEngine:
             self._tokenizer = load_tokenizer(policy, trust_remote_code=self._trusted)
             self._stop_ids = stop_token_ids(self._tokenizer, policy)
             self._text_files = text
-
-
-def start_vllm(policy: Path, spec: GenerateJob, context: int, *, trust_remote_code: bool) -> Any:
-    """A vLLM engine around the policy; `context` tokens are the longest prompt plus response.
-
-    Raises InputError for a model or a cache that vLLM can never work with here.
-    """
-    import torch
-    from vllm import LLM
-
-    from ppo_core.engines.vector_math import prepare_vector_math
-
-    prepare_vector_math()
-    on_gpu = torch.cuda.is_available()
-    check_limits(policy, spec, context, gpu=on_gpu, trust_remote_code=trust_remote_code)
-    options: dict[str, Any] = {}
-    if on_gpu:
-        # vLLM refuses to start where less is free than its share of the card, and the training engine has some already.
-        free, total = torch.cuda.mem_get_info()
-        options["gpu_memory_utilization"] = 0.95 * free / total
-    try:
-        return LLM(
-            model=str(policy),
-            dtype=spec.model.dtype,
-            load_format="safetensors",
-            max_model_len=context,
-            skip_tokenizer_init=not spec.stop,  # vLLM looks for these in the text
-            trust_remote_code=trust_remote_code,
-            enforce_eager=not on_gpu,
-            distributed_executor_backend="mp" if spec.tensor_parallel_size > 1 else "uni",
-            tensor_parallel_size=spec.tensor_parallel_size,
-            kv_cache_memory_bytes=int(spec.kv_cache_gib * GIB),
-            logprobs_mode="processed_logprobs",
-            worker_extension_cls=f"{WeightSwap.__module__}.{WeightSwap.__qualname__}",
-            generation_config="vllm",
-            disable_log_stats=True,
-            seed=0,
-            **options,
-        )
-    except ValueError as error:
-        refusal = engines_refusal(str(error), kv_cache_gib=spec.kv_cache_gib, tokens=context)
-        if refusal is None:
-            raise
-        raise refusal from None
 
 
 def sampled_logprobs(logprobs: Any, count: int) -> list[float]:
@@ -273,9 +242,9 @@ def main() -> None:
     # 15 s: better now, while the flow does other things, than in the first job. `import vllm` alone leaves half of it.
     from vllm import LLM, SamplingParams  # noqa: F401
 
-    permissions = permissions_of(sys.argv[1:])
-    engine = RolloutEngine(permissions)
-    jobs = (engine.generate_rollouts, engine.generate_shard, merge_rollouts, engine.sample)
+    permissions = permissions_of([argument for argument in sys.argv[1:] if argument != TAKE_TURNS])
+    engine = RolloutEngine(permissions, takes_turns=TAKE_TURNS in sys.argv)
+    jobs = (engine.generate_rollouts, engine.generate_shard, merge_rollouts, engine.sample, engine.make_room)
     serve({job.__name__: job for job in jobs}, replies, permissions)
 
 

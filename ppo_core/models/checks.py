@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ppo_core.algorithms.registry import algorithm_of
+from ppo_core.data.batches import MICROBATCH_TOKENS
+from ppo_core.engines.gpu_memory import MemoryPlan, check_gpu_memory
 from ppo_core.engines.rollout_limits import (
+    Attention,
     attention_of,
     check_cache,
     check_heads,
@@ -17,6 +22,8 @@ from ppo_core.models.lora import target_layers
 from ppo_core.models.weight_files import tensor_shapes, weight_files
 from ppo_core.records import CheckRunJob, InputError
 
+ROOMY = 0.8
+"""Where so much of a GPU holds both engines at once they need no turns; the rest is for what is not known."""
 LARGEST_TRIAL = 4 << 30
 """Bytes of weights that a check may load, where their names alone do not say that they fit."""
 
@@ -38,7 +45,15 @@ def check_model(
         check_heads(attention, ranks=ranks, gpu=job.gpu is not False)
     if folder is not None and not fits(model, tensor_shapes(folder)) and _size(folder) <= LARGEST_TRIAL:
         load_policy(folder, dtype=spec.dtype, trust_remote_code=trust_remote_code)
-    facts = {"model_type": config.model_type, "parameters": sum(value.numel() for value in model.parameters())}
+    facts: dict[str, Any] = {
+        "model_type": config.model_type,
+        "parameters": sum(value.numel() for value in model.parameters()),
+    }
+    plan = memory_plan(model, attention, job, longest=tokens)
+    if plan is not None and job.gpu_gib is not None:
+        facts["gpu_memory"] = {"needed_gib": check_gpu_memory(plan, job.gpu_gib), "gpu_gib": job.gpu_gib}
+        at_once = replace(plan, sharing="same").needed_gib()
+        facts["gpu_memory"]["fits_at_once"] = plan.sharing == "turns" and at_once < ROOMY * job.gpu_gib
     if job.gpu is False:
         check_memory(job.engines.kv_cache_gib, machine_memory_gib())
     if attention is None or job.gpu is None:
@@ -52,6 +67,39 @@ def check_model(
         gpu=job.gpu,
     )
     return {**facts, "sequences": sequences}
+
+
+def memory_plan(model: Any, attention: Attention | None, job: CheckRunJob, *, longest: int) -> MemoryPlan | None:
+    """What the run asks of a GPU; None for a flow or a model of which that is not known."""
+    learner, engines = job.learner, job.engines
+    if learner is None or attention is None:
+        return None
+    spec, training = learner.model, learner.training
+    parameters = sum(value.numel() for value in model.parameters())
+    trained = parameters
+    if spec.lora is not None:  # A and B of each layer
+        sides = [
+            side for layer in target_layers(model, spec.lora).values() for side in layer.get_parameter("weight").shape
+        ]
+        trained = spec.lora.rank * sum(sides)
+    return MemoryPlan(
+        parameters=parameters,
+        trained=trained,
+        networks=len(algorithm_of(learner.algorithm).networks),
+        references=int(spec.lora is None),
+        layers=attention.layers,
+        hidden=attention.heads * attention.head_dim,
+        tokens=training.microbatch_tokens or max(MICROBATCH_TOKENS, longest),
+        longest=longest,
+        dtype=spec.dtype,
+        products_in_bf16=training.compute_dtype != "float32",
+        recompute=training.activation_checkpointing,
+        zero_stage=training.zero_stage,
+        ranks=training.num_ranks,
+        kv_cache_gib=engines.kv_cache_gib,
+        tensor_parallel_size=engines.tensor_parallel_size,
+        sharing=job.sharing,
+    )
 
 
 def _refuse_quantised(config: Any, name: str) -> None:

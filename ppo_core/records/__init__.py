@@ -4,6 +4,7 @@ from ppo_core.records.digests import canonical_json, content_digest, derive_seed
 from ppo_core.records.dpo_jobs import TrainDpoJob
 from ppo_core.records.errors import InputError, needs_own_code
 from ppo_core.records.jobs import (
+    MAKE_ROOM,
     WITH_SIGNAL,
     CheckRunJob,
     CompareJob,
@@ -27,6 +28,7 @@ from ppo_core.records.rows import Messages, PromptRow, RolloutRow, ScoreRow, Tok
 
 __all__ = [
     "LOSS_DIGITS",
+    "MAKE_ROOM",
     "NOTED_LOSS",
     "WITH_SIGNAL",
     "CheckRunJob",

@@ -112,12 +112,20 @@ class PrepareDatasetJob(Section):
 class CheckRunJob(Section):
     """Check what `prepare_dataset` checks, and what the model asks of the engines; writes nothing. Inputs as there.
 
-    `gpu`: whether the rollout engines have one; None where that is another machine's.
+    `gpu`: whether the rollout engines have one; None where that is another machine's. `gpu_gib` is the memory of the
+    smallest, where it is known, and `sharing` how engines share it; `learner` is what is trained there.
     """
 
     dataset: PrepareDatasetJob
     engines: EnginesSpec
     gpu: bool | None
+    gpu_gib: float | None = None
+    sharing: Literal["turns", "same", "own"] = "own"
+    learner: TrainingJob | None = None
+
+
+MAKE_ROOM = "make_room"
+"""The job, without inputs, after which an engine holds as little as it can until its next one."""
 
 
 WITH_SIGNAL = "score/prompts_with_signal"

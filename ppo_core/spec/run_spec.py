@@ -169,6 +169,15 @@ class RunSpec(FlowSpec):
         return self
 
     @model_validator(mode="after")
+    def _overlapping_engines_take_no_turns(self) -> Self:
+        if self.schedule == "overlapped" and self.engines.placement == "together":
+            raise ValueError(
+                "schedule=overlapped has rollout and training engines work at the same time, and "
+                "engines.placement=together one after the other: set schedule to synchronous, or placement to apart"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _nothing_is_scored_ahead(self) -> Self:
         if self.schedule == "overlapped" and self.rollout.dynamic_sampling is not None:
             raise ValueError(

@@ -182,6 +182,12 @@ class EnginesSpec(Section):
     training_resources: dict[str, PositiveFloat] = Field(
         {}, description="The same for the training engine; none: GPU: training.num_ranks"
     )
+    placement: Literal["auto", "together", "apart"] = Field(
+        "auto",
+        description="together: rollout and training engines take turns on the same GPUs, each making room for the "
+        "other; apart: each keeps what it holds, on GPUs of its own where there are enough; auto: together where GPUs "
+        "are fewer than the engines need",
+    )
     placement_timeout_s: PositiveFloat = Field(
         600.0, description="So long an engine waits for a node of the Ray cluster that has its resources"
     )
@@ -197,6 +203,15 @@ class EnginesSpec(Section):
         description="On GPUs: deterministic kernels in training and batch-invariant sampling, slower, so that the "
         "same job gives the same bits again. On CPU it always does",
     )
+
+    @model_validator(mode="after")
+    def _turns_are_taken_on_one_machine(self) -> Self:
+        if self.placement == "together" and self.backend == "ray":
+            raise ValueError(
+                "placement=together with backend=ray: Ray gives each engine GPUs of its own; set backend to local, or "
+                "placement to auto"
+            )
+        return self
 
 
 class RegistrySpec(Section):

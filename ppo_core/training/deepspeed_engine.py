@@ -28,6 +28,7 @@ from ppo_core.models.packing import enable_packing
 from ppo_core.models.precision import multiply_in
 from ppo_core.records import OptimizerSettings
 from ppo_core.spec import TrainingSpec
+from ppo_core.training.aside import tensors_in
 from ppo_core.training.threads import Threads, twin_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -161,6 +162,14 @@ class Trainable:
     def device(self) -> torch.device:
         """Where the module computes."""
         return torch.device(self._engine.device)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that it holds on its device: weights, buffers, gradients, masters, moments, and DeepSpeed's own."""
+        parameters = list(self.module.parameters())
+        shares = [vars(parameter).get("ds_tensor") for parameter in parameters]
+        held = [parameters, [p.grad for p in parameters], shares, list(self.module.buffers())]
+        kept_by = [vars(self._engine.optimizer), vars(self._inner)]
+        return (tensor for tensor in tensors_in([held, kept_by]) if tensor.device.type == self.device.type)
 
     def close(self) -> None:
         """Free what DeepSpeed holds."""

@@ -17,6 +17,7 @@ from ppo_core.models.precision import multiply_in
 from ppo_core.records import ComputeAdvantagesJob, InputError, OptimizerSettings, UpdatePolicyJob
 from ppo_core.spec import LoraSpec, ModelSpec, TrainingSpec
 from ppo_core.spec.sections import ComputeDtype
+from ppo_core.training.aside import Aside
 from ppo_core.training.checkpoint import ADAPTERS, load_optimizer
 from ppo_core.training.deepspeed_engine import Trainable
 from ppo_core.training.networks import NETWORKS
@@ -74,6 +75,7 @@ class Learner:
         self._config: LoadConfig | None = None
         self._reference: nn.Module | None = None
         self._reference_held: tuple[str, ComputeDtype] | None = None
+        self._aside = Aside()
 
     def holds(self, identity: str, config: LoadConfig) -> bool:
         """Whether `checkpoint` of that identity, held so, would load nothing."""
@@ -112,6 +114,16 @@ class Learner:
     def mark_loaded(self, identity: str) -> None:
         """Say which checkpoint the held weights are now."""
         self.identity = identity
+
+    def make_room(self) -> int:
+        """Move all that is held to the CPU, until `bring_back`; returns its bytes."""
+        reference = [] if self._reference is None else [*self._reference.parameters(), *self._reference.buffers()]
+        held = [tensor for trainable in self.trainables.values() for tensor in trainable.tensors()]
+        return self._aside.move([*held, *reference])
+
+    def bring_back(self) -> None:
+        """Have all of it on the device again, to the bit."""
+        self._aside.bring_back()
 
     def forget(self) -> None:
         """Free the held checkpoint."""

@@ -17,13 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ppo_core.data.batches import microbatches
+from ppo_core.data.batches import MICROBATCH_TOKENS, microbatches
 from ppo_core.engines.protocol import EngineDefect
 from ppo_core.spec import TrainingSpec
 from ppo_core.training.threads import Threads
 
 IDLE = datetime.timedelta(days=365)
-MICROBATCH_TOKENS = 4096  # where a spec does not say
 
 
 @dataclass

@@ -8,17 +8,20 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.preferences import read_rankings
 from ppo_core.data.tables import check_aligned, read_rollouts, read_scores
 from ppo_core.data.tokenization import load_tokenizer
-from ppo_core.engines.protocol import EngineDefect, Job, JobInput
+from ppo_core.engines.protocol import EngineDefect, Handler, Job, JobInput
+from ppo_core.engines.turns import gpu_bytes_free, room_made
 from ppo_core.engines.vector_math import prepare_vector_math
 from ppo_core.models.loading import create_policy, load_policy, save_policy
 from ppo_core.models.lora import target_layers
 from ppo_core.models.reward_model import ClassifierFolder, reward_model_of
 from ppo_core.records import (
+    MAKE_ROOM,
     ComputeAdvantagesJob,
     FinetunePolicyJob,
     InputError,
@@ -65,14 +68,12 @@ class TrainingEngine:
         self.ranks = ranks
         self.trust_remote_code = trust_remote_code
         self.learner = Learner(ranks, trust_remote_code=trust_remote_code)
-        self.handlers: dict[str, Callable[[Job], dict[str, Any]]] = {
-            "finetune_policy": self.finetune_policy,
-            "train_reward_model": self.train_reward_model,
-            "train_dpo": self.train_dpo,
-            "start_policy": self.start_policy,
-            "compute_advantages": self.compute_advantages,
-            "update_policy": self.update_policy,
-        }
+        jobs: tuple[Handler, ...] = (
+            *(self.finetune_policy, self.train_reward_model, self.train_dpo, self.start_policy),
+            *(self.compute_advantages, self.update_policy),
+        )
+        self.handlers = {job.__name__: self._with_all_back(job) for job in jobs}
+        self.handlers[MAKE_ROOM] = self.make_room
 
     def finetune_policy(self, job: Job) -> dict[str, Any]:
         """The model of the spec, trained on the examples, as a Hugging Face folder."""
@@ -230,6 +231,22 @@ class TrainingEngine:
         carry = algorithm_of(spec.algorithm).carry
         carried = {} if carry is None or KL_TO_OLD not in metrics else {"carried": dict(carry(metrics[KL_TO_OLD]))}
         return {"metrics": metrics, "full": spec.full, **carried}
+
+    def make_room(self, job: Job) -> dict[str, Any]:
+        """Leave the GPU to another engine; the next job has everything back. On a CPU there is no other place."""
+        if not torch.cuda.is_available():
+            return room_made(0)
+        before = gpu_bytes_free()
+        self.learner.make_room()
+        torch.cuda.empty_cache()
+        return room_made(gpu_bytes_free() - before)
+
+    def _with_all_back(self, handler: Handler) -> Handler:
+        def handle(job: Job) -> dict[str, Any]:
+            self.learner.bring_back()
+            return handler(job)
+
+        return handle
 
     def _trainable(
         self, module: Any, fit: SupervisedSpec | DescentSpec, training: TrainingSpec, *, dtype: str

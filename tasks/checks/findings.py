@@ -28,6 +28,7 @@ def findings_of(spec: RunSpec, facts: Mapping[str, Any], run: str, iteration: in
         "context": _context(facts["longest_prompt"], spec.rollout.max_response_tokens, facts["context_length"]),
         "model": f"{facts['model_type']}, {facts['parameters'] / 1e6:.3g} million parameters, {spec.model.dtype}",
         "rollouts": _cache(spec, facts["sequences"]),
+        **_gpu_memory(facts.get("gpu_memory")),
         "reward": f"{spec.reward.labels} on {len(facts['scores'])} rows: {scores}",
         "state": f"{settings.home} ({free:.0f} GiB free)",
         "store": store,
@@ -51,3 +52,12 @@ def _context(longest: int, response: int, limit: int | None) -> str:
 def _cache(spec: RunSpec, sequences: int | None) -> str:
     size = f"engines.kv_cache_gib={spec.engines.kv_cache_gib:g}"
     return size if sequences is None else f"{size} has room for {sequences} such sequences at once"
+
+
+def _gpu_memory(memory: Mapping[str, Any] | None) -> dict[str, str]:
+    if memory is None:
+        return {}
+    found = f"about {memory['needed_gib']:.1f} of {memory['gpu_gib']:.1f} GiB on the fullest GPU"
+    tight = "; that is an estimate, and may not fit" if memory["needed_gib"] > memory["gpu_gib"] else ""
+    hint = "; both engines fit at once: engines.placement=apart saves the turns" if memory["fits_at_once"] else ""
+    return {"memory": f"{found}{tight}{hint}"}

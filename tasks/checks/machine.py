@@ -1,9 +1,14 @@
-"""Settings of a spec that have no effect on this machine."""
+"""What of a spec does not fit this machine, or has no effect on it."""
 
 from __future__ import annotations
 
-from infra.engines.hardware import has_bf16_units, has_nvidia_gpu
-from ppo_core.spec import RunSpec
+from typing import Any
+
+from infra.engines.hardware import has_bf16_units, has_nvidia_gpu, nvidia_smi, smallest_memory_gib
+from infra.settings import visible_gpus
+from ppo_core.records import CheckRunJob, InputError, PrepareDatasetJob, TrainingJob
+from ppo_core.spec import DpoSpec, RunSpec
+from tasks.stages.engine_programs import gpus_wanted, takes_turns
 
 
 def machine_notes(spec: RunSpec) -> list[str]:
@@ -15,3 +20,38 @@ def machine_notes(spec: RunSpec) -> list[str]:
             "AMX), and may take several times as long as in float32; auto takes what is faster"
         ]
     return []
+
+
+def check_job(spec: RunSpec | DpoSpec, dataset: PrepareDatasetJob) -> CheckRunJob:
+    """The check of a run on this machine, or on those of its Ray cluster.
+
+    Raises InputError where the run asks for more GPUs than are here.
+    """
+    if spec.engines.backend == "ray" or not has_nvidia_gpu():
+        return CheckRunJob(dataset=dataset, engines=spec.engines, gpu=None if spec.engines.backend == "ray" else False)
+    gpus, shared = len(visible_gpus()), "same"
+    check_gpus(spec, gpus)
+    if takes_turns(spec, gpus):
+        shared = "turns"
+    elif gpus >= gpus_wanted(spec):
+        shared = "own"
+    learner: dict[str, Any] = {}
+    if isinstance(spec, RunSpec):
+        learner["learner"] = TrainingJob(model=spec.model, algorithm=spec.algorithm, training=spec.training)
+    memory = smallest_memory_gib(nvidia_smi("memory.total"))
+    return CheckRunJob(dataset=dataset, engines=spec.engines, gpu=True, gpu_gib=memory, sharing=shared, **learner)
+
+
+def check_gpus(spec: RunSpec | DpoSpec, gpus: int) -> None:
+    """Raise InputError where a machine with GPUs has fewer than one of the engines needs."""
+    engines, ranks = spec.engines, spec.training.num_ranks
+    sampling = engines.rollout_engines * engines.tensor_parallel_size
+    if ranks > gpus:
+        raise InputError(
+            f"training.num_ranks={ranks} is more than the {gpus} GPUs here, and each rank has one: lower it to {gpus}"
+        )
+    if sampling > gpus:
+        raise InputError(
+            f"engines.rollout_engines={engines.rollout_engines} of tensor_parallel_size={engines.tensor_parallel_size} "
+            f"need {sampling} GPUs, and there are {gpus}: lower one of them"
+        )

@@ -6,11 +6,10 @@ import time
 from typing import Any
 
 from infra.artifacts import open_store
-from infra.engines.hardware import has_nvidia_gpu
 from infra.settings import Settings
-from ppo_core.records import CheckRunJob
 from ppo_core.spec import DpoSpec, RewardModelSpec
 from tasks.checks.hub import find_sources
+from tasks.checks.machine import check_job
 from tasks.checks.preflight import preflight
 from tasks.checks.run import Findings, ask_check, check_engine, checked_in, holder_notes
 from tasks.preferences.context import preferences_job
@@ -53,14 +52,10 @@ def check_preferences(
         job = preferences_job(spec).model_dump(mode="json")
         facts = ask_check(engine, "check_preferences", spec, job, "the data", downloads)
         if isinstance(spec, DpoSpec):
-            prompts = CheckRunJob(dataset=dataset_job(spec), engines=spec.engines, gpu=_gpu(spec))
+            prompts = check_job(spec, dataset_job(spec))
             what = f"{spec.reward.labels} and the data"
             ask_check(engine, "check_run", spec, prompts.model_dump(mode="json"), what, downloads)
     return Findings(notes, {**_told(spec, name, facts), "store": store.root, "checked": checked_in(started)})
-
-
-def _gpu(spec: DpoSpec) -> bool | None:
-    return None if spec.engines.backend == "ray" else has_nvidia_gpu()
 
 
 def _told(spec: RewardModelSpec | DpoSpec, name: str, facts: dict[str, Any]) -> dict[str, str]:

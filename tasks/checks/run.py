@@ -20,17 +20,17 @@ from typing import Any
 
 from infra.artifacts import ArtifactStore, open_store
 from infra.backend import open_leases, open_records
-from infra.engines.hardware import has_nvidia_gpu
 from infra.engines.process import EngineProcess
 from infra.engines.protocol import EngineInput, EngineJob, EngineJobError, EngineTimeout
 from infra.runs.holder import require_free
 from infra.runs.owner import LeaseHeld
 from infra.settings import Settings
-from ppo_core.records import CheckRunJob, InputError
+from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
 from ppo_core.spec.flow_spec import FlowSpec
 from tasks.checks.findings import findings_of, stands
 from tasks.checks.hub import find_sources
+from tasks.checks.machine import check_job
 from tasks.checks.preflight import preflight
 from tasks.checks.same_files import made_of_these_files
 from tasks.runs.run_state import changed_values, effective_spec, last_record, recorded_spec
@@ -121,8 +121,7 @@ def _check(
     if standing.iteration is not None and standing.unchanged and not again:
         ask_check(engine, "try_reward", tried, reward_trial(tried, []), what, downloads)
         return Findings(notes)
-    gpu = None if spec.engines.backend == "ray" else has_nvidia_gpu()
-    job = CheckRunJob(dataset=dataset_job(tried), engines=spec.engines, gpu=gpu)
+    job = check_job(tried, dataset_job(tried))
     facts = ask_check(engine, "check_run", tried, job.model_dump(mode="json"), what, downloads)
     good = findings_of(tried, facts, name, standing.iteration, store.root)
     return Findings(

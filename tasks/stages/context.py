@@ -170,6 +170,7 @@ class RunContext:
         on_progress(EngineProgress(engine, stage_job.job, 0, 0, ""))  # the engine may have to start first
         handle, sent = self.engines.handles[engine], time.perf_counter()
         try:
+            self.timings.freed(self.engines.turns.take(engine, silence_s=silence, on_progress=on_progress))
             done = handle.run_job(stage_job, self.store, silence_s=silence, on_progress=on_progress)
         except EngineTimeout as error:
             key = "reward_timeout_s" if engine == "scoring" else "timeout_s"

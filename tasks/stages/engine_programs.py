@@ -12,7 +12,7 @@ from pathlib import Path
 from infra.artifacts.fingerprint import code_fingerprint
 from infra.engines.hardware import has_nvidia_gpu
 from infra.engines.process import EngineProcess
-from infra.settings import Settings, reward_environment
+from infra.settings import Settings, reward_environment, visible_gpus
 from ppo_core import records
 from ppo_core.records import InputError
 from ppo_core.spec.flow_spec import FlowSpec
@@ -27,7 +27,8 @@ ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOS
 class EnginePlan:
     """Plain data that `launch` makes an engine of. `role` names the program, `name` the engine and its log.
 
-    `gpus` are those of its machine that it sees; None: all. `accompanied`: another engine works at the same time.
+    `gpus` are those that it sees of the ones that its machine shows us; None: all. `accompanied`: another engine works
+    at the same time; `takes_turns`: another one has the GPUs when this one waits.
     """
 
     role: str
@@ -36,14 +37,22 @@ class EnginePlan:
     deterministic: bool = False
     gpus: tuple[int, ...] | None = None
     accompanied: bool = False
+    takes_turns: bool = False
 
 
 def plan_engines(spec: FlowSpec) -> dict[str, EnginePlan]:
     """The engines of a flow by name."""
     deterministic, names = spec.engines.deterministic, rollout_names(spec)
-    accompanied = spec.engines_overlap or len(names) > 1
+    accompanied, gpus = spec.engines_overlap or len(names) > 1, len(visible_gpus())
     rollout = [
-        EnginePlan("rollout", name, deterministic=deterministic, gpus=_share(spec, number), accompanied=accompanied)
+        EnginePlan(
+            "rollout",
+            name,
+            deterministic=deterministic,
+            gpus=_share(spec, number, gpus),
+            accompanied=accompanied,
+            takes_turns=takes_turns(spec, gpus),
+        )
         for number, name in enumerate(names)
     ]
     training = EnginePlan(
@@ -62,12 +71,28 @@ def rollout_names(spec: FlowSpec) -> list[str]:
     return ["rollout", *(f"rollout-{number}" for number in range(2, spec.engines.rollout_engines + 1))]
 
 
-def _share(spec: FlowSpec, number: int) -> tuple[int, ...] | None:
-    """Several rollout engines on one machine take its GPUs in turn; Ray does that by itself."""
-    if spec.engines.rollout_engines == 1 or spec.engines.backend == "ray":
+def takes_turns(spec: FlowSpec, gpus: int) -> bool:
+    """Whether rollout and training engines work one after the other on this machine, which has so many GPUs."""
+    placement = spec.engines.placement
+    if not {"rollout", "training"} <= set(spec.roles) or spec.engines.backend == "ray" or placement == "apart":
+        return False
+    return placement == "together" or (0 < gpus < gpus_wanted(spec) and not spec.engines_overlap)
+
+
+def gpus_wanted(spec: FlowSpec) -> int:
+    """How many GPUs give each engine its own."""
+    return spec.training.num_ranks + spec.engines.rollout_engines * spec.engines.tensor_parallel_size
+
+
+def _share(spec: FlowSpec, number: int, gpus: int) -> tuple[int, ...] | None:
+    """The GPUs of a rollout engine: those after the training engine's, where there are enough for both and they take
+    no turns. Ray gives them out by itself."""
+    size, together = spec.engines.tensor_parallel_size, takes_turns(spec, gpus)
+    own = gpus >= gpus_wanted(spec) and "training" in spec.roles and not together
+    if spec.engines.backend == "ray" or (spec.engines.rollout_engines == 1 and not own):
         return None
-    size = spec.engines.tensor_parallel_size
-    return tuple(range(number * size, (number + 1) * size))
+    first = number * size + (spec.training.num_ranks if own else 0)
+    return tuple(range(first, first + size))
 
 
 def launch(plan: EnginePlan, settings: Settings, logs: Path, *, called: str | None = None) -> EngineProcess:
@@ -87,7 +112,8 @@ def _command(plan: EnginePlan, settings: Settings) -> list[str]:
     if plan.role == "training":
         return [*training_command(plan.num_ranks), *trusted]
     permitted = scoring_permissions(settings) if plan.role == "scoring" else []
-    return [sys.executable, "-m", PROGRAMS[plan.role], *permitted, *trusted]
+    turns = ["--take-turns"] if plan.takes_turns else []
+    return [sys.executable, "-m", PROGRAMS[plan.role], *permitted, *trusted, *turns]
 
 
 def scoring_permissions(settings: Settings) -> list[str]:
@@ -179,7 +205,8 @@ def rollout_environment(
         **ONE_THREAD_PER_TOKENIZER,
     }
     if has_nvidia_gpu():
-        seen = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(str(number) for number in gpus)}
+        names = dict(enumerate(visible_gpus()))
+        seen = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(names.get(i, str(i)) for i in gpus)}
         return {**common, **seen, **({"VLLM_BATCH_INVARIANT": "1"} if deterministic else {})}
     switches = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1"}
     # Else vLLM cuts long contexts by the size of the batch, and logprobs depend in their last bits on the company.

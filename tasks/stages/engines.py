@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 from infra.artifacts import ArtifactStore, open_store
 from infra.backend import is_remote
-from infra.engines.protocol import Engine
+from infra.engines.protocol import Engine, EngineJob
 from infra.engines.ray import RayEngine
 from infra.engines.ray_cluster import RayCluster
 from infra.engines.ray_host import Blueprint
 from infra.settings import Settings
-from ppo_core.records import InputError
+from ppo_core.records import MAKE_ROOM, InputError
 from ppo_core.spec.flow_spec import FlowSpec
 from tasks.stages.engine_programs import (
     PROGRAMS,
@@ -26,7 +28,7 @@ from tasks.stages.engine_programs import (
     plan_engines,
     rollout_names,
 )
-from tasks.stages.jobs import OnProgress, StageJob, StageResult, run_job
+from tasks.stages.jobs import OnProgress, StageJob, StageResult, ask, run_job
 
 __all__ = ["PROGRAMS", "EngineHandle", "Engines", "LocalHandle", "RayHandle", "require_shared_store"]
 
@@ -102,11 +104,43 @@ def _run_there(
     return run_job(stage_job, store, engine, silence_s=silence_s, on_progress=on_progress)
 
 
+@dataclass
+class Turns:
+    """Who may hold memory of the GPUs now, where engines work there one after the other (`engines.placement`).
+
+        rollout: generate ─► makes room                                            evaluate ─► generate ─► …
+                                   training: advantages ─► update ─► makes room ─┘
+
+    `sides` has the engines that work at the same time, by role."""
+
+    sides: Mapping[str, Mapping[str, Engine]]
+    holding: dict[str, Engine] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, name: str, *, silence_s: float, on_progress: OnProgress | None = None) -> dict[str, float]:
+        """Have every engine of the other side that worked since make room; returns what they freed, GiB by role.
+
+        Raises EngineError where one of them fails; it holds nothing any more then, since its process is new.
+        """
+        mine = next((engines for engines in self.sides.values() if name in engines), None)
+        if mine is None:
+            return {}
+        freed: dict[str, float] = {}
+        with self.lock:
+            for role, engines in self.sides.items():
+                for other in sorted(engines.keys() & self.holding.keys() - mine.keys()):
+                    order = EngineJob(MAKE_ROOM, {}, None, {})
+                    reply = ask(self.holding.pop(other), order, silence_s=silence_s, on_progress=on_progress)
+                    freed[role] = freed.get(role, 0.0) + float(reply.result["freed_gib"])
+            self.holding[name] = mine[name]
+        return freed
+
+
 class Engines:
     """Starts all engines at once and ends them together.
 
     `handles` has every engine by its name, `rollout_names` are those that share an iteration's prompts; `scoring`,
-    which runs the user's code in the user's folder, is always here.
+    which runs the user's code in the user's folder, is always here. `turns` is to be asked before a job is given out.
     """
 
     def __init__(self, spec: FlowSpec, settings: Settings, logs: Path, *, run: str = "") -> None:
@@ -117,11 +151,14 @@ class Engines:
         self.scoring: Engine = scoring
         self.rollout_names = rollout_names(spec)
         self.handles: dict[str, EngineHandle] = {"scoring": LocalHandle(scoring)}
+        sides: dict[str, dict[str, Engine]] = {}
         for name, plan in plans.items():
             if spec.engines.backend == "ray":
                 self.handles[name] = RayHandle(self._on_ray(plan, spec, settings, logs, run or spec.name))
             else:
-                self.handles[name] = LocalHandle(launch(plan, settings, logs))
+                engine = sides.setdefault(plan.role, {})[name] = launch(plan, settings, logs)
+                self.handles[name] = LocalHandle(engine)
+        self.turns = Turns(sides if any(plan.takes_turns for plan in plans.values()) else {})
 
     def _on_ray(self, plan: EnginePlan, spec: FlowSpec, settings: Settings, logs: Path, run: str) -> RayEngine:
         resources = resources_of(plan.role, spec)

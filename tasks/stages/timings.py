@@ -1,10 +1,11 @@
-"""Where an iteration's seconds go: inside engines, and outside of them (Prefect, storage, tracking, process hops)."""
+"""Where an iteration's seconds go: inside engines, and outside of them (Prefect, storage, tracking, process hops); and
+what engines that take turns freed."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -26,6 +27,7 @@ class Timings:
     started: float = field(default_factory=time.perf_counter)
     stages: dict[str, StageTime] = field(default_factory=dict)
     parts: dict[str, float] = field(default_factory=dict)
+    freed_gib: dict[str, float] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
@@ -50,6 +52,12 @@ class Timings:
             entry.engine += engine
             entry.cached = cached
 
+    def freed(self, gib: Mapping[str, float]) -> None:
+        """Keep the most that the engines of each role freed at once."""
+        with self.lock:
+            for role, freed in gib.items():
+                self.freed_gib[role] = max(freed, self.freed_gib.get(role, freed))
+
     def measured(self) -> dict[str, float]:
         """Metrics of the iteration so far."""
         with self.lock:
@@ -61,12 +69,12 @@ class Timings:
             outside = metrics["seconds/outside_engines"] = now - self.started - inside
             metrics |= {f"seconds/outside_{part}": seconds for part, seconds in self.parts.items()}
             metrics["seconds/outside_prefect_and_rest"] = outside - sum(self.parts.values())
-            return metrics
+            return metrics | {f"memory/{role}_freed_gib": gib for role, gib in self.freed_gib.items()}
 
     def restart(self) -> None:
         """Begin the next iteration."""
         with self.lock:
-            self.started, self.stages, self.parts = time.perf_counter(), {}, {}
+            self.started, self.stages, self.parts, self.freed_gib = time.perf_counter(), {}, {}, {}
 
     def cached_stages(self) -> list[str]:
         """Stages whose result came from the store."""

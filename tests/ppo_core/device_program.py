@@ -25,6 +25,7 @@ from tests.ppo_core.update_cases import TEMPERATURE, checkpoint_folder, make_exp
 
 SEQUENCES = ragged_sequences(9)
 RESUMED = [(0, "float32"), (2, "bfloat16")]
+MOVED = [(0, "float32"), (1, "float32"), (2, "bfloat16"), (3, "float32")]
 # Name: what weights are kept in, what products are computed in, and whether only deterministic kernels may run.
 PASSES = {
     "float32": ("float32", "float32", False),
@@ -87,6 +88,38 @@ def products_in_bf16(job: UpdatePolicyJob) -> UpdatePolicyJob:
     return job.model_copy(update={"training": training})
 
 
+def moved(root: Path, ranks: Ranks) -> Facts:
+    """Two iterations, and the same where everything makes room before the second: bytes that were held and that left,
+    and what is left on the device."""
+    facts: Facts = {}
+    for stage, dtype in MOVED:
+        job = update_job(zero_stage=stage, dtype=dtype, num_minibatches=2)
+        start = make_start(root, "llama-tied", dtype, ranks)
+        for name in ("stayed", "moved"):
+            learner, folder = Learner(ranks), checkpoint_folder(root, stage, dtype, name)
+            with deterministic(True):
+                train(learner, start, root / f"{folder.name}-before", job, make_experience())
+                learner.reference(start / "policy", "start", model=job.model, training=job.training)
+                if name == "moved":
+                    facts[folder.name] = made_room(learner)
+                    learner.bring_back()
+                train(learner, root / f"{folder.name}-before", folder, job, make_experience())
+            learner.forget()
+    return facts
+
+
+def made_room(learner: Learner) -> Facts:
+    """Bytes of the weights and moments, those moved, and those left behind."""
+    trained = [p for one in learner.trainables.values() for _, p in one.parameters()]
+    held = [tensor for one in learner.trainables.values() for tensor in one.tensors()]
+    facts = {"least": sum(p.numel() * p.element_size() for p in trained), "moved": learner.make_room()}
+    facts["left"] = sum(tensor.untyped_storage().nbytes() for tensor in held)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        facts["left"] = torch.cuda.memory_allocated()
+    return facts
+
+
 def twice(root: Path, ranks: Ranks) -> Facts:
     """One update by two fresh engines, with products in bf16."""
     facts: Facts = {}
@@ -104,5 +137,6 @@ SCENARIOS: dict[str, Callable[[Path, Ranks], Facts]] = {
     "passes": passes,
     "where": where,
     "resumed": resumed,
+    "moved": moved,
     "twice": twice,
 }

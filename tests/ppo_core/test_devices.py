@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.ppo_core.conftest import run_program
-from tests.ppo_core.device_program import PASSES, RESUMED, SEQUENCES, gradient_factors, policy_of
+from tests.ppo_core.device_program import MOVED, PASSES, RESUMED, SEQUENCES, gradient_factors, policy_of
 from tests.ppo_core.plain_torch import plain_entropy, plain_logprobs
 from tests.ppo_core.test_checkpoint import NAMES, assert_identical, largest_difference
 from tests.ppo_core.test_update import assert_gradients_of_the_whole_batch
@@ -38,7 +38,7 @@ def folder(device: str, ranks: int, tmp_path_factory: pytest.TempPathFactory) ->
     """What one rank, and then several, have left."""
     made = tmp_path_factory.mktemp(device)
     run_program(("device/passes", "device/resumed", "device/twice"), made, world_size=1, device=device)
-    run_program(("device/where", "trained/spread"), made, world_size=ranks, device=device)
+    run_program(("device/where", "device/moved", "trained/spread"), made, world_size=ranks, device=device)
     return made
 
 
@@ -78,6 +78,18 @@ def test_a_checkpoint_goes_there_and_back_bit_for_bit(folder: Path, stage: int, 
     assert_identical(first, again)
     assert_identical(second, resumed)
     assert largest_difference(first, second) > 1e-4
+
+
+@pytest.mark.parametrize(("stage", "dtype"), MOVED)
+def test_what_made_room_for_another_engine_goes_on_bit_for_bit(
+    folder: Path, ranks: int, stage: int, dtype: str
+) -> None:
+    stayed, moved = (checkpoint_folder(folder / "device", stage, dtype, name) for name in ("stayed", "moved"))
+    assert_identical(stayed, moved)
+    assert largest_difference(folder / "device" / f"{moved.name}-before", moved) > 1e-4
+    facts = json.loads((folder / f"device/moved-{ranks}.json").read_text())[moved.name]
+    assert facts["moved"] > facts["least"] / ranks
+    assert facts["left"] < facts["moved"] / 10
 
 
 def test_determinism_gives_the_same_bits_again(folder: Path) -> None:

@@ -103,6 +103,15 @@ def test_a_policy_swapped_in_answers_as_in_a_fresh_engine(
         assert row.response_token_ids == greedy_tokens(policies[tied, "B"] / "policy", ids, 24)
 
 
+def test_an_engine_that_made_room_answers_as_before(
+    rollout: Client, policies: dict[tuple[bool, str], Path], dataset: Path
+) -> None:
+    before = answers(rollout, policies[True, "A"], dataset)
+    freed = [rollout.run("make_room", {}, {}, None).result["freed_gib"] for _ in range(2)]
+    assert freed == [pytest.approx(generate_spec()["kv_cache_gib"], rel=0.05), 0.0]
+    assert answers(rollout, policies[True, "A"], dataset) == before
+
+
 def test_tokens_depend_on_neither_process_nor_company(
     rollout: Client, policies: dict[tuple[bool, str], Path], dataset: Path, fresh: Fresh
 ) -> None:

@@ -13,7 +13,7 @@ from infra.engines.protocol import EngineInput, EngineJob, EngineJobError, Engin
 from ppo_core.records import WITH_SIGNAL, Replay, UpdatePolicyJob, content_digest
 from ppo_core.spec import KlPenaltyPpoSpec
 from ppo_core.training.state import derivation, identity_after, read_state
-from tasks.stages.engines import LocalHandle
+from tasks.stages.engines import LocalHandle, Turns
 from tests.tasks.toy_checkpoints import PARTS, Weights, read_weights, write_checkpoint
 
 Inputs = Mapping[str, EngineInput]
@@ -49,6 +49,7 @@ class ToyEngines:
         ]
         others = (ToyEngine(name, self) for name in ("training", *self.rollout_names))
         self.handles = {engine.name: LocalHandle(engine) for engine in (self.scoring, *others)}
+        self.turns = Turns({})
         self.asked: Counter[str] = Counter()
         self.planned: dict[tuple[str, int], Callable[[], None]] = {}
         self.jobs = dict(JOBS)

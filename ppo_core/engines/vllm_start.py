@@ -1,0 +1,58 @@
+"""Starting vLLM around a policy, with the settings that make its samples depend on nothing but the job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ppo_core.engines.rollout_limits import GIB, check_limits, engines_refusal
+from ppo_core.engines.turns import SleepingModel
+from ppo_core.engines.vllm_worker import WeightSwap
+from ppo_core.records import GenerateJob
+
+
+def start_vllm(
+    policy: Path, spec: GenerateJob, context: int, *, trust_remote_code: bool, takes_turns: bool
+) -> tuple[Any, SleepingModel]:
+    """A vLLM engine around the policy; `context` tokens are the longest prompt plus response.
+
+    Raises InputError for a model or a cache that vLLM can never work with here.
+    """
+    import torch
+    from vllm import LLM
+
+    from ppo_core.engines.vector_math import prepare_vector_math
+
+    prepare_vector_math()
+    on_gpu = torch.cuda.is_available()
+    check_limits(policy, spec, context, gpu=on_gpu, trust_remote_code=trust_remote_code)
+    options: dict[str, Any] = {}
+    if on_gpu:
+        # vLLM refuses to start where less is free than its share of the card, and the training engine has some already.
+        free, total = torch.cuda.mem_get_info()
+        options = {"gpu_memory_utilization": 0.95 * free / total, "enable_sleep_mode": takes_turns}
+    try:
+        llm = LLM(
+            model=str(policy),
+            dtype=spec.model.dtype,
+            load_format="safetensors",
+            max_model_len=context,
+            skip_tokenizer_init=not spec.stop,  # vLLM looks for these in the text
+            trust_remote_code=trust_remote_code,
+            enforce_eager=not on_gpu,
+            distributed_executor_backend="mp" if spec.tensor_parallel_size > 1 else "uni",
+            tensor_parallel_size=spec.tensor_parallel_size,
+            kv_cache_memory_bytes=int(spec.kv_cache_gib * GIB),
+            logprobs_mode="processed_logprobs",
+            worker_extension_cls=f"{WeightSwap.__module__}.{WeightSwap.__qualname__}",
+            generation_config="vllm",
+            disable_log_stats=True,
+            seed=0,
+            **options,
+        )
+    except ValueError as error:
+        refusal = engines_refusal(str(error), kv_cache_gib=spec.kv_cache_gib, tokens=context)
+        if refusal is None:
+            raise
+        raise refusal from None
+    return llm, SleepingModel(llm, on_gpu=on_gpu)

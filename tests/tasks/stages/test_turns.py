@@ -1,0 +1,127 @@
+"""Engines that take turns on a GPU never hold it at the same time, and no result depends on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra.engines.protocol import EngineDied
+from ppo_core.spec import SpecError
+from tasks.checks import machine
+from tasks.checks.machine import check_job
+from tasks.stages import engine_programs
+from tasks.stages.dataset_job import dataset_job
+from tasks.stages.engine_programs import plan_engines
+from tests.tasks.run_contexts import smoke_spec
+from tests.tasks.toy_runs import ToyRun, digests
+from tests.tasks.toy_turns import CountingEngines
+
+SHORT = ("iterations=2", "evaluation.every=2")
+
+
+def trained(home: Path, *, together: bool, rollout_engines: int = 1) -> tuple[ToyRun, CountingEngines]:
+    engines = CountingEngines(together=together, rollout_engines=rollout_engines)
+    run = ToyRun(home, SHORT, engines=engines)
+    run.train()
+    return run, engines
+
+
+@pytest.mark.parametrize("rollout_engines", [1, 2])
+def test_one_side_holds_the_gpu_at_a_time_and_the_same_comes_out(
+    tmp_path: Path, prefect_server: None, rollout_engines: int
+) -> None:
+    run, in_turns = trained(tmp_path / "together", together=True, rollout_engines=rollout_engines)
+    apart, at_once = trained(tmp_path / "apart", together=False)
+    assert all("training" not in held or held == ("training",) for held in in_turns.held)
+    assert ("rollout", "training") in at_once.held
+    assert digests(run.records()) == digests(apart.records())
+    measured = run.records()[2].metrics
+    assert measured["memory/rollout_freed_gib"] == 2.0 * rollout_engines
+    assert measured["memory/training_freed_gib"] == 3.0
+    assert not [name for name in apart.records()[2].metrics if name.startswith("memory/")]
+
+
+def test_an_engine_that_dies_making_room_is_not_asked_again(tmp_path: Path, prefect_server: None) -> None:
+    engines = CountingEngines(together=True)
+    run = ToyRun(tmp_path / "home", SHORT, engines=engines)
+
+    def dies() -> None:
+        engines.holds.pop("rollout")
+        raise EngineDied("engine 'rollout', job 'make_room': the process was killed by SIGKILL")
+
+    engines.before("make_room", 2, dies)
+    assert len(run.train()) == 3
+    assert all("training" not in held or held == ("training",) for held in engines.held)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["engines.backend=ray"], "placement=together with backend=ray: .* set backend to local"),
+        (
+            ["schedule=overlapped", "update.importance_correction=token"],
+            "schedule=overlapped has .* engines.placement=together one after the other: set schedule to synchronous",
+        ),
+    ],
+)
+def test_engines_that_work_elsewhere_or_at_the_same_time_take_no_turns(changes: list[str], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        smoke_spec("engines.placement=together", *changes)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes", "turns", "seen"),
+    [
+        (0, [], False, [None]),
+        (1, [], True, [None]),
+        (1, ["engines.placement=apart"], False, [None]),
+        (1, ["schedule=overlapped", "update.importance_correction=token"], False, [None]),
+        (2, [], False, [(1,)]),
+        (2, ["engines.placement=together"], True, [None]),
+        (4, ["training.num_ranks=2", "engines.rollout_engines=2"], False, [(2,), (3,)]),
+        (3, ["training.num_ranks=2", "engines.rollout_engines=2"], True, [(0,), (1,)]),
+        (4, ["training.num_ranks=2", "engines.tensor_parallel_size=2"], False, [(2, 3)]),
+        (1, ["engines.backend=ray"], False, [None]),
+    ],
+)
+def test_who_gets_which_gpus(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, changes: list[str], seen: list[object], *, turns: bool
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(str(number) for number in range(gpus)))
+    rollout = [plan for plan in plan_engines(smoke_spec(*changes)).values() if plan.role == "rollout"]
+    assert [plan.gpus for plan in rollout] == seen
+    assert {plan.takes_turns for plan in rollout} == {turns}
+
+
+def test_gpus_keep_the_names_that_the_user_gave_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.setattr(engine_programs, "has_nvidia_gpu", lambda: True)
+    settings = engine_programs.Settings(home=tmp_path)
+    assert engine_programs.rollout_environment(settings, gpus=(1,))["CUDA_VISIBLE_DEVICES"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes", "sharing"),
+    [(1, [], "turns"), (1, ["engines.placement=apart"], "same"), (2, [], "own")],
+)
+def test_the_check_knows_how_engines_share_the_gpus(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, changes: list[str], sharing: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(str(number) for number in range(gpus)))
+    monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: True)
+    monkeypatch.setattr(machine, "nvidia_smi", lambda query: "81559\n" * gpus if query == "memory.total" else "")
+    spec = smoke_spec(*changes)
+    job = check_job(spec, dataset_job(spec))
+    assert (job.gpu, job.sharing) == (True, sharing)
+    assert job.gpu_gib == pytest.approx(79.6, abs=0.1)
+    assert job.learner is not None
+    assert job.learner.training == spec.training
+
+
+def test_more_engines_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = smoke_spec("training.num_ranks=2", "engines.rollout_engines=3")
+    with pytest.raises(ValueError, match=r"training.num_ranks=2 is more than the 1 GPUs here, .*: lower it to 1"):
+        machine.check_gpus(spec, 1)
+    with pytest.raises(ValueError, match="rollout_engines=3 of tensor_parallel_size=1 need 3 GPUs, and there are 2"):
+        machine.check_gpus(spec, 2)
