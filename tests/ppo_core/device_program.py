@@ -113,7 +113,8 @@ def made_room(learner: Learner) -> Facts:
     trained = [p for one in learner.trainables.values() for _, p in one.parameters()]
     held = [tensor for one in learner.trainables.values() for tensor in one.tensors()]
     facts = {"least": sum(p.numel() * p.element_size() for p in trained), "moved": learner.make_room()}
-    facts["left"] = sum(tensor.untyped_storage().nbytes() for tensor in held)
+    storages = [tensor.untyped_storage() for tensor in held]
+    facts["left"] = sum(storage.nbytes() for storage in storages if storage.resizable())  # others are mapped files
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         facts["left"] = torch.cuda.memory_allocated()
