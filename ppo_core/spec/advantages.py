@@ -112,7 +112,7 @@ class AdvantageSpec(Section):
         default = type(self).model_fields["gae_lambda"].default
         if self.gae_lambda_alpha is not None and self.gae_lambda != default:
             raise ValueError(
-                f"gae_lambda={self.gae_lambda:g} has no meaning with gae_lambda_alpha={self.gae_lambda_alpha:g}, which "
+                f"gae_lambda={self.gae_lambda:g} has no effect with gae_lambda_alpha={self.gae_lambda_alpha:g}, which "
                 "gives each response a lambda by its length: leave one of them out"
             )
         return self
@@ -121,8 +121,7 @@ class AdvantageSpec(Section):
     def _what_is_centred_is_whitened(self) -> Self:
         if not self.whiten and not self.whiten_centred:
             raise ValueError(
-                "whiten_centred=false has no meaning with whiten=false: leave it out, or set whiten to true or "
-                "minibatch"
+                "whiten_centred=false has no effect with whiten=false: leave it out, or set whiten to true or minibatch"
             )
         return self
 

@@ -51,12 +51,12 @@ class _Algorithm(Section):
             value, default = vars(sections[section])[name], type(sections[section]).model_fields[name].default
             if value != default:
                 found.append(
-                    f"{key}={value} has no meaning with algorithm.kind={self.kind} ({reason}): leave it out, or set "
+                    f"{key}={value} has no effect with algorithm.kind={self.kind} ({reason}): leave it out, or set "
                     "algorithm.kind to ppo"
                 )
         if rollout.dynamic_sampling is not None and not self.COMPARES:
             found.append(
-                "rollout.dynamic_sampling drops prompts whose responses have one score, and algorithm.kind="
+                "rollout.dynamic_sampling drops prompts whose responses all have the same score, but algorithm.kind="
                 f"{self.kind} learns from these too: leave it out, or set algorithm.kind to rloo or grpo"
             )
         return found

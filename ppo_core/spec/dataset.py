@@ -29,11 +29,12 @@ class CurriculumSpec(Section):
 
 
 def _form(train: Any) -> str:
-    return "sources" if isinstance(train, list | tuple) else "path"
+    """Named after types, as the members of other unions are: messages leave such names out."""
+    return "list" if isinstance(train, list | tuple) else "str"
 
 
 Train = Annotated[
-    Annotated[UserPath, Tag("path")] | Annotated[tuple[SourceSpec, ...], Tag("sources")], Discriminator(_form)
+    Annotated[UserPath, Tag("str")] | Annotated[tuple[SourceSpec, ...], Tag("list")], Discriminator(_form)
 ]
 
 
@@ -113,15 +114,17 @@ class DatasetSpec(Section):
             raise ValueError("the list of sources is empty: name at least one, as in [{path: prompts.jsonl}]")
         bare = [source.path for source in train if source.weight is None]
         if bare and len(bare) < len(train):
-            raise ValueError(f"{', '.join(bare)} has no weight, and others have: give each source one, or none")
+            raise ValueError(
+                f"{', '.join(bare)} has no weight, but other sources do: give every source a weight, or none"
+            )
         return train
 
     @model_validator(mode="after")
     def _held_out_once(self) -> Self:
         if self.evaluation is not None and self.evaluation_fraction:
             raise ValueError(
-                f"evaluation={self.evaluation} and evaluation_fraction={self.evaluation_fraction:g} both say what is "
-                "held out: take one of them out"
+                f"evaluation={self.evaluation} and evaluation_fraction={self.evaluation_fraction:g} both define the "
+                "held-out prompts: remove one of them"
             )
         return self
 
@@ -129,6 +132,6 @@ class DatasetSpec(Section):
     def _two_columns(self) -> Self:
         if self.prompt_column == self.answer_column:
             raise ValueError(
-                f"prompt_column and answer_column are both {self.prompt_column!r}: name the column of each"
+                f"prompt_column and answer_column are both {self.prompt_column!r}: give each its own column"
             )
         return self

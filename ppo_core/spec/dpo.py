@@ -48,7 +48,10 @@ class DpoSpec(FlowSpec):
     """One training of a policy on preferences. `DpoSpec.from_yaml(path)` reads it."""
 
     name: str = Field(
-        "dpo", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$", description="MLflow experiment, default run name"
+        "dpo",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$",
+        description="Name of the MLflow experiment, and of the DPO run by default: letters, digits, dots, dashes and "
+        "underscores",
     )
     preferences: PreferencesSpec = Field(description="Preferences to train on, and to measure on")
     dataset: DatasetSpec = Field(description="Prompts as a run of PPO has them; the held-out ones are answered")
@@ -75,18 +78,16 @@ class DpoSpec(FlowSpec):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
-        sampled = "is of iterations that train on samples, and DPO has none"
+        sampled = "applies to iterations that train on sampled responses, and DPO has none"
         batches = ("prompts_per_iteration", "samples_per_prompt", "dynamic_sampling")
         check_left_alone("rollout", self.rollout, batches, sampled)
         own = ("temperature_column", "max_response_tokens_column")
-        check_left_alone(
-            "rollout", self.rollout, own, "is of prompts that are trained on, and DPO trains on preferences"
-        )
-        drawn = "is of the order of prompts that are trained on, and DPO trains on preferences"
+        check_left_alone("rollout", self.rollout, own, "applies to prompts to train on, but DPO trains on preferences")
+        drawn = "sets the order of prompts to train on, but DPO trains on preferences"
         check_left_alone("dataset", self.dataset, ("curriculum", "shuffle"), drawn)
         check_left_alone("evaluation", self.evaluation, ("every", "weights"), sampled)
         if self.model.lora is not None:
-            raise ValueError("model.lora is of PPO, and DPO trains all weights: leave it out")
+            raise ValueError("model.lora works with PPO only, and DPO trains all weights: leave it out")
         check_rows_stay_whole(self.training)
         return self
 

@@ -24,7 +24,10 @@ class NamedSpec(Section):
     if TYPE_CHECKING:
         folder: str
     name: str = Field(
-        "ppo", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="MLflow experiment, default run name"
+        "ppo",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="Name of the MLflow experiment, and of the run by default: letters, digits, dots, dashes and "
+        "underscores",
     )
 
     @classmethod
@@ -84,7 +87,8 @@ def check_master_weights(model: ModelSpec, training: TrainingSpec) -> None:
     """Raise ValueError where training in bfloat16 would keep no fp32 weights to add small steps to."""
     if model.dtype == "bfloat16" and training.zero_stage == 0:
         raise ValueError(
-            "model.dtype=bfloat16 with training.zero_stage=0 keeps no fp32 master weights: set zero_stage to 1"
+            "model.dtype=bfloat16 with training.zero_stage=0 keeps no fp32 master weights: set zero_stage to 1, "
+            "or dtype to float32"
         )
 
 
@@ -92,8 +96,8 @@ def check_frozen_weights(model: ModelSpec, training: TrainingSpec) -> None:
     """Raise ValueError where the ranks would share the weights that adapters leave as they are."""
     if model.lora is not None and training.zero_stage == 3:
         raise ValueError(
-            "model.lora with training.zero_stage=3: adapters are not trained on weights that ranks share among them; "
-            "set zero_stage to 2, or leave model.lora out"
+            "model.lora with training.zero_stage=3: adapters cannot be trained on weights that are sharded across "
+            "ranks; set zero_stage to 2, or leave model.lora out"
         )
 
 
@@ -104,8 +108,8 @@ def check_patience(reward: RewardSpec, engines: EnginesSpec) -> None:
         if isinstance(one, HttpRewardSpec | JudgeSpec | UnitTestsSpec) and one.timeout_s >= limit:
             raise ValueError(
                 f"timeout_s={one.timeout_s:g} of the reward {one.component} is not below "
-                f"engines.reward_timeout_s={limit:g}, after which the scoring engine counts as hung: lower the "
-                "first, or raise the second"
+                f"engines.reward_timeout_s={limit:g}, after which the scoring engine is taken to be hung: "
+                "lower the first, or raise the second"
             )
 
 
@@ -122,7 +126,7 @@ def check_ranks_divide(training: TrainingSpec, batches: dict[str, int]) -> None:
     for what, batch in batches.items():
         if batch % training.num_ranks:
             raise ValueError(
-                f"training.num_ranks={training.num_ranks} does not divide the {batch} sequences of {what}: "
+                f"training.num_ranks={training.num_ranks} does not divide the {batch} sequences of {what} evenly: "
                 f"choose one of {divisors(batch)}"
             )
 

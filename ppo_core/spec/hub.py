@@ -70,10 +70,10 @@ def hub_name(text: str) -> HubName:
         name, _, path = rest.partition("/")
         example = f"{SCHEME}{owner}/{name}:{path}" if owner and name and path else f"{SCHEME}OWNER/NAME@REVISION"
         raise ValueError(
-            f"{text} is no name of the hub: write {SCHEME}OWNER/NAME, with @REVISION or without, and for one file of "
-            f"data its path behind a colon, as in {example}"
+            f"{text} is not a valid name on the Hugging Face Hub: write {SCHEME}OWNER/NAME, optionally with @REVISION, "
+            f"and for one data file with :PATH at the end, as in {example}"
         )
     path = found["path"]
     if path is not None and (path.startswith("/") or ".." in path.split("/")):
-        raise ValueError(f"{text} leads out of its repository: give the path of a file in it")
+        raise ValueError(f"{text} points outside its repository: give the path of a file inside it")
     return HubName(found["repository"], found["revision"], path)

@@ -1,16 +1,45 @@
-"""Reading a spec file: YAML, overrides, and errors a person can act on."""
+"""Reading a spec file: YAML, overrides, and errors that say what to do."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 Spec = TypeVar("Spec", bound=BaseModel)
+LONGEST_VALUE = 80
+_REQUIREMENTS = {
+    "missing": "is required but missing",
+    "extra_forbidden": "is an unknown key",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "finite_number": "must be a finite number",
+    "literal_error": "must be {expected}",
+    "string_pattern_mismatch": "must match {pattern}",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_short": "must have at least {min_length} entries",
+    "too_long": "must have at most {max_length} entries",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    **dict.fromkeys(("list_type", "tuple_type"), "must be a list, as in [a, b]"),
+    **dict.fromkeys(
+        ("dict_type", "model_type", "model_attributes_type"), "must be keys with values, as in {{key: value}}"
+    ),
+    "string_type": "must be text",
+}
+_MEMBER = re.compile(r"str|int|float|bool|list|constrained-\w+|[a-z]+(-[a-z]+)*\[.*\]")
+"""How pydantic names the members of a union that is told apart by types."""
 
 
 class SpecError(ValueError):
@@ -18,11 +47,11 @@ class SpecError(ValueError):
 
 
 class _KeyAgain(yaml.YAMLError):
-    """A key that a section has twice."""
+    """A section sets a key twice."""
 
 
 class _EachKeyOnce(yaml.SafeLoader):
-    """YAML as it is, but for keys that stand twice in one section: of their values one would be lost, silently."""
+    """YAML, except that a key that is set twice in one section is refused: one of its values would be lost silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
@@ -32,8 +61,7 @@ class _EachKeyOnce(yaml.SafeLoader):
                 continue
             if key.value in lines:
                 raise _KeyAgain(
-                    f"line {line}: the key {key.value} is there again, after line {lines[key.value]}: take one of the "
-                    "two out"
+                    f"line {line}: the key {key.value} was set on line {lines[key.value]} already: remove one"
                 )
             lines[key.value] = line
         return super().construct_mapping(node, deep)
@@ -94,13 +122,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), _EachKeyOnce)
     except OSError as error:
-        raise SpecError(f"{path}: cannot be read ({error.strerror}): give the path of a YAML spec") from None
+        raise SpecError(f"{path}: cannot be read ({error.strerror}): give the path of a spec, a YAML file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         if lines := _lines_with_tabs(path):
-            raise SpecError(f"{path}: line {lines[0]} begins with a tab, and YAML is indented with spaces") from None
-        raise SpecError(f"{path}: is not valid YAML: {error}") from None
+            raise SpecError(f"{path}: line {lines[0]} is indented with a tab: YAML takes only spaces") from None
+        raise SpecError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(document, dict):
-        raise SpecError(f"{path}: holds {type(document).__name__}, not a mapping of sections such as `rollout:`")
+        found = "is empty" if document is None else f"holds {_shown(document)}"
+        raise SpecError(f"{path}: {found}: a spec consists of sections with keys, such as `rollout:`")
     return document
 
 
@@ -122,7 +151,7 @@ def apply_override(document: dict[str, Any], override: str) -> None:
         if inner is None:
             inner = target[key] = {}
         if not isinstance(inner, dict):
-            raise SpecError(f"--set {override!r}: {key} is a value, not a section")
+            raise SpecError(f"--set {override!r}: {key} is a value, not a section: write {key}=VALUE")
         target = inner
     try:
         target[keys[-1]] = yaml.load(text, _EachKeyOnce)
@@ -132,51 +161,93 @@ def apply_override(document: dict[str, Any], override: str) -> None:
 
 def explain(cls: type[BaseModel], error: ValidationError) -> list[str]:
     """One line per problem: the key, what is wrong with which value, and what would be right."""
-    lines = []
+    lines: list[tuple[str, str]] = []
     for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"])
-        message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            lines.append(f"{where}: unknown key{_suggestion(cls, item['loc'])}")
-        elif item["type"] == "missing":
-            lines.append(f"{where}: is required, and missing")
-        elif item["type"] == "union_tag_invalid":
-            lines.append(f"{where}.kind={item['ctx']['tag']!r}: choose one of {item['ctx']['expected_tags']}")
-        elif item["type"] == "union_tag_not_found":
-            kinds = ", ".join(repr(kind) for kind in _kinds(cls, item["loc"]))
-            lines.append(f"{where}.kind: is required, and missing: choose one of {kinds}")
-        elif item["type"] == "value_error":
-            lines.append(f"{where}: {message}" if where else message)
+        place = _place(cls, item["loc"])
+        where, kind, asked = place.key, item["type"], requirement(item)
+        subject = f"{where}={_shown(item['input'])}: must be "
+        if kind == "extra_forbidden":
+            lines.append((f"{where}: unknown key", _suggestion(cls, item["loc"])))
+        elif kind == "missing":
+            lines.append((f"{where}: {asked}", place.meaning()))
+        elif kind == "union_tag_invalid":
+            lines.append((f"{where}.kind={item['ctx']['tag']!r}", f": choose one of {item['ctx']['expected_tags']}"))
+        elif kind == "union_tag_not_found":
+            kinds = ", ".join(repr(model.model_fields["kind"].default) for model in place.models)
+            lines.append((f"{where}.kind: is required but missing", f": choose one of {kinds}"))
+        elif kind == "value_error":
+            lines.append((f"{where}: {asked}" if where else asked, ""))
+        elif lines and lines[-1][0].startswith(subject):  # of a union, which wants one thing or another
+            lines[-1] = f"{lines[-1][0]}, or {asked.removeprefix('must be ')}", lines[-1][1]
         else:
-            lines.append(f"{where}={item['input']!r}: {message}")
-    return lines
+            remedy = place.meaning() if kind == "string_pattern_mismatch" else place.default()
+            lines.append((f"{where}={_shown(item['input'])}: {asked}", remedy))
+    return [text + remedy for text, remedy in lines]
+
+
+def requirement(item: ErrorDetails) -> str:
+    """What pydantic asks of a value that it refuses, in plain words."""
+    kind, limits = item["type"], {name: _number(value) for name, value in item.get("ctx", {}).items()}
+    if kind in ("string_too_short", "too_short") and limits["min_length"] == "1":
+        return "must not be empty"
+    words = _REQUIREMENTS.get(kind)
+    if words is not None:
+        return words.format(**limits)
+    return item["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 
 def _suggestion(cls: type[BaseModel], location: tuple[int | str, ...]) -> str:
-    models = _models_at(cls, location[:-1])
+    models = _place(cls, location[:-1]).models
     known = list(models[0].model_fields) if models else []
     close = difflib.get_close_matches(str(location[-1]), known, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"{hint} (known: {', '.join(known)})" if known else hint
 
 
-def _kinds(cls: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    return [model.model_fields["kind"].default for model in _models_at(cls, location)]
+class _Place(NamedTuple):
+    """Where in a document a problem is: its key there, the field of that key, and the sections that may stand there."""
+
+    key: str
+    field: FieldInfo | None
+    models: list[type[BaseModel]]
+
+    def meaning(self) -> str:
+        """What the field is for."""
+        return f" ({self.field.description})" if self.field is not None and self.field.description else ""
+
+    def default(self) -> str:
+        """The field's default, where that is a plain value."""
+        value = None if self.field is None else self.field.default
+        told = str(value).lower() if isinstance(value, bool) else value
+        return f" (default: {told})" if isinstance(told, int | float | str) else ""
 
 
-def _models_at(cls: type[BaseModel], location: tuple[int | str, ...]) -> list[type[BaseModel]]:
-    """The sections that may stand at `location`, several where that is a union; empty where it is no section."""
+def _place(cls: type[BaseModel], location: tuple[int | str, ...]) -> _Place:
+    """The place at pydantic's `location`, which also names the members of unions: the document has none of those."""
+    key, field = "", None
     models: list[type[BaseModel]] = [cls]
     for part in location:
-        if isinstance(part, int):  # a place in a list of sections
+        if isinstance(part, int):
+            key, field = f"{key}[{part}]", None
             continue
-        # In a union the next part of the location is no field but the `kind` of the one that was meant.
-        meant = [
-            model for model in models if "kind" in model.model_fields and model.model_fields["kind"].default == part
-        ]
+        kinds = [model for model in models if "kind" in model.model_fields] if len(models) > 1 else []
+        meant = [model for model in kinds if model.model_fields["kind"].default == part]
         fields = [model.model_fields[part] for model in models if part in model.model_fields]
-        models = meant or [model for field in fields for model in _models_in(field.annotation)]
-    return models
+        if meant or (not fields and _MEMBER.fullmatch(part)):
+            models = meant
+            continue
+        key, field = f"{key}.{part}" if key else part, fields[0] if fields else None
+        models = [model for found in fields for model in _models_in(found.annotation)]
+    return _Place(key, field, models)
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -22,8 +22,8 @@ def user_path(text: str) -> str:
         return text
     if ADDRESS.match(text):
         raise ValueError(
-            f"{text} is an address, and this is a path on this machine: write hf://OWNER/NAME for what is on the "
-            "Hugging Face hub; anything else, download first, and give the folder or file"
+            f"{text} is a URL, and a local path is needed here: write hf://OWNER/NAME for what is on the Hugging Face "
+            "Hub; download anything else first, and give its folder or file"
         )
     return expanduser(text)
 
@@ -32,8 +32,8 @@ def model_path(text: str) -> str:
     """The same for a model, which is a whole folder or repository."""
     if is_hub_name(text) and (path := hub_name(text).path) is not None:
         raise ValueError(
-            f"{text} names {path} in a repository, and a model is all of one: leave :{path} out, or download that "
-            "folder first and give it"
+            f"{text} names {path} in a repository, but a model is a whole repository: leave :{path} out, or download "
+            "that folder first and give its local path"
         )
     return user_path(text)
 

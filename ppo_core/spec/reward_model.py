@@ -66,8 +66,8 @@ def check_rows_stay_whole(training: TrainingSpec) -> None:
     """Raise ValueError where a backward pass would have a number of responses, whatever rows they are of."""
     if training.microbatch_size is not None:
         raise ValueError(
-            f"training.microbatch_size={training.microbatch_size} would part responses that are compared: "
-            "set training.microbatch_tokens instead"
+            f"training.microbatch_size={training.microbatch_size} would separate responses that are compared with "
+            "each other: set training.microbatch_tokens instead"
         )
 
 
@@ -75,7 +75,10 @@ class RewardModelSpec(FlowSpec):
     """One training of a reward model. `RewardModelSpec.from_yaml(path)` reads it."""
 
     name: str = Field(
-        "reward-model", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$", description="MLflow experiment, default run name"
+        "reward-model",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$",
+        description="Name of the MLflow experiment, and of the reward model's run by default: letters, digits, dots, "
+        "dashes and underscores",
     )
     dataset: PreferencesSpec = Field(description="Preferences to train and to evaluate on")
     model: ModelSpec = Field(description="The causal LM that it starts from, which gets a new head")
@@ -95,10 +98,13 @@ class RewardModelSpec(FlowSpec):
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
         check_left_alone(
-            "engines", self.engines, OF_ROLLOUTS, "is of the rollout engine, which a reward model does not need"
+            "engines",
+            self.engines,
+            OF_ROLLOUTS,
+            "configures the rollout engine, which the training of a reward model does not use",
         )
         if self.model.lora is not None:
-            raise ValueError("model.lora is of PPO, and a reward model learns with all its weights: leave it out")
+            raise ValueError("model.lora works with PPO only, and a reward model trains all its weights: leave it out")
         check_rows_stay_whole(self.training)
         return self
 

@@ -33,15 +33,15 @@ def model_name(text: str) -> str:
     """A folder, or models:/NAME/VERSION. Raises ValueError for an alias, which may move before a run goes on."""
     if is_hub_name(text):
         raise ValueError(
-            f"{text!r} is a name of the hub, which is downloaded by the stage that reads it: write it into "
-            "run.model.path, or as the path of a reward of kind model, and leave it out here"
+            f"{text!r} is a name on the Hugging Face Hub: write it into run.model.path, or as the path of a reward of "
+            "kind model, and leave it out here"
         )
     if not text.startswith(REGISTERED):
         return user_path(text)
     if not re.fullmatch(r"models:/[^/@]+/\d+", text):
         raise ValueError(
-            f"{text!r} names no version of a registered model: write models:/NAME/VERSION; an alias may point "
-            "elsewhere when an interrupted run goes on"
+            f"{text!r} is not a version of a registered model: write models:/NAME/VERSION (an alias may point to "
+            "another version by the time an interrupted run is resumed)"
         )
     return text
 
@@ -70,7 +70,8 @@ class RlhfSpec(NamedSpec):
     name: str = Field(
         "rlhf",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$",
-        description="Default run name; also that of the section `run`, and the beginning of that of `reward_model`",
+        description="Name of the run by default, and the default names in `run` and `reward_model` begin with it: "
+        "letters, digits, dots, dashes and underscores",
     )
     given: GivenSpec = Field(GivenSpec(), description="What is there already, instead of a stage")
     reward_model: RewardModelSpec | None = Field(
@@ -103,12 +104,12 @@ class RlhfSpec(NamedSpec):
     def _there_is_a_reward_model(self) -> Self:
         if self.reward_model is None and self.given.reward_model is None:
             raise ValueError(
-                "there is no reward model: say in `reward_model` how it is trained, or name one that is there in "
-                "given.reward_model; a run without one is started with ppoflow train"
+                "there is no reward model: add the section reward_model, or name an existing one in "
+                "given.reward_model; to train without one, use ppoflow train"
             )
         if REWARD_MODEL not in self.run.reward.folders:
             raise ValueError(
-                f"no reward of the run reads the reward model: add {{kind: model, path: {REWARD_MODEL}}} to "
+                f"no reward of the run uses the reward model: add {{kind: model, path: {REWARD_MODEL}}} to "
                 "run.reward.sources"
             )
         return self
@@ -117,8 +118,8 @@ class RlhfSpec(NamedSpec):
     def _the_policy_is_there_in_time(self) -> Self:
         if self.learns_from_policy and self.run.sft is None and self.given.policy is None:
             raise ValueError(
-                f"reward_model.model.path={POLICY} is the policy that PPO starts from, and it is neither made "
-                "(run.sft) nor given (given.policy): give one of them, or name a model there"
+                f"reward_model.model.path={POLICY} stands for the policy that PPO starts from, but neither run.sft nor "
+                "given.policy is set: set one of the two, or name a model there"
             )
         return self
 

@@ -73,7 +73,7 @@ class RunSpec(FlowSpec):
         if responses % minibatches:
             raise ValueError(
                 f"update.num_minibatches={minibatches} does not divide the {responses} responses of an iteration "
-                f"(rollout.prompts_per_iteration x samples_per_prompt): choose one of {divisors(responses)}"
+                f"evenly (rollout.prompts_per_iteration x samples_per_prompt): choose one of {divisors(responses)}"
             )
         check_ranks_divide(self.training, self._trained_batches())
         check_master_weights(self.model, self.training)
@@ -86,7 +86,7 @@ class RunSpec(FlowSpec):
         if isinstance(kl, AdaptiveKl) and responses >= 5 * kl.horizon:
             raise ValueError(
                 f"advantages.kl.horizon={kl.horizon} is too short for the {responses} responses of an iteration: the "
-                f"coefficient could lose its sign in one step. Raise it to at least {responses // 5 + 1}"
+                f"coefficient could turn negative in one step. Raise it to at least {responses // 5 + 1}"
             )
         return self
 
@@ -96,8 +96,8 @@ class RunSpec(FlowSpec):
         last = min(decay, self.iterations)
         if warmup >= last:
             raise ValueError(
-                f"update.critic_warmup_iterations={warmup} leaves the policy none of the {self.iterations} iterations, "
-                f"or none of its schedule, which ends after {decay}: lower it to {last - 1} at most"
+                f"update.critic_warmup_iterations={warmup} leaves no iteration to train the policy in (iterations="
+                f"{self.iterations}, and its schedule ends after {decay}): lower it to {last - 1} or less"
             )
         return self
 
@@ -107,7 +107,7 @@ class RunSpec(FlowSpec):
         if overlong is not None and overlong.buffer > limit:
             raise ValueError(
                 f"advantages.overlong.buffer={overlong.buffer} is longer than a response can be "
-                f"(rollout.max_response_tokens={limit}): lower it to {limit} at most, a fifth of it is usual"
+                f"(rollout.max_response_tokens={limit}): lower it to {limit} or less; a fifth of that is usual"
             )
         return self
 
@@ -116,8 +116,8 @@ class RunSpec(FlowSpec):
         column = self.rollout.max_response_tokens_column
         if self.advantages.overlong is not None and column is not None:
             raise ValueError(
-                f"advantages.overlong prices what nears rollout.max_response_tokens, and by max_response_tokens_column="
-                f"{column} prompts have limits of their own: leave one of them out"
+                "advantages.overlong penalises responses close to rollout.max_response_tokens, but "
+                f"rollout.max_response_tokens_column={column} gives prompts limits of their own: leave one out"
             )
         return self
 
@@ -142,7 +142,7 @@ class RunSpec(FlowSpec):
         gold, names = self.guards.gold_reward, [reward.component for reward in self.reward.rewards]
         if gold is not None and gold not in names:
             raise ValueError(
-                f"guards.gold_reward={gold} is none of the rewards ({', '.join(names)}): name one of them, or add "
+                f"guards.gold_reward={gold} is not one of the rewards ({', '.join(names)}): name one of them, or add "
                 "it to reward.sources with weight 0"
             )
         return self
@@ -151,9 +151,9 @@ class RunSpec(FlowSpec):
     def _older_samples_are_corrected(self) -> Self:
         if self.schedule == "overlapped" and self.update.importance_correction == "none":
             raise ValueError(
-                "schedule=overlapped trains on responses that the policy gave before its last update, and "
-                "update.importance_correction=none would take them for its own: set it to token (or sequence, or "
-                "mask), or schedule to synchronous"
+                "schedule=overlapped trains on responses that were sampled before the policy's last update, and "
+                "update.importance_correction=none does not correct for that: set it to token, sequence or mask, or "
+                "schedule to synchronous"
             )
         return self
 
@@ -162,8 +162,8 @@ class RunSpec(FlowSpec):
         correction = self.update.importance_correction
         if self.advantages.old_logprobs == "sampler" and correction != "none":
             raise ValueError(
-                f"update.importance_correction={correction} weighs by the trainer's over the sampler's probability, "
-                "and advantages.old_logprobs=sampler takes one for the other: set that to trainer, or "
+                f"update.importance_correction={correction} needs the trainer's own old logprobs, which "
+                "advantages.old_logprobs=sampler does not compute: set old_logprobs to trainer, or "
                 "importance_correction to none"
             )
         return self
@@ -181,8 +181,9 @@ class RunSpec(FlowSpec):
     def _nothing_is_scored_ahead(self) -> Self:
         if self.schedule == "overlapped" and self.rollout.dynamic_sampling is not None:
             raise ValueError(
-                "rollout.dynamic_sampling has to score a batch before it knows whether to sample the next, and with "
-                "schedule=overlapped the scoring engine is busy then: set schedule to synchronous, or leave it out"
+                "rollout.dynamic_sampling has to score a batch before it can decide to sample another, but with "
+                "schedule=overlapped the scoring engine is busy then: set schedule to synchronous, or leave "
+                "dynamic_sampling out"
             )
         return self
 
@@ -190,8 +191,8 @@ class RunSpec(FlowSpec):
     def _evaluated_weights_are_made(self) -> Self:
         if self.evaluation.weights == "ema" and self.update.ema_decay is None:
             raise ValueError(
-                "evaluation.weights=ema needs the average that update.ema_decay makes, and it is off: set it to 0.9 or "
-                "so, or evaluation.weights to policy"
+                "evaluation.weights=ema needs a moving average, and update.ema_decay is off: set update.ema_decay (for "
+                "example to 0.9), or evaluation.weights to policy"
             )
         return self
 
@@ -200,8 +201,8 @@ class RunSpec(FlowSpec):
         kind = self.advantages.reference.kind
         if self.model.lora is not None and kind != "fixed":
             raise ValueError(
-                f"advantages.reference.kind={kind} with model.lora: the reference of a policy with adapters is the "
-                "policy without them; set it to fixed, or leave model.lora out"
+                f"advantages.reference.kind={kind} with model.lora: the reference of a policy with adapters is always "
+                "the model without them; set it to fixed, or leave model.lora out"
             )
         return self
 
@@ -210,8 +211,8 @@ class RunSpec(FlowSpec):
         kind = self.advantages.reference.kind
         if self.update.exact_kl_loss and kind != "fixed":
             raise ValueError(
-                f"update.kl_loss_estimator=full needs the reference in each update, and advantages.reference.kind="
-                f"{kind} moves it: set that to fixed, or kl_loss_estimator to k2"
+                f"update.kl_loss_estimator=full needs a reference that stays, and advantages.reference.kind={kind} "
+                "replaces it: set that to fixed, or kl_loss_estimator to k2"
             )
         return self
 
@@ -219,8 +220,8 @@ class RunSpec(FlowSpec):
     def _no_adapters_below_a_value_head(self) -> Self:
         if self.model.lora is not None and isinstance(self.algorithm, PpoSharedSpec):
             raise ValueError(
-                "model.lora with algorithm.kind=ppo_shared: adapters learn beside a critic, or without values; set "
-                "algorithm.kind to ppo, rloo, grpo or reinforce"
+                "model.lora with algorithm.kind=ppo_shared: adapters cannot be trained together with a value head on "
+                "the policy; set algorithm.kind to ppo, rloo, grpo or reinforce, or leave model.lora out"
             )
         return self
 

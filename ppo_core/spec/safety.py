@@ -74,7 +74,7 @@ class GuardsSpec(Section):
     def _has_a_gold_reward(self) -> Self:
         if self.gold_reward is None and self.max_gold_fall is not None:
             raise ValueError(
-                f"max_gold_fall={self.max_gold_fall:g} has no meaning without gold_reward: name one of the rewards "
-                "there, or leave it out"
+                f"max_gold_fall={self.max_gold_fall:g} has no effect without gold_reward: set gold_reward to the name "
+                "of a reward, or leave max_gold_fall out"
             )
         return self

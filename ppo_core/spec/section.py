@@ -32,10 +32,10 @@ def check_schedule(section: Section, schedule: str, *, coef: str, final: str) ->
     values, default = vars(section), type(section).model_fields[final].default
     if values[schedule] != "constant" and not values[coef]:
         raise ValueError(
-            f"{schedule}={values[schedule]} has no meaning with {coef}=0: leave it out, or set {coef} above 0"
+            f"{schedule}={values[schedule]} has no effect with {coef}=0: leave it out, or set {coef} above 0"
         )
     if values[schedule] == "constant" and values[final] != default:
         raise ValueError(
-            f"{final}={values[final]:g} has no meaning with {schedule}=constant: leave it out, or set {schedule} to "
+            f"{final}={values[final]:g} has no effect with {schedule}=constant: leave it out, or set {schedule} to "
             "linear or cosine"
         )

@@ -39,11 +39,11 @@ class ModelSpec(Section):
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
         if (self.path is None) == (self.config is None):
-            raise ValueError("give exactly one of path (a Hugging Face folder) and config (a model made on the spot)")
+            raise ValueError("set exactly one of path (an existing model) and config (the configuration of a new one)")
         if self.config is not None and "model_type" not in self.config:
             raise ValueError("config has no model_type: name the architecture, for example model_type: llama")
         if self.config is not None and self.tokenizer is None:
-            raise ValueError("a model made from config brings no tokenizer: name its folder in model.tokenizer")
+            raise ValueError("a new model has no tokenizer: name a folder with one in model.tokenizer")
         return self
 
 
@@ -230,9 +230,9 @@ class RegistrySpec(Section):
 def mlflow_alias(alias: str) -> str:
     """An alias that MLflow takes. Raises ValueError for any other."""
     if len(alias) > LONGEST_ALIAS:
-        raise ValueError(f"{alias[:20]}... has {len(alias)} characters, MLflow takes {LONGEST_ALIAS}: shorten it")
+        raise ValueError(f"{alias[:20]}... has {len(alias)} characters, MLflow allows {LONGEST_ALIAS}: shorten it")
     if not re.fullmatch(r"[A-Za-z0-9_-]+", alias):
-        raise ValueError(f"{alias!r}: use letters, digits, dash and underscore, at least one, as MLflow asks")
+        raise ValueError(f"{alias!r} is not a valid MLflow alias: use letters, digits, dashes and underscores")
     if alias.lower() == "latest" or re.fullmatch(r"[vV][0-9]+", alias):
-        raise ValueError(f"{alias!r}: MLflow keeps latest, v1, v2 … for itself; choose another, such as candidate")
+        raise ValueError(f"{alias!r}: MLflow reserves latest, v1, v2 …; choose another alias, such as candidate")
     return alias

@@ -84,7 +84,7 @@ class UpdateSpec(Section):
         default = type(self).model_fields["final_lr_fraction"].default
         if self.schedule == "constant" and self.final_lr_fraction != default:
             raise ValueError(
-                f"final_lr_fraction={self.final_lr_fraction} has no meaning with schedule=constant: leave it out, or "
+                f"final_lr_fraction={self.final_lr_fraction} has no effect with schedule=constant: leave it out, or "
                 "set schedule to linear or cosine"
             )
         return self
@@ -103,7 +103,7 @@ class UpdateSpec(Section):
         for name in ignored:
             if vars(self)[name] != type(self).model_fields[name].default:
                 raise ValueError(
-                    f"{name}={vars(self)[name]:g} has no meaning with importance_correction="
+                    f"{name}={vars(self)[name]:g} has no effect with importance_correction="
                     f"{self.importance_correction}: leave it out, or set importance_correction to mask"
                     + (", token or sequence" if name == "importance_cap" else "")
                 )

@@ -15,6 +15,7 @@ from infra.backend import is_remote
 from infra.mlflow.client import without_password
 from infra.settings import Settings, StackSettings, set_variables
 from ppo_core.records import InputError
+from ppo_core.spec.loading import requirement
 
 OURS = "PPOFLOW_"
 OF_PROCESSES = {"PPOFLOW_GUARDED", "PPOFLOW_STACK_MARK", "PPOFLOW_CONTAINERS", "PPOFLOW_SECRETS", "PPOFLOW_UID"}
@@ -50,7 +51,7 @@ def _problems(error: ValidationError) -> Iterator[str]:
         if item["type"] != "default_factory_not_called":  # follows from another one
             field = str(item["loc"][0])
             name, given = " or ".join(names_of(field)), without_password(str(item["input"]))
-            yield f"{name}={given!r} in the environment: {item['msg'].removeprefix('Value error, ')}"
+            yield f"{name}={given!r} in the environment: {requirement(item)}"
 
 
 def names_of(field: str) -> list[str]:

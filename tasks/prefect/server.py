@@ -24,6 +24,7 @@ from infra.mlflow.client import without_password
 from infra.prefect_server import PrefectServer, PrefectServerError
 from infra.settings import Settings
 from infra.storage.objects import StoreUnavailable
+from ppo_core.spec.loading import requirement
 from tasks.checks.servers import no_prefect
 from tasks.runs.errors import FAILURES, behind
 
@@ -72,9 +73,9 @@ def problems(parameter: str, error: ValidationError) -> list[str]:
     lines = []
     for item in error.errors():
         place = item["loc"] if parameter == "spec" else (parameter, *item["loc"])
-        where, message = ".".join(str(part) for part in place), item["msg"].removeprefix("Value error, ")
+        where = ".".join(str(part) for part in place)
         given = "" if item["type"] in ("value_error", "missing") else f"={item['input']!r}"
-        lines.append(f"{where}{given}: {message}" if where else message)
+        lines.append(f"{where}{given}: {requirement(item)}" if where else requirement(item))
     return lines
 
 

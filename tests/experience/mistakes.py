@@ -158,7 +158,7 @@ IN_SPECS = [
     ),
     Mistake(
         "a reward without its function",
-        ("'rewards.py' names no function", "path/to/file.py:function"),
+        ("'rewards.py' is not a function", "path/to/file.py:function"),
         in_spec("rewards.py:correct", "rewards.py"),
     ),
     Mistake("a run's name with a space", ("my run", "letters"), command=("train", "spec.yaml", "--run", "my run")),

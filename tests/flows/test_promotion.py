@@ -194,7 +194,7 @@ def test_lineage_finds_what_does_not_fit(own: HandOver) -> None:
         (["evaluate", "nowhere"], "run nowhere has no committed iteration"),
         (["evaluate", "toy", "--set", "evaluation.num_prompts=0"], "evaluation.num_prompts=0"),
         (["promote", "toy@2"], "toy@2 is no registered version"),
-        (["promote", f"models:/{MODEL}/2", "--set", "promotion.alias=latest"], "MLflow keeps latest"),
+        (["promote", f"models:/{MODEL}/2", "--set", "promotion.alias=latest"], "MLflow reserves latest"),
         (["promote", f"models:/{MODEL}/7"], "could not find"),
         (["rollback", "no such"], "could not read the aliases of 'no such'"),
         (["rollback", "models:/a/b/c"], "names no registered model"),

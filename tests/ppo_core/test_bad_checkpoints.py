@@ -39,7 +39,7 @@ def test_a_state_with_settings_of_another_version_is_not_called_damaged(tmp_path
     update = {**UPDATE, "spec": {**UPDATE["spec"], "gone": 1}}
     text = json.dumps({**THIRD, "full": False, "replay": [update]})
     with pytest.raises(
-        InputError, match=r"settings that this ppoflow does not know \(replay.0.spec.gone: .*use the one"
+        InputError, match=r"settings that this ppoflow does not know \(replay.0..spec.gone: .*use the one"
     ):
         read_state(written(tmp_path, text, {"libraries": {"ppoflow": "0.0.9"}}))
 
@@ -51,14 +51,14 @@ def test_a_state_with_settings_of_another_version_is_not_called_damaged(tmp_path
         ("[1]", "is damaged (TypeError"),
         ({"identity": "abc"}, "is damaged (KeyError: 'format'"),
         ({**SECOND, "format": "new"}, "is damaged (ValueError"),
-        ({key: value for key, value in FIRST.items() if key != "identity"}, "identity: is required, and missing"),
-        ({key: value for key, value in THIRD.items() if key != "full"}, "full: is required, and missing"),
+        ({key: value for key, value in FIRST.items() if key != "identity"}, "identity: is required but missing"),
+        ({key: value for key, value in THIRD.items() if key != "full"}, "full: is required but missing"),
         ({**THIRD, "num_steps": {"policy": -1}}, "num_steps.policy=-1"),
         ({**THIRD, "num_steps": {"policy": 3}}, "num_steps is of policy, skipped_steps of policy and critic"),
         ({key: value for key, value in FIRST.items() if key != "num_critic_steps"}, "num_steps.critic=None"),
         ({**SECOND, "full": False}, "full=False does not go with 0 updates in replay"),
         ({**SECOND, "replay": [UPDATE]}, "full=True does not go with 1 updates in replay"),
-        ({**SECOND, "full": False, "replay": [{"spec": {}, "experience": "d1"}]}, "replay.0.spec.seed: is required"),
+        ({**SECOND, "full": False, "replay": [{"spec": {}, "experience": "d1"}]}, "replay[0].spec.seed: is required"),
     ],
 )
 def test_a_damaged_state_is_refused(tmp_path: Path, document: Any, words: str) -> None:

@@ -247,24 +247,24 @@ def test_a_judge_that_is_no_chat_model_is_told_at_once(document: Any) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ({"kind": "http", "url": "rewards:8000"}, "is no address: write http://host:port/path"),
-        ({"kind": "http", "url": "ftp://host/x"}, "is no address"),
-        ({"kind": "http", "url": "http://host:99999/"}, "is no address"),
-        ({"kind": "http", "url": "http://me:secret@host/"}, "a url with a login would be kept in records"),
+        ({"kind": "http", "url": "rewards:8000"}, "is not an HTTP address: write http://host:port/path"),
+        ({"kind": "http", "url": "ftp://host/x"}, "is not an HTTP address"),
+        ({"kind": "http", "url": "http://host:99999/"}, "is not an HTTP address"),
+        ({"kind": "http", "url": "http://me:secret@host/"}, "the url holds a login, which would be stored"),
         ({"kind": "judge", "url": "http://h", "model": "m", "rubric": "Rate it."}, "has no {response}"),
         (
             {"kind": "judge", "url": "http://h", "model": "m", "rubric": "{response} {x}"},
-            "has {x}, which nothing fills",
+            "has the unknown field {x}: use",
         ),
-        ({"kind": "judge", "url": "http://h", "model": "m", "rubric": "{response} {"}, "a brace too many or too few"),
+        ({"kind": "judge", "url": "http://h", "model": "m", "rubric": "{response} {"}, "unbalanced braces"),
         (
             {"kind": "judge", "url": "http://h", "model": "m", "rubric": "{response:.2f}"},
-            "formats {response}, which is",
+            "has a format or conversion after response: write {response} alone",
         ),
-        ({"kind": "judge", "url": "http://h?a=1", "model": "m", "rubric": "{response}"}, "is no base address"),
+        ({"kind": "judge", "url": "http://h?a=1", "model": "m", "rubric": "{response}"}, "is not a base address"),
         (
             {"kind": "judge", "url": "http://h", "model": "m", "rubric": "{response}", "lowest": 10},
-            "lowest=10 must be below highest=10",
+            "lowest=10 must be less than highest=10",
         ),
     ],
 )

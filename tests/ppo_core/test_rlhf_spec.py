@@ -99,24 +99,24 @@ def test_the_reward_model_can_start_from_the_policy() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no reward model": ({"reward_model": None}, "there is no reward model: say in `reward_model` how it is trained"),
+    "no reward model": ({"reward_model": None}, "there is no reward model: add the section reward_model"),
     "nobody reads it": (
         {"run": {"reward": {"sources": [{"kind": "model", "path": "mine"}]}}},
-        "no reward of the run reads the reward model: add {kind: model, path: <reward_model>} to run.reward.sources",
+        "no reward of the run uses the reward model: add {kind: model, path: <reward_model>} to run.reward.sources",
     ),
     "no policy to start from": (
         {"reward_model": {"model": {"path": POLICY}}, "run": {"sft": None}},
-        r"reward_model.model.path=<policy> is the policy that PPO starts from, and it is neither made \(run.sft\) nor",
+        r"reward_model.model.path=<policy> stands for the policy that PPO starts from, but neither run.sft nor",
     ),
     "one name for both": (
         {"run": {"name": "mine-reward-model"}},
         "policy and reward model would both be registered as mine-reward-model: give one of them another registry",
     ),
     "nothing held out": ({"run": {"dataset": {"evaluation": None}}}, "run.dataset has no held-out prompts to evaluate"),
-    "an alias": ({"given": {"policy": "models:/a@champion"}}, "'models:/a@champion' names no version of a registered"),
+    "an alias": ({"given": {"policy": "models:/a@champion"}}, "'models:/a@champion' is not a version of a registered"),
     "an address": (
         {"given": {"reward_model": "hf://a/b"}},
-        "'hf://a/b' is a name of the hub, which is downloaded .*: write it",
+        "'hf://a/b' is a name on the Hugging Face Hub: write it",
     ),
     "a key of a part": ({"run": {"rollouts": {}}}, "Extra inputs are not permitted"),
 }

@@ -78,14 +78,14 @@ def test_every_problem_has_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [1", "is not valid YAML"),
-        ("name: x\nrollout:\n\ttemperature: 1", "line 3 begins with a tab, and YAML is indented with spaces"),
-        ("- 1\n- 2", "holds list, not a mapping"),
-        ("", "holds NoneType, not a mapping"),
+        ("a: [1", "not valid YAML"),
+        ("name: x\nrollout:\n\ttemperature: 1", "line 3 is indented with a tab: YAML takes only spaces"),
+        ("- 1\n- 2", r"holds \[1, 2\]: a spec consists of sections"),
+        ("", "is empty: a spec consists of sections"),
         ("1: 2", "Keys should be strings"),
-        ("seed: 1\nname: x\nseed: 2", "is not valid YAML: line 3: the key seed is there again, after line 1: take one"),
-        ("rollout:\n  stop: [a]\n  top_k: 0\n  stop: [b]", "line 4: the key stop is there again, after line 2"),
-        ("rollout: {top_k: 0, top_k: 1}", "line 1: the key top_k is there again"),
+        ("seed: 1\nname: x\nseed: 2", "not valid YAML: line 3: the key seed was set on line 1 already: remove one"),
+        ("rollout:\n  stop: [a]\n  top_k: 0\n  stop: [b]", "line 4: the key stop was set on line 2 already"),
+        ("rollout: {top_k: 0, top_k: 1}", "line 1: the key top_k was set on line 1 already"),
     ],
 )
 def test_a_file_that_is_no_spec_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -112,7 +112,7 @@ def test_overrides_come_before_all_checks(tmp_path: Path) -> None:
         ("seed", "is not section.key=value"),
         ("=1", "is not section.key=value"),
         ("rollout.=1", "is not section.key=value"),
-        ("seed.x=1", "seed is a value, not a section"),
+        ("seed.x=1", "seed is a value, not a section: write seed=VALUE"),
         ("seed=[1", "the value is not valid YAML"),
         ("rollout.temprature=1", "did you mean temperature"),
     ],

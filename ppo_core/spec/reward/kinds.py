@@ -35,7 +35,7 @@ class FunctionRewardSpec(AnyReward):
     @classmethod
     def _names_a_function(cls, name: str) -> str:
         if name.count(":") != 1 or not all(name.split(":")):
-            raise ValueError(f"{name!r} names no function: write package.module:function or path/to/file.py:function")
+            raise ValueError(f"{name!r} is not a function: write package.module:function or path/to/file.py:function")
         return name
 
     @property
@@ -76,9 +76,12 @@ class _Endpoint(AnyReward):
         except ValueError:
             known = False
         if not known:
-            raise ValueError(f"{url!r} is no address: write http://host:port/path or https://host/path")
+            raise ValueError(f"{url!r} is not an HTTP address: write http://host:port/path or https://host/path")
         if "@" in parts.netloc:
-            raise ValueError("a url with a login would be kept in records: name a variable in key_variable instead")
+            raise ValueError(
+                "the url holds a login, which would be stored in the records of runs: put the key into an environment "
+                "variable, and its name into key_variable"
+            )
         return url
 
     @property
@@ -120,29 +123,31 @@ class JudgeSpec(_Endpoint):
         try:
             fields = [field for field in Formatter().parse(rubric) if field[1] is not None]
         except ValueError as error:
-            raise ValueError(f"the rubric has a brace too many or too few ({error}): write {{{{ for a brace") from None
+            raise ValueError(f"the rubric has unbalanced braces ({error}): write {{{{ or }}}} for a brace") from None
         names = {str(name) for _, name, _, _ in fields}
         if odd := [name for _, name, form, conversion in fields if form or conversion]:
-            raise ValueError(f"the rubric formats {{{odd[0]}}}, which is filled in as text: write {{{odd[0]}}} alone")
+            raise ValueError(f"the rubric has a format or conversion after {odd[0]}: write {{{odd[0]}}} alone")
         if unknown := names - set(RUBRIC_FIELDS):
             raise ValueError(
-                f"the rubric has {{{min(unknown)}}}, which nothing fills in: it knows "
+                f"the rubric has the unknown field {{{min(unknown)}}}: use "
                 f"{', '.join(f'{{{name}}}' for name in RUBRIC_FIELDS)}; write {{{{ and }}}} for braces"
             )
         if "response" not in names:
-            raise ValueError("the rubric has no {response}: the judge would not see what it is to score")
+            raise ValueError("the rubric has no {response}, so the judge would not see what to score: add it")
         return rubric
 
     @model_validator(mode="after")
     def _has_a_base_address(self) -> Self:
         if set(self.url) & set("?#"):
-            raise ValueError(f"{self.url!r} is no base address: /chat/completions follows it, so leave out ? and #")
+            raise ValueError(
+                f"{self.url!r} is not a base address: /chat/completions is appended to it, so leave out ? and #"
+            )
         return self
 
     @model_validator(mode="after")
     def _has_a_range(self) -> Self:
         if self.lowest >= self.highest:
-            raise ValueError(f"lowest={self.lowest:g} must be below highest={self.highest:g}")
+            raise ValueError(f"lowest={self.lowest:g} must be less than highest={self.highest:g}")
         return self
 
 

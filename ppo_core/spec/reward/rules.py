@@ -63,7 +63,9 @@ class _Pattern(AnyReward):
         try:
             re.compile(pattern or "")
         except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression ({error}): see Python's module re") from None
+            raise ValueError(
+                f"{pattern!r} is not a valid regular expression ({error}): see Python's re module"
+            ) from None
         return pattern
 
 
@@ -111,13 +113,13 @@ class LengthSpec(AnyReward):
             raise ValueError(f"target={self.target} is the one length that scores 1: leave out min and max, or target")
         if self.target is not None and not self.slope:
             raise ValueError(
-                f"target={self.target} with slope=0 gives 1 to responses of just that length and 0 to all others: set "
-                "slope to how far off still counts"
+                f"target={self.target} with slope=0 scores 1 at exactly that length only, else 0: set slope to "
+                "the distance at which the score reaches 0"
             )
         if self.min is None and self.max is None and self.target is None:
-            raise ValueError("no length is named: give min, max or both, or target with a slope")
+            raise ValueError("no length is given: set min, max or both, or target with a slope")
         if self.min is not None and self.max is not None and self.min > self.max:
-            raise ValueError(f"min={self.min} is above max={self.max}: no length lies between them")
+            raise ValueError(f"min={self.min} is above max={self.max}, so no length can score 1: swap or change them")
         return self
 
 
@@ -142,15 +144,15 @@ class FormatSpec(_Pattern):
     def _are_names(cls, tags: tuple[str, ...]) -> tuple[str, ...]:
         for tag in tags:
             if not re.fullmatch(TAG, tag):
-                raise ValueError(f"{tag!r} is no name of a tag: write think for <think>...</think>")
+                raise ValueError(f"{tag!r} is not a tag name: write think for <think>...</think>")
         if len(set(tags)) < len(tags):
-            raise ValueError(f"tags {', '.join(tags)}: each can be there once")
+            raise ValueError(f"tags {', '.join(tags)}: name each tag once")
         return tags
 
     @model_validator(mode="after")
     def _asks_for_something(self) -> Self:
         if self.pattern is None and not self.tags:
-            raise ValueError("no form is asked for: give a pattern, or tags, for example [think, answer]")
+            raise ValueError("no format is given: set pattern, or tags, for example [think, answer]")
         return self
 
 
@@ -176,16 +178,17 @@ class JsonSchemaSpec(_Pattern):
 
         draft = schema.get("$schema", Draft202012Validator.META_SCHEMA["$id"])
         if not isinstance(draft, str) or validator_for({"$schema": draft}, default=None) is None:
-            raise ValueError(f"$schema={draft!r} is no draft that is known here: leave it out for 2020-12")
+            raise ValueError(f"$schema={draft!r} is not a known draft of JSON Schema: leave it out for 2020-12")
         try:
             validator_for(schema, default=Draft202012Validator).check_schema(schema)
         except SchemaError as error:
             place = "/".join(str(part) for part in error.absolute_path)
-            raise ValueError(f"it is no JSON Schema: {place or 'at its top'}: {error.message}") from None
+            raise ValueError(f"not a valid JSON Schema, at {place or 'the top'}: {error.message}") from None
         for reference in _references(schema):
             if not _leads_somewhere(schema, reference):
                 raise ValueError(
-                    f"its $ref {reference!r} leads nowhere: write #/$defs/NAME, and that definition into the schema"
+                    f"its $ref {reference!r} cannot be resolved: write #/$defs/NAME, and add that definition to the "
+                    "schema"
                 )
         return schema
 

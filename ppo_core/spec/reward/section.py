@@ -82,7 +82,7 @@ class RewardSpec(Section):
         columns = [reward.component for reward in rewards]
         if len(set(columns)) < len(columns):
             raise ValueError(
-                f"two rewards share a name ({', '.join(columns)}), and so a column of the scores: give one of them "
-                "another `name`"
+                f"two rewards have the same name ({', '.join(columns)}), which also names their columns: give one of "
+                "them another `name`"
             )
         return self

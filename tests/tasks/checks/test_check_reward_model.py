@@ -64,5 +64,5 @@ def test_a_file_is_of_the_kind_that_knows_its_sections(tmp_path: Path) -> None:
     assert isinstance(load_any(file), RewardModelSpec)
     assert isinstance(load_any(file, ["reward.function=r.py:f"]), RunSpec)
     file.write_text("dataset: {train: a}\nmodel: {path: base}\nrollout: {}\n")
-    with pytest.raises(SpecError, match="reward: is required, and missing"):
+    with pytest.raises(SpecError, match="reward: is required but missing"):
         load_any(file)

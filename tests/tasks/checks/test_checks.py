@@ -102,7 +102,7 @@ def test_a_setting_of_the_environment_that_is_refused_is_named(home: Path, monke
     with pytest.raises(InputError) as refusal:
         require_readable_state()
     lines = str(refusal.value).splitlines()
-    assert lines[0] == "PPOFLOW_CACHE_GIB='-1' in the environment: Input should be greater than 0"
+    assert lines[0] == "PPOFLOW_CACHE_GIB='-1' in the environment: must be greater than 0"
     server = "PPOFLOW_PREFECT_API_URL or PREFECT_API_URL='here' in the environment: it is no address of a server: "
     assert lines[1] == f"{server}write http://HOST:PORT/api"
     assert len(lines) == 2
