@@ -1,4 +1,4 @@
-"""From scores to advantages: what shapes the rewards, what they cost in divergence, GAE, whitening."""
+"""From scores to advantages: reward shaping, the KL penalty, GAE, whitening."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MinibatchWhitening = Literal["none", "centred", "scaled"]
 
 
 class FixedKl(Section):
-    """A KL coefficient that stays."""
+    """A fixed KL coefficient."""
 
     kind: Literal["fixed"] = Field("fixed", description="This kind")
-    coef: NonNegative = Field(0.01, description="Price in reward of one nat of divergence")
-    estimator: Estimator = Field("k1", description="Schulman's estimator of the divergence per token")
-    length_normalised: bool = Field(False, description="The price is divided by the response's number of tokens")
+    coef: NonNegative = Field(0.01, description="KL penalty subtracted from the reward, per nat")
+    estimator: Estimator = Field("k1", description="Schulman's estimator of the KL per token")
+    length_normalised: bool = Field(False, description="Divide the KL penalty by the response's number of tokens")
     schedule: CoefficientSchedule = Field("constant", description="How coef falls over update.decay_iterations")
-    final_fraction: Fraction = Field(0.0, description="With a schedule: it ends at this fraction of coef")
+    final_fraction: Fraction = Field(0.0, description="With a schedule: coef ends at this fraction of itself")
 
     @model_validator(mode="after")
     def _what_falls_is_there(self) -> Self:
@@ -30,74 +30,82 @@ class FixedKl(Section):
 
 
 class AdaptiveKl(Section):
-    """A KL coefficient steered to a target (Ziegler et al. 2019, section 2.2)."""
+    """A KL coefficient that is adapted to reach a target KL (Ziegler et al. 2019, section 2.2)."""
 
     kind: Literal["adaptive"] = Field("adaptive", description="This kind")
-    coef: PositiveFloat = Field(0.05, description="In the first iteration")
-    target: PositiveFloat = Field(6.0, description="KL per response (summed over its tokens)")
-    horizon: PositiveInt = Field(10_000, description="In responses")
+    coef: PositiveFloat = Field(0.05, description="KL coefficient in the first iteration")
+    target: PositiveFloat = Field(6.0, description="Target KL per response (summed over its tokens), nats")
+    horizon: PositiveInt = Field(
+        10_000, description="Responses over which the coefficient adapts: the more, the slower"
+    )
     estimator: Estimator = Field("k1", description="Schulman's estimator of the divergence per token")
     length_normalised: bool = Field(
-        False, description="The price is divided by the response's number of tokens; the target is not"
+        False, description="Divide the KL penalty by the response's number of tokens; the target stays per response"
     )
 
 
 class OverlongSpec(Section):
-    """A price on responses that near the length limit (Yu et al. 2025, DAPO, equation 13)."""
+    """A penalty for responses close to the length limit (Yu et al. 2025, DAPO, equation 13)."""
 
     buffer: PositiveInt = Field(
-        description="The price grows from 0 over so many tokens before rollout.max_response_tokens"
+        description="The penalty grows from 0 over this many tokens before rollout.max_response_tokens"
     )
-    penalty: PositiveFloat = Field(1.0, description="Subtracted from the score at the limit, never more")
+    penalty: PositiveFloat = Field(
+        1.0, description="Largest penalty, subtracted from the score of a response at the limit"
+    )
 
 
 class AdvantageSpec(Section):
     """From scores to advantages: reward shaping and GAE."""
 
     kl: FixedKl | AdaptiveKl = Field(
-        FixedKl(), discriminator="kind", description="Price of leaving the reference: kind fixed or adaptive"
+        FixedKl(), discriminator="kind", description="KL penalty towards the reference: kind fixed or adaptive"
     )
     old_logprobs: Literal["trainer", "sampler"] = Field(
         "trainer",
-        description="What the update's ratios are to: the trainer's probabilities, from a pass of the policy over the "
-        "rollouts; or the sampler's own, which saves that pass and lets the ratios hold what the two disagree on",
+        description="Old logprobs in the update's ratios. trainer: recomputed by a pass of the policy over rollouts; "
+        "sampler: as vLLM reported them, which saves that pass but puts the mismatch of the two into the ratios",
     )
     score_norm: Literal["none", "std", "mean_std"] = Field(
         "none",
-        description="Divide scores by the standard deviation of all scores of the run so far; mean_std: less their "
-        "mean",
+        description="std: divide scores by the standard deviation of all scores of the run so far; mean_std: subtract "
+        "their mean first",
     )
     reference: ReferenceSpec = Field(
-        FixedReference(), description="Whom the divergence is from: kind fixed (the start), every (iterations) or ema"
+        FixedReference(),
+        description="Model that the KL is measured against: kind fixed (the start), every (iterations) or ema",
     )
     score_clip: PositiveFloat | None = Field(
         None, description="Scores, after score_norm, are clipped to [-score_clip, score_clip]"
     )
     missing_eos_penalty: NonNegative = Field(0.0, description="Subtracted from the score of an unfinished response")
     overlong: OverlongSpec | None = Field(
-        None, description="A price on responses that near the length limit; none: they are free"
+        None, description="Penalty for responses close to the length limit; none: no penalty"
     )
     truncated: Literal["terminal", "bootstrap", "mask"] = Field(
-        "terminal", description="A response cut by length: ends there, goes on with the critic's value, or is left out"
+        "terminal",
+        description="A response cut at the length limit: ends there, continues with the critic's value, or is left out",
     )
     whiten_rewards: bool = Field(
-        False, description="Scale an iteration's rewards per token to variance 1 before GAE; their mean stays"
+        False,
+        description="Scale an iteration's per-token rewards to variance 1 before GAE, without shifting their mean",
     )
     gamma: Fraction = Field(1.0, description="Discount per token")
-    gae_lambda: Fraction = Field(0.95, description="GAE's trade of bias (0) against variance (1)")
+    gae_lambda: Fraction = Field(0.95, description="Lambda of GAE: 0 has the least variance, 1 the least bias")
     gae_lambda_alpha: PositiveFloat | None = Field(
         None,
-        description="In its place a lambda by length, 1 - 1 / (alpha * tokens) and at least 0; 0.05 in the source "
-        "(VAPO)",
+        description="In place of gae_lambda, a lambda by response length, max(0, 1 - 1 / (alpha * tokens)); 0.05 in "
+        "VAPO",
     )
     critic_gae_lambda: Fraction | None = Field(
-        None, description="Another lambda for the critic's targets, 1 in VC-PPO and VAPO; none: the policy's"
+        None, description="Lambda for the critic's targets, 1 in VC-PPO and VAPO; none: the same as the policy's"
     )
     whiten: bool | Literal["minibatch"] = Field(
         True, description="Scale advantages to mean 0 and variance 1, over the iteration (true) or over each minibatch"
     )
     whiten_centred: bool = Field(
-        True, description="Whitening takes the mean off; false: it divides by the root mean square, and no sign changes"
+        True,
+        description="Whitening subtracts the mean; false: it only divides by the root mean square, and no sign changes",
     )
 
     @property

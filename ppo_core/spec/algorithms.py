@@ -76,19 +76,20 @@ class PpoSharedSpec(_Algorithm):
 
     MEANINGLESS: ClassVar[dict[str, str]] = dict.fromkeys(
         ("update.critic_learning_rate", "update.critic_warmup_iterations"),
-        "policy and values are one network, and algorithm.value_coef weighs the value loss",
+        "policy and values share one network; algorithm.value_coef weights the value loss",
     )
 
 
 class KlPenaltyPpoSpec(_Algorithm):
-    """PPO with a price on leaving the old policy in place of the clip (Schulman et al. 2017, section 4)."""
+    """PPO with a KL penalty towards the old policy in place of the clip (Schulman et al. 2017, section 4)."""
 
     kind: Literal["kl_penalty_ppo"] = Field("kl_penalty_ppo", description="This algorithm")
     coef: float = Field(
-        1.0, ge=1e-6, le=1e6, description="Price of one nat of KL(old policy, policy) per token, in the first iteration"
+        1.0, ge=1e-6, le=1e6, description="Penalty per nat of KL(old policy, policy) per token, in the first iteration"
     )
     target: PositiveFloat | None = Field(
-        0.01, description="KL per token after an update: coef doubles above 1.5 times it, and halves below; none: stays"
+        0.01,
+        description="Target KL per token after an update: coef doubles above 1.5 times it, halves below; none: fixed",
     )
 
     MEANINGLESS: ClassVar[dict[str, str]] = dict.fromkeys(
@@ -142,7 +143,7 @@ class GrpoSpec(_ComparesGroups):
 
     kind: Literal["grpo"] = Field("grpo", description="This algorithm")
     scale: Literal["std", "none"] = Field(
-        "std", description="Divide by the group's standard deviation, or not (Dr. GRPO)"
+        "std", description="std: divide by the group's standard deviation; none: do not (Dr. GRPO)"
     )
 
 
@@ -151,7 +152,7 @@ class ReinforceSpec(_WithoutCritic):
 
     kind: Literal["reinforce"] = Field("reinforce", description="This algorithm")
     baseline: Literal["batch_mean", "none"] = Field(
-        "batch_mean", description="Subtracted from every reward to go; cancels with advantages.whiten"
+        "batch_mean", description="Subtracted from every reward to go; has no effect with advantages.whiten"
     )
 
     MEANINGLESS: ClassVar[dict[str, str]] = {

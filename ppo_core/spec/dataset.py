@@ -13,9 +13,10 @@ from ppo_core.spec.section import Section
 class SourceSpec(Section):
     """One of several sources of prompts."""
 
-    path: UserPath = Field(description="In any of the forms of a single one")
+    path: UserPath = Field(description="Prompts, in any of the forms of a single train")
     weight: PositiveFloat | None = Field(
-        None, description="Its part of the draws is this over the sum of all; of no source: every row counts alike"
+        None,
+        description="Share of the draws, relative to the sum of all weights; none anywhere: every row counts the same",
     )
 
 
@@ -24,7 +25,7 @@ class CurriculumSpec(Section):
 
     column: str = Field(min_length=1, description="Column with a number for each prompt, larger where it is harder")
     prompts: PositiveInt = Field(
-        description="The first so many prompts of the run come easy ones first, of each epoch by themselves"
+        description="Order by difficulty this many prompts at the start of the run, each epoch by itself"
     )
 
 
@@ -43,40 +44,37 @@ class DatasetSpec(Section):
 
     train: Train = Field(
         description="File (JSONL, JSON, CSV, TSV, Parquet, Arrow), folder saved by `datasets`, or "
-        "path/to/file.py:function, relative to the spec; or hf://OWNER/NAME:FILE of the hub; or a list of several, "
-        "each with `path` and `weight`"
+        "path/to/file.py:function, relative to the spec; or hf://OWNER/NAME:FILE of the Hugging Face Hub; or a "
+        "list of several, each with `path` and `weight`"
     )
-    evaluation: UserPath | None = Field(
-        None, description="Held-out prompts in the same form; none: `evaluation` is off"
-    )
+    evaluation: UserPath | None = Field(None, description="Held-out prompts, in the same forms; none: no evaluation")
     evaluation_fraction: float = Field(
         0.0,
         ge=0.0,
         le=0.5,
-        description="Instead of `evaluation`: about this part of the prompts is held out, by the hash of their content",
+        description="Instead of `evaluation`: hold out about this fraction of the prompts, by a hash of their text",
     )
     prompt_column: str = Field("prompt", min_length=1, description="Column with the prompt: a text or messages")
-    answer_column: str = Field("answer", description="Column with the reference answer; missing is allowed")
-    id_column: str | None = Field(
-        None, description="Column with an id of each prompt, no two alike; none: a hash of the row"
-    )
+    answer_column: str = Field("answer", description="Column with the reference answer, if there is one")
+    id_column: str | None = Field(None, description="Column with a unique id of each prompt; none: a hash of the row")
     chat: bool = Field(
-        False, description="Texts go through the chat template, each as one message of a user; messages always do"
+        False,
+        description="Apply the chat template to text prompts too, each as one user message; messages always use it",
     )
     system_prompt: str | None = Field(
         None, min_length=1, description="First message of every prompt that has no system message of its own"
     )
     duplicates: Literal["keep", "drop"] = Field(
         "keep",
-        description="drop: of rows with the same prompt the first counts, and none that is held out is trained on",
+        description="drop: keep the first of rows with the same prompt, and never train on a held-out one",
     )
-    max_prompt_tokens: PositiveInt = Field(512, description="Longer prompts are never cut: see `too_long`")
+    max_prompt_tokens: PositiveInt = Field(512, description="Longer prompts are not truncated: see `too_long`")
     too_long: Literal["error", "drop"] = Field(
-        "error", description="What happens to rows with more tokens than fit: the run is refused, or they are left out"
+        "error", description="Rows with too many tokens: error refuses the run, drop leaves them out"
     )
     shuffle: bool = Field(True, description="Draw prompts in a new seeded order every epoch")
     curriculum: CurriculumSpec | None = Field(
-        None, description="Easy prompts first, by a column that says how hard each is; none: in any order"
+        None, description="Easy prompts first, by a column with their difficulty; none: no curriculum"
     )
 
     @property

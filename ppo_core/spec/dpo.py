@@ -35,12 +35,16 @@ from ppo_core.spec.sections import (
 class DpoFitSpec(DescentSpec):
     """The fit of the policy to the preferences, by the loss of DPO."""
 
-    learning_rate: PositiveFloat = Field(1e-4, description="Highest rate, reached at the end of the warm-up")
+    learning_rate: PositiveFloat = Field(
+        1e-4, description="Peak learning rate of DPO, reached at the end of the warm-up"
+    )
     beta: PositiveFloat = Field(
-        0.1, description="Implicit rewards are beta x log(policy / start): the higher, the closer it stays to its start"
+        0.1,
+        description="Implicit rewards are beta * log(policy / start): the higher, the closer it stays to its start",
     )
     length_normalised: bool = Field(
-        False, description="Logprobs of a response are the mean over its tokens, not the sum; then beta is 2 to 10"
+        False,
+        description="Average a response's logprobs over its tokens instead of summing; beta is then usually 2 to 10",
     )
 
 
@@ -53,19 +57,23 @@ class DpoSpec(FlowSpec):
         description="Name of the MLflow experiment, and of the DPO run by default: letters, digits, dots, dashes and "
         "underscores",
     )
-    preferences: PreferencesSpec = Field(description="Preferences to train on, and to measure on")
-    dataset: DatasetSpec = Field(description="Prompts as a run of PPO has them; the held-out ones are answered")
+    preferences: PreferencesSpec = Field(description="Preference pairs to train on, and held-out ones")
+    dataset: DatasetSpec = Field(description="Prompts as for a PPO run; only the held-out ones are used")
     model: ModelSpec = Field(description="Where the policy starts")
-    sft: SupervisedSpec | None = Field(None, description="The supervised start; none: DPO starts from the model itself")
+    sft: SupervisedSpec | None = Field(
+        None, description="Supervised fine-tuning (SFT) before DPO; none: DPO starts from the model itself"
+    )
     dpo: DpoFitSpec = Field(DpoFitSpec(), description="The fit to the preferences")
-    rollout: RolloutSpec = Field(RolloutSpec(), description="How held-out prompts are answered")
-    reward: RewardSpec = Field(description="Who scores the answers; nothing is trained on that")
+    rollout: RolloutSpec = Field(RolloutSpec(), description="How responses to held-out prompts are sampled")
+    reward: RewardSpec = Field(description="How responses to held-out prompts are scored; not trained on")
     training: TrainingSpec = Field(TrainingSpec(), description="How the training engine runs")
     evaluation: EvaluationSpec = Field(EvaluationSpec(), description="Held-out prompts, before and after")
     engines: EnginesSpec = Field(EnginesSpec(), description="Where engines run, and how long they may be silent")
-    registry: RewardRegistrySpec = Field(RewardRegistrySpec(), description="The MLflow model that it becomes")
+    registry: RewardRegistrySpec = Field(
+        RewardRegistrySpec(), description="The MLflow model that the DPO policy is registered as"
+    )
     hub_commits: tuple[HubCommit, ...] = Field((), description=COMMITS)
-    folder: str = Field(".", description="Where relative paths start; a spec file's own folder. No part of the run")
+    folder: str = Field(".", description="Folder that relative paths start from; by default the spec file's own")
 
     @model_validator(mode="after")
     def _batches_divide(self) -> Self:

@@ -15,7 +15,7 @@ from ppo_core.spec.reward.section import RewardSpec
 from ppo_core.spec.section import Section
 from ppo_core.spec.sections import EnginesSpec, ModelSpec, TrainingSpec
 
-COMMITS = "Commits that the names of the hub (hf://…) stand for in this run; it fills them in as it begins"
+COMMITS = "Commits that hf:// names were resolved to; filled in when the run starts"
 
 
 class NamedSpec(Section):

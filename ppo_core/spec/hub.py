@@ -31,8 +31,8 @@ class HubName(NamedTuple):
 class HubCommit(Section):
     """The commit that a name stands for."""
 
-    name: str = Field(description="As the spec has it")
-    commit: str = Field(pattern=f"^{COMMIT}$", description="The commit that it was when the run began")
+    name: str = Field(description="The hf:// name as written in the spec")
+    commit: str = Field(pattern=f"^{COMMIT}$", description="The commit that it was resolved to when the run began")
 
 
 def exact_name(commit: HubCommit) -> str:

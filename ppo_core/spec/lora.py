@@ -17,10 +17,12 @@ class LoraSpec(Section):
     There is no dropout, as in no network here: two passes over the same tokens must agree.
     """
 
-    rank: int = Field(16, ge=1, le=1024, description="Rows of A and columns of B; a layer's smaller side at most")
+    rank: int = Field(
+        16, ge=1, le=1024, description="Rank: rows of A and columns of B; at most the smaller side of a layer"
+    )
     alpha: PositiveFloat = Field(32.0, description="The product of A and B is multiplied by alpha / rank")
     target_modules: Literal["all-linear"] | Annotated[tuple[LayerName, ...], Field(min_length=1)] = Field(
         "all-linear",
-        description="Linear layers that get one, by the last part of their names ([q_proj, v_proj]); all-linear: every "
-        "one but the output embedding",
+        description="Linear layers that get an adapter, by the last part of their names, as in [q_proj, v_proj]; "
+        "all-linear: every one except the output embedding",
     )

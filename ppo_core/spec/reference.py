@@ -1,4 +1,4 @@
-"""Whom the policy is kept close to: the policy that the run began with, or one that follows it."""
+"""The reference, which the KL is measured against: the policy that the run began with, or one that follows it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ class SteppedReference(Section):
     """The policy as it was not long ago, taken anew at intervals."""
 
     kind: Literal["every"] = Field("every", description="This kind")
-    iterations: PositiveInt = Field(description="After every so many iterations the policy becomes the reference")
+    iterations: PositiveInt = Field(description="The policy becomes the reference every this many iterations")
 
 
 class AveragedReference(Section):
     """A moving average of the policy."""
 
     kind: Literal["ema"] = Field("ema", description="This kind")
-    decay: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(0.95, description="Of the average, per iteration")
+    decay: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        0.95, description="Decay of the moving average, per iteration"
+    )
 
 
 ReferenceSpec = Annotated[FixedReference | SteppedReference | AveragedReference, Field(discriminator="kind")]

@@ -20,10 +20,10 @@ class PreferencesSpec(Section):
 
     train: UserPath = Field(
         description="A file of rows, or path/to/file.py:function, relative to the spec; columns `prompt`, `chosen`, "
-        "`rejected` and perhaps `margin`, or `prompt` and `responses`, the best first; or hf://OWNER/NAME:FILE"
+        "`rejected` and optionally `margin`, or `prompt` and `responses`, best first; or hf://OWNER/NAME:FILE"
     )
-    evaluation: UserPath = Field(description="Held-out rows in the same form, which accuracy is measured on")
-    max_tokens: PositiveInt = Field(1024, description="Longer texts (a prompt with a response) are an error, never cut")
+    evaluation: UserPath = Field(description="Held-out rows in the same form, for measuring accuracy")
+    max_tokens: PositiveInt = Field(1024, description="Longer texts (prompt and response) are refused, not truncated")
 
 
 class DescentSpec(Section):
@@ -31,29 +31,32 @@ class DescentSpec(Section):
 
     num_steps: PositiveInt = Field(400, description="Optimizer steps")
     batch_size: PositiveInt = Field(32, description="Rows (prompts with all their responses) per optimizer step")
-    learning_rate: PositiveFloat = Field(5e-4, description="Highest rate, reached at the end of the warm-up")
+    learning_rate: PositiveFloat = Field(5e-4, description="Peak rate, reached at the end of the warm-up")
     warmup_steps: int = Field(30, ge=0, description="Optimizer steps of linear warm-up, cut to num_steps")
     final_lr_fraction: Fraction = Field(0.1, description="Cosine decay ends at this fraction of learning_rate")
     weight_decay: NonNegative = Field(0.01, description="Decoupled weight decay of AdamW")
     betas: tuple[Beta, Beta] = Field((0.9, 0.98), description="AdamW's decay rates of the two moments")
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm")
     label_smoothing: float = Field(
-        0.0, ge=0.0, lt=0.5, description="Part of the preferences that is taken to be the wrong way round"
+        0.0, ge=0.0, lt=0.5, description="Fraction of the preferences assumed to be labelled the wrong way round"
     )
 
 
 class FitSpec(DescentSpec):
-    """The fit of the reward model to the preferences."""
+    """How the reward model is fitted to the preferences."""
 
     centring: NonNegative = Field(
-        0.0, description="Weight of (score of the better + score of the worse)**2 in the loss, 0.01 in the source"
+        0.0,
+        description="Weight of (chosen + rejected score)**2 in the loss, which centres scores at 0; 0.01 in the source",
     )
 
 
 class RewardRegistrySpec(Section):
     """The MLflow model that what was trained becomes a version of."""
 
-    model: str | None = Field(None, min_length=1, max_length=200, description="Default: the spec's name")
+    model: str | None = Field(
+        None, min_length=1, max_length=200, description="Name of the registered model; default: the spec's name"
+    )
     alias: str | None = Field("candidate", description="Alias that moves to the new version")
 
     @field_validator("alias")
@@ -81,13 +84,15 @@ class RewardModelSpec(FlowSpec):
         "dashes and underscores",
     )
     dataset: PreferencesSpec = Field(description="Preferences to train and to evaluate on")
-    model: ModelSpec = Field(description="The causal LM that it starts from, which gets a new head")
+    model: ModelSpec = Field(description="Causal LM to start from; it gets a new scalar head")
     fit: FitSpec = Field(FitSpec(), description="The fit to the preferences")
     training: TrainingSpec = Field(TrainingSpec(), description="How the training engine runs")
     engines: EnginesSpec = Field(EnginesSpec(), description="Where engines run, and how long they may be silent")
-    registry: RewardRegistrySpec = Field(RewardRegistrySpec(), description="The MLflow model that it becomes")
+    registry: RewardRegistrySpec = Field(
+        RewardRegistrySpec(), description="The MLflow model that the reward model is registered as"
+    )
     hub_commits: tuple[HubCommit, ...] = Field((), description=COMMITS)
-    folder: str = Field(".", description="Where relative paths start; a spec file's own folder. No part of the run")
+    folder: str = Field(".", description="Folder that relative paths start from; by default the spec file's own")
 
     @model_validator(mode="after")
     def _batches_divide(self) -> Self:

@@ -50,22 +50,22 @@ GivenModel = Annotated[str, AfterValidator(model_name)]
 
 
 class GivenSpec(Section):
-    """What is there already: its stage is skipped, and the section of that stage does nothing."""
+    """Existing models: the stage that would make one is skipped, and its section is ignored."""
 
     reward_model: GivenModel | None = Field(
         None,
-        description="Instead of training one: the folder of a sequence classifier, or models:/NAME/VERSION of one that "
+        description="Reward model to use instead of training one: a folder, or models:/NAME/VERSION of one that "
         "ppoflow has registered",
     )
     policy: GivenModel | None = Field(
         None,
-        description="Instead of `run.sft`, and of path, config and tokenizer in `run.model`: a folder, or a registered "
-        "models:/NAME/VERSION",
+        description="Policy to start PPO from, instead of `run.sft` and the path, config and tokenizer of `run.model`: "
+        "a folder, or models:/NAME/VERSION",
     )
 
 
 class RlhfSpec(NamedSpec):
-    """From preferences to a promoted policy. `RlhfSpec.from_yaml(path)` reads it."""
+    """The full pipeline, from preferences to a promoted policy. `RlhfSpec.from_yaml(path)` reads it."""
 
     name: str = Field(
         "rlhf",
@@ -73,17 +73,17 @@ class RlhfSpec(NamedSpec):
         description="Name of the run by default, and the default names in `run` and `reward_model` begin with it: "
         "letters, digits, dots, dashes and underscores",
     )
-    given: GivenSpec = Field(GivenSpec(), description="What is there already, instead of a stage")
+    given: GivenSpec = Field(GivenSpec(), description="Existing models to use instead of running a stage")
     reward_model: RewardModelSpec | None = Field(
-        None, description="The spec of the reward model's training; in a file also `file: reward_model.yaml`"
+        None, description="Spec of the reward model's training; in a spec file, `file: reward_model.yaml` includes one"
     )
     run: RunSpec = Field(
-        description="The spec of SFT and PPO; in a file also `file: ppo.yaml`. One of its rewards is of kind model, "
-        f"with the path {REWARD_MODEL}"
+        description="Spec of SFT and PPO; in a spec file, `file: ppo.yaml` includes one. One of its rewards must be of "
+        f"kind model, with the path {REWARD_MODEL}"
     )
     evaluate: bool = Field(True, description="Evaluate the best policy on the held-out prompts")
-    promote: bool = Field(True, description="Let it take the champion's alias, if it passes the gates `run.promotion`")
-    folder: str = Field(".", description="Where relative paths start; a spec file's own folder. No part of the run")
+    promote: bool = Field(True, description="Promote the policy to champion if it passes the gates of `run.promotion`")
+    folder: str = Field(".", description="Folder that relative paths start from; by default the spec file's own")
 
     @classmethod
     def from_yaml(cls, path: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> Self:

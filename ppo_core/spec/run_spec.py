@@ -37,35 +37,44 @@ from ppo_core.spec.update import UpdateSpec
 class RunSpec(FlowSpec):
     """One training run. `RunSpec.from_yaml(path)` reads it, with errors that name value, limit and remedy."""
 
-    iterations: PositiveInt = Field(30, description="Rollouts, scores and updates, so many times")
+    iterations: PositiveInt = Field(30, description="Number of iterations, each with rollouts, scores and an update")
     schedule: Literal["synchronous", "overlapped"] = Field(
         "synchronous",
-        description="overlapped: while the policy learns, the next responses are sampled already, by the policy before "
+        description="overlapped: sample the next responses while the policy is being updated, with the policy before "
         "that update; needs update.importance_correction",
     )
-    dataset: DatasetSpec = Field(description="Prompts to train and to evaluate on")
+    dataset: DatasetSpec = Field(description="Prompts to train on and to evaluate on")
     model: ModelSpec = Field(description="Where the policy starts")
-    sft: SupervisedSpec | None = Field(None, description="The supervised start; none: PPO starts from the model itself")
+    sft: SupervisedSpec | None = Field(
+        None, description="Supervised fine-tuning (SFT) before PPO; none: PPO starts from the model itself"
+    )
     algorithm: AlgorithmSpec = Field(
         PpoSpec(),
-        description="What trains the policy: kind ppo, ppo_shared, kl_penalty_ppo; rloo, grpo or reinforce, without "
-        "values",
+        description="Algorithm that trains the policy: kind ppo, ppo_shared or kl_penalty_ppo; or rloo, grpo or "
+        "reinforce, without a critic",
     )
     rollout: RolloutSpec = Field(RolloutSpec(), description="What the policy samples in one iteration")
-    reward: RewardSpec = Field(description="Who scores a response")
-    advantages: AdvantageSpec = Field(AdvantageSpec(), description="From scores to advantages")
-    update: UpdateSpec = Field(UpdateSpec(), description="The update of policy and critic")
+    reward: RewardSpec = Field(description="How responses are scored")
+    advantages: AdvantageSpec = Field(
+        AdvantageSpec(), description="How scores become advantages: reward shaping, KL penalty, GAE"
+    )
+    update: UpdateSpec = Field(UpdateSpec(), description="How policy and critic are updated")
     training: TrainingSpec = Field(TrainingSpec(), description="How the training engine runs")
-    evaluation: EvaluationSpec = Field(EvaluationSpec(), description="Held-out prompts, sampled and greedy")
+    evaluation: EvaluationSpec = Field(
+        EvaluationSpec(), description="Evaluation on held-out prompts, sampled and greedy"
+    )
     checkpoint: CheckpointSpec = Field(
         CheckpointSpec(), description="What is checkpointed, and for how long it is kept"
     )
-    guards: GuardsSpec = Field(GuardsSpec(), description="When training counts as gone wrong, and what happens then")
-    engines: EnginesSpec = Field(EnginesSpec(), description="How long engines may be silent, and their memory")
-    registry: RegistrySpec = Field(RegistrySpec(), description="The MLflow model that the best policy goes to")
-    promotion: PromotionSpec = Field(PromotionSpec(), description="When the policy may take the champion's place")
+    guards: GuardsSpec = Field(GuardsSpec(), description="Which limits count as divergence, and what happens then")
+    engines: EnginesSpec = Field(EnginesSpec(), description="Where engines run, and their limits of time and memory")
+    registry: RegistrySpec = Field(RegistrySpec(), description="The MLflow model that the best policy is registered as")
+    promotion: PromotionSpec = Field(PromotionSpec(), description="Gates that a policy must pass to become champion")
     hub_commits: tuple[HubCommit, ...] = Field((), description=COMMITS)
-    folder: str = Field(".", description="Where relative paths start; a spec file's own folder. No part of the run")
+    folder: str = Field(
+        ".",
+        description="Folder that relative paths start from; by default the spec file's. Not part of the run's identity",
+    )
 
     @model_validator(mode="after")
     def _batches_divide(self) -> Self:

@@ -1,4 +1,4 @@
-"""The sections of a run's spec that keep it safe: what is checkpointed and kept, and what counts as gone wrong.
+"""The sections of a run's spec that keep it safe: what is checkpointed and kept, and what counts as divergence.
 
 None of these changes what a healthy run computes, so all of them may change when a run goes on.
 """
@@ -17,58 +17,67 @@ class CheckpointSpec(Section):
 
     every: PositiveInt = Field(
         1,
-        description="Critic and optimizer state are written every so many iterations and at the end; a resume replays "
-        "the updates since then, to the same bytes. The policy is written always",
+        description="Iterations between full checkpoints (with critic and optimizer state); a resume replays updates "
+        "since the last one, to the same bytes. The policy is written in every iteration",
     )
     keep_last: PositiveInt | None = Field(
-        None, description="Keep the checkpoints of the last so many iterations; none: of all. The best is always kept"
+        None, description="Number of latest checkpoints to keep; none: all. The best is always kept"
     )
-    keep_every: PositiveInt | None = Field(None, description="Besides, keep those of every so many iterations")
+    keep_every: PositiveInt | None = Field(
+        None, description="Also keep every checkpoint whose iteration is a multiple of this"
+    )
 
 
 class GuardsSpec(Section):
-    """Limits that a healthy run never meets. Without a value, a guard is off."""
+    """Limits that a healthy run never reaches. Without a value, a guard is off."""
 
     on_divergence: Literal["stop", "rollback", "warn"] = Field(
         "stop",
-        description="stop: end the run and keep the evidence; rollback: go back, lower the learning rates, draw other "
-        "samples; warn: say so and go on",
+        description="stop: end the run and keep the evidence; rollback: return to an earlier iteration with lower "
+        "learning rates and other samples; warn: print a warning and continue",
     )
-    max_kl: PositiveFloat | None = Field(None, description="KL to the reference per response (kl/reference), nats")
-    min_entropy: NonNegative | None = Field(None, description="Entropy per token (policy/entropy), nats")
+    max_kl: PositiveFloat | None = Field(
+        None, description="Highest KL to the reference per response (kl/reference), nats"
+    )
+    min_entropy: NonNegative | None = Field(None, description="Lowest entropy per token (policy/entropy), nats")
     max_length_growth: PositiveFloat | None = Field(
-        None, description="Mean response length over that of iteration 1: 3 means three times as long"
+        None, description="Highest ratio of mean response length to that of iteration 1: 3 means three times as long"
     )
-    max_clip_fraction: Fraction | None = Field(None, description="Share of tokens whose clip binds")
+    max_clip_fraction: Fraction | None = Field(
+        None, description="Highest share of tokens whose ratio is clipped (policy/clip_fraction)"
+    )
     max_sampler_difference: PositiveFloat | None = Field(
-        1.0, description="Mean difference of sampler's and trainer's logprobs (sampler/logprob_difference_mean), nats"
+        1.0,
+        description="Highest mean difference of sampler and trainer logprobs (sampler/logprob_difference_mean), nats",
     )
     max_repetition: Fraction | None = Field(
-        None, description="Share of a response's 4-grams that it has said before (response/repetition)"
+        None, description="Highest share of repeated 4-grams in a response (response/repetition)"
     )
     gold_reward: str | None = Field(
         None,
-        description="Name of a reward that tells what is really wanted, of weight 0 perhaps: how its mean and that of "
-        "the score move is measured (gold/change, gold/score_change)",
+        description="Name of the reward that measures what is really wanted, usually of weight 0: its trend and that "
+        "of the score are reported (gold/change, gold/score_change)",
     )
     gold_window: PositiveInt = Field(
-        5, le=100, description="What gold_reward does: its mean over so many iterations less that over as many before"
+        5,
+        le=100,
+        description="Iterations per window; the trend of gold_reward is the mean of a window less that of the last",
     )
     max_gold_fall: NonNegative | None = Field(
-        None, description="How far the mean of gold_reward may fall from window to window while that of the score rises"
+        None, description="How far the mean of gold_reward may fall between windows while the score rises"
     )
     max_skipped_steps: PositiveInt = Field(
         3,
-        description="So many optimizer steps in a row without finite loss and gradient end the run; fewer are skipped",
+        description="Optimizer steps in a row with a non-finite loss or gradient that end the run; fewer are skipped",
     )
     min_free_disk: NonNegative = Field(
-        1.2, description="Free space that an iteration must find, in sizes of the largest iteration before it; 0: off"
+        1.2, description="Free disk space required before an iteration, in sizes of the iteration before it; 0: off"
     )
     rollback_iterations: NonNegativeInt = Field(
-        1, description="Iterations before the diverged one that are given up too"
+        1, description="Iterations before the diverged one that a rollback discards too"
     )
     rollback_rate_factor: Fraction = Field(0.5, description="Each rollback multiplies both learning rates by this")
-    max_rollbacks: PositiveInt = Field(3, description="So many rollbacks of one run; the next divergence ends it")
+    max_rollbacks: PositiveInt = Field(3, description="Rollbacks per run, at most; the next divergence ends it")
 
     @model_validator(mode="after")
     def _has_a_gold_reward(self) -> Self:

@@ -22,18 +22,23 @@ Temperature = Annotated[float, Field(ge=LOWEST_TEMPERATURE, le=HIGHEST_TEMPERATU
 
 
 class ModelSpec(Section):
-    """Where the policy starts: a Hugging Face folder, or a configuration for a model made on the spot."""
+    """Where the policy starts: an existing Hugging Face model, or the configuration of a new one."""
 
     path: ModelPath | None = Field(
-        None, description="Folder of a Hugging Face causal LM, or its name on the hub: hf://OWNER/NAME@REVISION"
+        None, description="Folder of a Hugging Face causal LM, or its name on the Hub: hf://OWNER/NAME@REVISION"
     )
-    config: dict[str, Any] | None = Field(None, description="Hugging Face configuration of a new model")
+    config: dict[str, Any] | None = Field(
+        None, description="Hugging Face configuration of a new model with random weights"
+    )
     tokenizer: ModelPath | None = Field(
-        None, description="Folder of the tokenizer, or its name on the hub; default: the model's own"
+        None, description="Folder of the tokenizer, or its name on the Hub; none: the model's own"
     )
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Of weights in forward and backward passes")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Data type of the weights in forward and backward passes"
+    )
     lora: LoraSpec | None = Field(
-        None, description="PPO trains low-rank adapters, and no weight itself; none: all weights. `sft` trains them all"
+        None,
+        description="PPO trains low-rank adapters instead of all weights; none: all weights. `sft` always trains all",
     )
 
     @model_validator(mode="after")
@@ -51,13 +56,13 @@ class SupervisedSpec(Section):
     """The supervised start (SFT): cross-entropy on the completions."""
 
     data: UserPath = Field(
-        description="In any of the forms of dataset.train; prompts get the same chat template and system prompt"
+        description="Examples in any form of dataset.train; prompts get the same chat template and system prompt"
     )
-    prompt_column: str = Field("prompt", min_length=1, description="Column with the prompt")
-    completion_column: str = Field("completion", min_length=1, description="Column with the text to learn to write")
+    prompt_column: str = Field("prompt", min_length=1, description="Column with the prompt of an example")
+    completion_column: str = Field("completion", min_length=1, description="Column with the completion to learn")
     num_steps: PositiveInt = Field(750, description="Optimizer steps")
     batch_size: PositiveInt = Field(32, description="Examples per optimizer step")
-    learning_rate: PositiveFloat = Field(1.5e-3, description="Highest rate, reached at the end of the warm-up")
+    learning_rate: PositiveFloat = Field(1.5e-3, description="Peak learning rate, reached at the end of the warm-up")
     warmup_steps: int = Field(30, ge=0, description="Optimizer steps of linear warm-up, cut to num_steps")
     final_lr_fraction: Fraction = Field(0.1, description="Cosine decay ends at this fraction of learning_rate")
     weight_decay: NonNegative = Field(0.01, description="Decoupled weight decay of AdamW")
@@ -66,13 +71,13 @@ class SupervisedSpec(Section):
 
 
 class DynamicSamplingSpec(Section):
-    """Prompts whose responses all got one score make room for others (Yu et al. 2025, DAPO, section 3.2)."""
+    """Replace prompts whose responses all got the same score by others (Yu et al. 2025, DAPO, section 3.2)."""
 
     max_batches: int = Field(
         ge=2,
         le=64,
-        description="So often prompts_per_iteration prompts are drawn for an iteration, at most; where even that does "
-        "not give enough, the first of the others fill it up",
+        description="At most this many batches of prompts_per_iteration prompts are drawn per iteration; if too few "
+        "prompts have differing scores even then, the first of the others fill the iteration up",
     )
 
 
@@ -80,30 +85,30 @@ class RolloutSpec(Section):
     """What the policy samples in one iteration."""
 
     prompts_per_iteration: PositiveInt = Field(256, description="Prompts drawn from the dataset per iteration")
-    samples_per_prompt: PositiveInt = Field(1, description="Responses to each of these prompts; rloo compares them")
+    samples_per_prompt: PositiveInt = Field(1, description="Responses to each prompt; 2 or more for rloo and grpo")
     dynamic_sampling: DynamicSamplingSpec | None = Field(
         None,
-        description="Draw the next prompts in place of those whose responses all got one score; for rloo and grpo",
+        description="Draw more prompts in place of those whose responses all got the same score; for rloo and grpo",
     )
-    max_response_tokens: PositiveInt = Field(48, description="A response is cut at this length")
+    max_response_tokens: PositiveInt = Field(48, description="Longest response in tokens; generation stops there")
     max_response_tokens_column: str | None = Field(
         None,
         min_length=1,
-        description="Column with a lower limit of a prompt's own, where it has one; held-out prompts have the spec's",
+        description="Column with a lower limit for single prompts; empty, and for held-out prompts: the spec's limit",
     )
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (),
-        description="Texts that end a response, which they belong to, beside EOS; to be named again where it is "
-        "served. Special tokens are no text: name them in stop_token_ids",
+        description="Texts that end a response besides EOS, and stay part of it; set them again wherever the policy is "
+        "served. For special tokens use stop_token_ids",
     )
     stop_token_ids: tuple[NonNegativeInt, ...] = Field(
-        (), description="Tokens that end a response, which they belong to, beside EOS"
+        (), description="Ids of tokens that end a response besides EOS, and stay part of it"
     )
-    temperature: Temperature = Field(1.0, description="Also divides the trainer's logits")
+    temperature: Temperature = Field(1.0, description="Sampling temperature; the trainer divides its logits by it too")
     temperature_column: str | None = Field(
         None,
         min_length=1,
-        description="Column with a temperature of a prompt's own, where it has one; held-out prompts have the spec's",
+        description="Column with a temperature for single prompts; empty, and for held-out prompts: the spec's",
     )
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Must stay 1 while logprobs are trained on")
     top_k: int = Field(-1, ge=-1, description="Must stay -1 (off) while logprobs are trained on")
@@ -126,22 +131,25 @@ class RolloutSpec(Section):
 class TrainingSpec(Section):
     """How the training engine runs."""
 
-    num_ranks: PositiveInt = Field(1, description="DeepSpeed ranks: GPUs, or processes on CPU")
+    num_ranks: PositiveInt = Field(1, description="Number of DeepSpeed ranks: GPUs, or processes on CPU")
     zero_stage: int = Field(
-        0, ge=0, le=3, description="What ranks share: nothing, 1 optimizer state, 2 also gradients, 3 also weights"
+        0,
+        ge=0,
+        le=3,
+        description="ZeRO stage, what ranks shard: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights",
     )
     microbatch_tokens: PositiveInt | None = Field(
         None,
-        description="Tokens per backward pass and rank, at most; none: 4096, or the longest sequence. Changes "
-        "memory and speed only",
+        description="Most tokens per backward pass and rank; none: 4096, or the longest sequence. Changes memory and "
+        "speed only",
     )
     microbatch_size: PositiveInt | None = Field(
-        None, description="Sequences per backward pass and rank, at most; none: as many as the tokens allow"
+        None, description="Most sequences per backward pass and rank; none: as many as microbatch_tokens allows"
     )
     compute_dtype: ComputeDtype = Field(
         "float32",
-        description="What matrix products are computed in while weights and optimizer stay fp32; auto: bfloat16 on "
-        "GPUs, and on processors with units for it (AVX512-BF16 or AMX)",
+        description="Precision of matrix products, by autocast, while weights and optimizer stay fp32; auto: bfloat16 "
+        "on GPUs and on CPUs with AVX512-BF16 or AMX",
     )
     activation_checkpointing: bool = Field(False, description="Recompute activations in the backward pass")
 
@@ -149,13 +157,15 @@ class TrainingSpec(Section):
 class EvaluationSpec(Section):
     """Held-out prompts, sampled and greedy."""
 
-    every: PositiveInt = Field(5, description="Iterations between evaluations; the first and the last always are")
+    every: PositiveInt = Field(
+        5, description="Iterations between evaluations; the start and the last iteration are always evaluated"
+    )
     num_prompts: PositiveInt = Field(256, description="Held-out prompts per evaluation")
     pass_score: float = Field(1.0, description="A response whose score reaches this counts as accurate")
     weights: EvaluatedWeights = Field(
         "policy",
-        description="What of a checkpoint is evaluated, registered and exported: the policy as trained, or its moving "
-        "average ema (update.ema_decay)",
+        description="Weights that are evaluated, registered and exported: the policy as trained, or its moving average "
+        "(update.ema_decay)",
     )
 
 
@@ -167,20 +177,20 @@ class EnginesSpec(Section):
 
     backend: Literal["local", "ray"] = Field(
         "local",
-        description="local: child processes here; ray: rollout and training engines on nodes of a Ray cluster, with "
-        "the store in S3. Scoring runs the user's code, and always runs here",
+        description="local: child processes on this machine; ray: rollout and training engines on nodes of a Ray "
+        "cluster, with the store in S3. Scoring, which runs your code, is always local",
     )
     address: str | None = Field(
         None,
         pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$",
-        description="HOST:PORT of the Ray cluster; none: RAY_ADDRESS, or the cluster that this machine belongs to",
+        description="HOST:PORT of the Ray head; none: RAY_ADDRESS, or the cluster that this machine belongs to",
     )
     rollout_resources: dict[str, PositiveFloat] = Field(
         {},
-        description="What each rollout engine asks of Ray: {GPU: 1}, {rollout: 1}; none: GPU: tensor_parallel_size",
+        description="Ray resources of each rollout engine, as in {GPU: 1}; none: {GPU: tensor_parallel_size}",
     )
     training_resources: dict[str, PositiveFloat] = Field(
-        {}, description="The same for the training engine; none: GPU: training.num_ranks"
+        {}, description="Ray resources of the training engine; none: {GPU: training.num_ranks}"
     )
     placement: Literal["auto", "together", "apart"] = Field(
         "auto",
@@ -189,19 +199,23 @@ class EnginesSpec(Section):
         "are fewer than the engines need",
     )
     placement_timeout_s: PositiveFloat = Field(
-        600.0, description="So long an engine waits for a node of the Ray cluster that has its resources"
+        600.0, description="Seconds that an engine waits for a Ray node with its resources"
     )
-    timeout_s: PositiveFloat = Field(1800.0, description="An engine without any sign of progress for so long is hung")
-    reward_timeout_s: PositiveFloat = Field(300.0, description="The same for the reward functions")
-    kv_cache_gib: PositiveFloat = Field(1.0, description="vLLM's key-value cache, GiB per rank")
+    timeout_s: PositiveFloat = Field(
+        1800.0, description="Seconds without progress after which an engine is taken to be hung"
+    )
+    reward_timeout_s: PositiveFloat = Field(
+        300.0, description="Seconds without progress after which the rewards are taken to be hung"
+    )
+    kv_cache_gib: PositiveFloat = Field(1.0, description="Size of vLLM's key-value cache, GiB per GPU or CPU rank")
     rollout_engines: int = Field(
-        1, ge=1, le=256, description="Rollout engines that share an iteration's prompts; no result depends on how many"
+        1, ge=1, le=256, description="Rollout engines that share an iteration's prompts; results do not depend on it"
     )
-    tensor_parallel_size: PositiveInt = Field(1, description="GPUs of each rollout engine")
+    tensor_parallel_size: PositiveInt = Field(1, description="GPUs per rollout engine")
     deterministic: bool = Field(
         False,
-        description="On GPUs: deterministic kernels in training and batch-invariant sampling, slower, so that the "
-        "same job gives the same bits again. On CPU it always does",
+        description="On GPUs: deterministic kernels and batch-invariant sampling, which are slower, so that the same "
+        "job gives the same bits again. On CPU it always does",
     )
 
     @model_validator(mode="after")
@@ -217,9 +231,13 @@ class EnginesSpec(Section):
 class RegistrySpec(Section):
     """The MLflow model that a run's best policy becomes a version of."""
 
-    model: str | None = Field(None, min_length=1, max_length=200, description="Default: the spec's name")
-    metric: str = Field("evaluation/score", description="Best policy = the iteration with the highest of this metric")
-    alias: str | None = Field("candidate", description="Alias that moves to the new version")
+    model: str | None = Field(
+        None, min_length=1, max_length=200, description="Name of the registered model; none: the spec's name"
+    )
+    metric: str = Field(
+        "evaluation/score", description="The best policy is that of the iteration with the highest value of this metric"
+    )
+    alias: str | None = Field("candidate", description="Alias that is moved to the new version")
 
     @field_validator("alias")
     @classmethod

@@ -14,29 +14,34 @@ class UpdateSpec(Section):
 
     num_ppo_epochs: PositiveInt = Field(2, description="Passes over an iteration's responses")
     num_minibatches: PositiveInt = Field(4, description="Optimizer steps per PPO epoch")
-    learning_rate: PositiveFloat = Field(1e-4, description="Of the policy, after the warm-up")
-    critic_learning_rate: PositiveFloat = Field(1e-3, description="Of the critic, after the warm-up")
+    learning_rate: PositiveFloat = Field(1e-4, description="Learning rate of the policy, after the warm-up")
+    critic_learning_rate: PositiveFloat = Field(1e-3, description="Learning rate of the critic, after the warm-up")
     warmup_iterations: int = Field(
-        0, ge=0, description="Iterations of linear warm-up of both rates, cut to those of the run"
+        0, ge=0, description="Iterations of linear warm-up of both rates; at most those of the run"
     )
     schedule: Literal["linear", "cosine", "constant"] = Field(
-        "linear", description="How both rates fall after the warm-up, or that they stay"
+        "linear", description="Decay of both rates after the warm-up; constant: none"
     )
-    decay_iterations: PositiveInt | None = Field(None, description="The decay ends here; default: `iterations`")
-    final_lr_fraction: Fraction = Field(0.1, description="The decay ends at this fraction of both rates")
+    decay_iterations: PositiveInt | None = Field(None, description="Iteration at which the decay ends; none: the last")
+    final_lr_fraction: Fraction = Field(0.1, description="Both rates decay to this fraction of themselves")
     critic_warmup_iterations: int = Field(
-        0, ge=0, description="The first iterations train the critic alone; the policy's schedule begins after them"
+        0,
+        ge=0,
+        description="Number of first iterations that train the critic only; the policy's schedule begins after them",
     )
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's decay rates of the two moments")
-    eps: PositiveFloat = Field(1e-5, description="AdamW's term against division by zero")
+    eps: PositiveFloat = Field(1e-5, description="AdamW's epsilon")
     weight_decay: NonNegative = Field(0.0, description="Decoupled weight decay of AdamW")
-    clip_low: Fraction = Field(0.2, description="The ratio of policy to old policy is clipped below at 1 - clip_low")
+    clip_low: Fraction = Field(
+        0.2, description="The probability ratio to the old policy is clipped below at 1 - clip_low"
+    )
     clip_high: PositiveFloat = Field(0.2, description="The ratio is clipped above at 1 + clip_high")
     dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(
-        None, description="Bounds the loss where the advantage is negative, 3 in the source; none: no bound"
+        None, description="Dual-clip PPO: bounds the loss where the advantage is negative, usually 3; none: no bound"
     )
     value_clip: PositiveFloat | None = Field(
-        None, description="Largest change of a value that the critic is rewarded for; none: no clipping"
+        None,
+        description="Values are clipped to this distance from the old ones in the critic's loss; none: no clipping",
     )
     entropy_coef: NonNegative = Field(0.0, description="Weight of the entropy bonus per token")
     entropy_schedule: CoefficientSchedule = Field(
@@ -44,7 +49,8 @@ class UpdateSpec(Section):
     )
     final_entropy_fraction: Fraction = Field(0.0, description="With a schedule: entropy_coef ends at this fraction")
     kl_loss_coef: NonNegative = Field(
-        0.0, description="Weight of the KL to the reference in the loss, per token, beside that in the reward"
+        0.0,
+        description="Weight of the KL to the reference in the loss, per token, besides any KL penalty in the reward",
     )
     kl_loss_schedule: CoefficientSchedule = Field(
         "constant", description="How kl_loss_coef falls over decay_iterations"
@@ -52,26 +58,28 @@ class UpdateSpec(Section):
     final_kl_loss_fraction: Fraction = Field(0.0, description="With a schedule: kl_loss_coef ends at this fraction")
     kl_loss_estimator: Literal["k2", "k3", "k1+", "k3+", "full"] = Field(
         "k2",
-        description="k2 has the gradient of the KL; k3 is what GRPO's authors take; k1+ and k3+ have the value of k1 "
-        "and k3 with the gradient of k2; full is no estimate but the sum over the vocabulary, for one more pass of the "
-        "reference per step",
+        description="Estimator of the KL in the loss. k2 has the KL's gradient; GRPO uses k3; k1+ and k3+ have the "
+        "value of k1 and k3 with the gradient of k2; full sums over the vocabulary, for one more pass of the reference "
+        "per step",
     )
     aggregation: Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "fixed_length"] = Field(
         "token_mean",
-        description="What the losses are means over: tokens, or responses (of their sums, their means, or their sums "
-        "over rollout.max_response_tokens)",
+        description="How token losses are averaged: over tokens, or over responses (of their sums, means, or sums "
+        "divided by rollout.max_response_tokens)",
     )
     importance_correction: Literal["none", "token", "sequence", "mask"] = Field(
         "none",
-        description="Weigh the policy's loss by the trainer's over the sampler's probability: of each token, of the "
-        "response, or of tokens within floor and cap, without the others",
+        description="Importance weights for the mismatch of trainer and sampler: per token, per response (sequence), "
+        "or mask: leave out tokens whose weight is not between importance_floor and importance_cap",
     )
-    importance_cap: Annotated[float, Field(ge=1.0)] = Field(2.0, description="Largest such weight")
-    importance_floor: Fraction = Field(0.5, description="With mask: tokens below are left out")
+    importance_cap: Annotated[float, Field(ge=1.0)] = Field(2.0, description="Largest importance weight")
+    importance_floor: Fraction = Field(0.5, description="With mask: smallest importance weight")
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm")
-    max_kl: PositiveFloat | None = Field(None, description="Stop the PPO epochs when the KL per token passes this")
+    max_kl: PositiveFloat | None = Field(
+        None, description="End the PPO epochs of an iteration when the KL per token exceeds this; none: no limit"
+    )
     ema_decay: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
-        None, description="Decay per iteration of a moving average of the policy, beside it in checkpoints; none: none"
+        None, description="Decay per iteration of a moving average of the policy, kept in checkpoints; none: no average"
     )
 
     @property

@@ -75,13 +75,16 @@ def test_a_deployments_form_shows_the_spec_and_refuses_what_it_refuses(pages: Pa
     httpx.patch(f"{pages.prefect}/api/deployments/{deployment}", json=schema, timeout=300).raise_for_status()
     before = len(pages.ask("flow_runs"))
     page.goto(f"{pages.prefect}/deployments/deployment/{deployment}/run")
-    expect(page.get_by_text("When the policy may take").first).to_be_visible()
-    for section, start in ((RunSpec, "What to train"), (UpdateSpec, "The update of")):  # in the spec's own order
+    expect(page.get_by_text("Gates that a policy must pass").first).to_be_visible()
+    for section, start in (
+        (RunSpec, "What to train"),
+        (UpdateSpec, "How policy and critic"),
+    ):  # in the spec's own order
         shown = page.inner_text("body").partition(start)[2]
         sentences = [str(field.description).replace("`", "") for field in section.model_fields.values()]
         places = [shown.index(sentence) for sentence in sentences]
         assert places == sorted(places), section.__name__
-    for text in ("Rollouts, scores and updates, so many times", "How the training engine runs", "Max Prompt Tokens"):
+    for text in ("Number of iterations, each", "How the training engine runs", "Max Prompt Tokens"):
         expect(page.get_by_text(text).first).to_be_visible()
     iterations = page.locator("input[type=number]").nth(1)
     expect(iterations).to_have_value("30")

@@ -235,7 +235,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"algorithm": {"kind": "ppo_shared"}, "update": {"critic_learning_rate": 1.0}},
-        "critic_learning_rate=1.0 has no effect with algorithm.kind=ppo_shared .* algorithm.value_coef weighs",
+        "critic_learning_rate=1.0 has no effect with algorithm.kind=ppo_shared .* algorithm.value_coef weights",
     ),
     ({"model": {"path": "a", "dtype": "bfloat16"}}, "bfloat16 with training.zero_stage=0 .* set zero_stage to 1"),
     ({"model": {}}, "model: set exactly one of path .* and config"),

@@ -28,8 +28,8 @@ class FunctionRewardSpec(AnyReward):
     """A Python function in the form of TRL's GRPO rewards, or in that of verl, OpenRLHF or verifiers."""
 
     kind: Literal["function"] = Field("function", description="This kind")
-    function: str = Field(description="package.module:function or path/to/file.py:function")
-    options: dict[str, Any] = Field(default_factory=dict, description="Extra keyword arguments")
+    function: str = Field(description="Your function, as package.module:function or path/to/file.py:function")
+    options: dict[str, Any] = Field(default_factory=dict, description="Extra keyword arguments of the function")
 
     @field_validator("function")
     @classmethod
@@ -57,15 +57,17 @@ class FunctionRewardSpec(AnyReward):
 class _Endpoint(AnyReward):
     """A server that is asked over HTTP."""
 
-    url: str = Field(description="Address, http:// or https://")
+    url: str = Field(description="Address of the server, http:// or https://")
     key_variable: str | None = Field(
         None,
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-        description="Environment variable with the key for `Authorization: Bearer`; PPOFLOW_REWARD_ENV must name it",
+        description="Environment variable that holds the API key; PPOFLOW_REWARD_ENV must name it",
     )
-    concurrency: PositiveInt = Field(32, le=1024, description="Requests in flight at a time")
-    timeout_s: PositiveFloat = Field(60.0, description="Seconds after which a request without an answer has failed")
-    retries: NonNegativeInt = Field(4, le=20, description="How often a request that failed is sent again, ever later")
+    concurrency: PositiveInt = Field(32, le=1024, description="Most requests in flight at a time")
+    timeout_s: PositiveFloat = Field(60.0, description="Seconds to wait for the answer to a request")
+    retries: NonNegativeInt = Field(
+        4, le=20, description="How often a failed request is sent again, with growing pauses"
+    )
 
     @field_validator("url")
     @classmethod
@@ -107,15 +109,15 @@ class JudgeSpec(_Endpoint):
 
     kind: Literal["judge"] = Field("judge", description="This kind")
     url: str = Field(description="Base address of the API, for example http://127.0.0.1:8000/v1")
-    model: str = Field(min_length=1, description="The name that the server knows the judge by")
+    model: str = Field(min_length=1, description="Name of the judge's model on the server")
     rubric: str = Field(
-        description="What the judge is asked: text with {prompt}, {response} and perhaps {answer}; it must ask for a "
-        "last line `Score: NUMBER`"
+        description="Prompt of the judge, with {prompt}, {response} and optionally {answer}; it must ask for a last "
+        "line `Score: NUMBER`"
     )
-    lowest: float = Field(0.0, description="Scores below count as no score")
-    highest: float = Field(10.0, description="Scores above count as no score")
-    temperature: NonNegative = Field(0.0, description="Temperature of the judge's sampling")
-    max_tokens: PositiveInt = Field(512, description="Longest answer of the judge")
+    lowest: float = Field(0.0, description="Lowest valid score; anything below counts as unscored")
+    highest: float = Field(10.0, description="Highest valid score; anything above counts as unscored")
+    temperature: NonNegative = Field(0.0, description="Sampling temperature of the judge")
+    max_tokens: PositiveInt = Field(512, description="Longest answer of the judge, in tokens")
 
     @field_validator("rubric")
     @classmethod
@@ -156,10 +158,12 @@ class ModelRewardSpec(AnyReward):
 
     kind: Literal["model"] = Field("model", description="This kind")
     path: ModelPath = Field(
-        description="Its folder, with its own tokenizer, relative to the spec; or its name on the hub"
+        description="Folder of the reward model with its tokenizer, relative to the spec; or its hf:// name"
     )
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="What it computes in")
-    microbatch_tokens: PositiveInt = Field(4096, description="Tokens of a forward pass, padding included")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Data type that the reward model computes in")
+    microbatch_tokens: PositiveInt = Field(
+        4096, description="Most tokens per forward pass of the reward model, padding included"
+    )
 
     @property
     def label(self) -> str:

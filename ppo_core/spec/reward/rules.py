@@ -18,12 +18,12 @@ class AnyReward(Section):
     weight: float = Field(
         1.0,
         allow_inf_nan=False,
-        description="The score is the weighted sum of all rewards; one of weight 0 is measured, and counts for nothing",
+        description="Weight in the score, the weighted sum of all rewards; 0: only measured",
     )
     name: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$",
-        description="What metrics and columns call it; default: the function's name, or the kind",
+        description="Name in metrics and columns; none: the function's name, or the kind",
     )
 
     @property
@@ -51,7 +51,7 @@ class ExactMatchSpec(AnyReward):
     """1 where the response is the reference answer, apart from white space around it; else 0."""
 
     kind: Literal["exact_match"] = Field("exact_match", description="This kind")
-    ignore_case: bool = Field(False, description="Whether Paris and paris are the same")
+    ignore_case: bool = Field(False, description="Ignore upper and lower case")
 
 
 class _Pattern(AnyReward):
@@ -75,31 +75,31 @@ class NumberSpec(_Pattern):
     kind: Literal["number"] = Field("number", description="This kind")
     pattern: str | None = Field(
         None,
-        description=r"Regular expression; what its last match (its first group, if it has one) covers is looked at "
-        r"alone, as in '#### (.*)'. No match: 0. none: the whole response",
+        description=r"Regular expression that selects the part to compare: its last match, or the first group of that, "
+        r"as in '#### (.*)'. No match scores 0. none: the whole response",
     )
-    tolerance: NonNegative = Field(0.0, description="Largest difference of two numbers that count as equal")
+    tolerance: NonNegative = Field(0.0, description="Largest difference at which two numbers count as equal")
 
 
 class RegexSpec(_Pattern):
     """1 where the pattern is found in the response, else 0."""
 
     kind: Literal["regex"] = Field("regex", description="This kind")
-    pattern: str = Field(min_length=1, description="Regular expression of Python's `re`, searched for anywhere")
+    pattern: str = Field(min_length=1, description="Python regular expression, searched for anywhere in the response")
 
 
 class LengthSpec(AnyReward):
-    """1 where a response is neither too short nor too long, less the further off it is, down to 0."""
+    """1 within the bounds of length, and less the further outside, down to 0."""
 
     kind: Literal["length"] = Field("length", description="This kind")
     unit: Literal["tokens", "characters"] = Field(
-        "tokens", description="What is counted: tokens with the one that ends the response, or characters of its text"
+        "tokens", description="Unit of length: tokens (including EOS) or characters"
     )
-    min: PositiveInt | None = Field(None, description="Shorter responses score less")
-    max: PositiveInt | None = Field(None, description="Longer responses score less")
-    target: PositiveInt | None = Field(None, description="Instead of min and max: the one length that scores 1")
+    min: PositiveInt | None = Field(None, description="Shortest length that scores 1")
+    max: PositiveInt | None = Field(None, description="Longest length that scores 1")
+    target: PositiveInt | None = Field(None, description="Instead of min and max: the only length that scores 1")
     slope: NonNegativeInt = Field(
-        0, description="So many units outside, a response scores 0, and linearly more on the way there; 0: at once"
+        0, description="Distance outside the bounds at which the score has fallen linearly to 0; 0: at once"
     )
 
     @property
@@ -130,13 +130,12 @@ class FormatSpec(_Pattern):
     pattern: str | None = Field(
         None,
         min_length=1,
-        description="Regular expression of Python's `re` that the whole response must match; (?s) lets . match line "
-        "ends",
+        description="Python regular expression that the whole response must match; (?s) lets . match line breaks",
     )
     tags: tuple[str, ...] = Field(
         (),
-        description="The response must be <a>...</a> <b>...</b> for tags [a, b]: each once, in this order, nothing but "
-        "white space around them, and none of them inside another",
+        description="The response must be <a>...</a> <b>...</b> for tags [a, b]: each once, in this order, with only "
+        "white space around them, and not nested",
     )
 
     @field_validator("tags")
@@ -165,10 +164,10 @@ class JsonSchemaSpec(_Pattern):
     )
     pattern: str | None = Field(
         None,
-        description="Regular expression; only what its last match (its first group, if it has one) covers is read as "
-        "JSON. No match: no JSON. none: the whole response",
+        description="Regular expression that selects the part to read as JSON: its last match, or the first group of "
+        "that. No match counts as no JSON. none: the whole response",
     )
-    no_json: float = Field(0.0, description="Score of a response that is no JSON at all")
+    no_json: float = Field(0.0, description="Score of a response that is not JSON at all")
 
     @field_validator("json_schema")
     @classmethod
@@ -194,23 +193,25 @@ class JsonSchemaSpec(_Pattern):
 
 
 class UnitTestsSpec(_Pattern):
-    """The fraction of a row's unit tests that the code in the response passes, in a Python process of little room."""
+    """The fraction of a row's unit tests that the code in the response passes, in a process of limited memory."""
 
     kind: Literal["unit_tests"] = Field("unit_tests", description="This kind")
     column: str = Field(
-        "tests", min_length=1, description="Column with the tests: Python statements, a text, or a list of one per test"
+        "tests",
+        min_length=1,
+        description="Column with the tests: Python statements, as one text or a list of one per test",
     )
     pattern: str | None = Field(
         None,
-        description="Regular expression; what its last match (its first group, if it has one) covers is the code. No "
-        "match: 0. none: the last block between ``` if there is one, else the whole response",
+        description="Regular expression that selects the code: its last match, or the first group of that. No match "
+        "scores 0. none: the last block between ``` if there is one, else the whole response",
     )
     timeout_s: PositiveFloat = Field(
         10.0,
         le=600.0,
-        description="Seconds for all tests of a response; what has not passed by then has failed",
+        description="Seconds for all tests of a response; tests that have not passed by then fail",
     )
-    memory_mib: PositiveInt = Field(512, ge=64, description="Memory of the process")
+    memory_mib: PositiveInt = Field(512, ge=64, description="Memory limit of the process, MiB")
 
 
 def _references(schema: Any) -> list[str]:

@@ -15,9 +15,10 @@ class RewardSpec(Section):
 
     function: str | dict[str, float] | None = Field(
         None,
-        description="package.module:function or path/to/file.py:function; or a mapping of such names to weights",
+        description="Reward function, as package.module:function or path/to/file.py:function; or a mapping of several "
+        "to weights",
     )
-    options: dict[str, Any] = Field(default_factory=dict, description="Extra keyword arguments of every function")
+    options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments that every function gets")
     sources: tuple[RewardKind, ...] = Field(
         (),
         description="Rewards of kind function, exact_match, number, regex, length, format, json_schema, unit_tests, "
@@ -25,7 +26,7 @@ class RewardSpec(Section):
     )
     max_failed_fraction: Fraction = Field(
         0.5,
-        description="score_rollouts fails where a larger part of the responses has no score; else those are left out",
+        description="Largest fraction of responses without a score, which are left out; above it the stage fails",
     )
 
     @property
