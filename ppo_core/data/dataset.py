@@ -79,10 +79,10 @@ class PromptMaker:
 
     def _own_id(self, where: str, given: Any) -> str:
         if not isinstance(given, str | int) or given == "":
-            raise InputError(f"{where} has {self.id_column}={shown(given)}: an id is a text or a whole number")
+            raise InputError(f"{where} has {self.id_column}={shown(given)}: an id must be text or a whole number")
         if (earlier := self.ids.get(str(given))) is not None:
             raise InputError(
-                f"{where} has {self.id_column}={given!r}, as {earlier} has: give each row an id of its own"
+                f"{where} has {self.id_column}={given!r}, the same as {earlier}: give each row a unique id"
             )
         self.ids[str(given)] = where
         return str(given)
@@ -118,7 +118,8 @@ def supervised_rows(
             if drop_too_long:
                 continue
             raise InputError(
-                f"{row.where} has {length} tokens, beyond the model's context {context_length}: shorten it"
+                f"{row.where} has {length} tokens, beyond the model's context {context_length}: shorten it, or "
+                "set dataset.too_long=drop"
             )
         yield {"prompt_token_ids": prompt, "completion_token_ids": answer}
 
@@ -142,8 +143,8 @@ def _completion(row: Row) -> str:
     completion = completion_text(row.content)
     if completion is None:
         raise InputError(
-            f"{row.where} has completion={shown(row.content.get('completion'))}: SFT needs a text or a list "
-            "of one message there, or another column in sft.completion_column"
+            f"{row.where} has completion={shown(row.content.get('completion'))}: SFT needs text or a list of "
+            "one message there; name another column in sft.completion_column if it is the wrong one"
         )
     check_text(f"{row.where} has a completion", completion)
     return completion
@@ -155,7 +156,9 @@ def as_json(where: str, content: Any, columns: Mapping[str, Any]) -> str:
         return canonical_json(content)
     except (TypeError, ValueError, RecursionError) as error:
         named = next((f" in column {name!r}" for name, value in columns.items() if not _is_json(value)), "")
-        raise InputError(f"{where} is not plain JSON{named} ({error}): give finite numbers and text") from None
+        raise InputError(
+            f"{where} cannot be stored as JSON{named} ({error}): use text, finite numbers, lists and objects"
+        ) from None
 
 
 def _is_json(value: Any) -> bool:
@@ -183,9 +186,9 @@ def encoded(tokenizer: Any, rows: Sequence[Row]) -> list[list[int]]:
 
 def _check_length(where: str, ids: list[int], limits: Limits) -> None:
     if not ids:
-        raise InputError(f"{where} has a prompt of no tokens: give it some text")
+        raise InputError(f"{where} has an empty prompt (no tokens): give it some text")
     if len(ids) > limits.max_prompt_tokens:
         raise InputError(
             f"{where} has a prompt of {len(ids)} tokens, but dataset.max_prompt_tokens={limits.max_prompt_tokens}: "
-            "raise the limit or drop the row"
+            "raise the limit, or set dataset.too_long=drop"
         )

@@ -35,7 +35,7 @@ def rows_of_file(path: Path) -> Iterator[Found]:
     except OSError as error:
         if error.strerror is None:  # pyarrow's, for a file that is cut
             raise InputError(f"{path} is damaged: {' '.join(str(error).split())}") from None
-        raise InputError(f"{path} cannot be read ({error.strerror}): give this user the right to read it") from None
+        raise InputError(f"{path} cannot be read ({error.strerror}): give this user permission to read it") from None
     except pa.ArrowException as error:
         raise InputError(f"{path} is damaged: {' '.join(str(error).split())}") from None
 
@@ -45,8 +45,8 @@ def _reader(path: Path) -> Callable[[Path], Iterator[Found]]:
         return _parts if _are_rows(path) else _saved_dataset
     if not path.is_file():
         raise InputError(
-            f"there is no file {path}: give a JSONL file or another one ({FORMS}), or path/to/file.py:function, "
-            "relative to the spec"
+            f"there is no file {path}: give a path, relative to the spec, of rows as {FORMS}, or of a function as "
+            "path/to/file.py:function"
         )
     with path.open("rb") as content:
         first = content.readline(1 << 20)
@@ -58,11 +58,13 @@ def _reader(path: Path) -> Callable[[Path], Iterator[Found]]:
     if first.startswith((ARROW, ARROW_STREAM)):
         return _arrow
     if suffix in BINARY:
-        raise InputError(f"{path} is named {suffix}, and holds no {BINARY[suffix]}: give it the name of what it holds")
+        raise InputError(
+            f"{path} is named {suffix}, but does not contain {BINARY[suffix]}: rename it after what it contains"
+        )
     if first.startswith(UTF_16) or b"\0" in first:
         raise InputError(
-            f"{path} is not UTF-8, but UTF-16 or no text at all: save it as UTF-8, for example with  iconv -f UTF-16 "
-            f"-t UTF-8 {path} > {path.stem}.utf8{suffix}"
+            f"{path} is not UTF-8 text (it looks like UTF-16, or binary): save it as UTF-8, for example with  iconv -f "
+            f"UTF-16 -t UTF-8 {path} > {path.stem}.utf8{suffix}"
         )
     if suffix in TABLES:
         return lambda path: table_of_text(path, TABLES[suffix])
@@ -76,19 +78,19 @@ def _json_reader(path: Path, first: bytes, suffix: str) -> Callable[[Path], Iter
         if text.startswith("["):
             return json_array
         if text == "{":
-            raise InputError(f"{path} is one JSON object: give an array of objects, or one object per line")
+            raise InputError(f"{path} is a single JSON object: give an array of objects, or one object per line")
     elif text == "[":
         raise array_named_lines(path)
     elif not text.startswith(("[", "{")) and ("\t" in text or "," in text):
         kind = "TSV" if "\t" in text else "CSV"
-        raise InputError(f"{path} is {kind}, and its name says JSONL: rename it to {path.stem}.{kind.lower()}")
+        raise InputError(f"{path} is {kind}, but its name says JSONL: rename it to {path.stem}.{kind.lower()}")
     return json_lines
 
 
 def array_named_lines(path: Path) -> InputError:
     """The refusal of an array under another name."""
     return InputError(
-        f"{path} is one JSON array, and its name says JSONL, one object per line: rename it to {path.stem}.json"
+        f"{path} is one JSON array, but its name says JSONL (one object per line): rename it to {path.stem}.json"
     )
 
 
@@ -119,7 +121,10 @@ def _saved_dataset(path: Path) -> Iterator[Found]:
             f"{path} holds the splits {', '.join(splits)}: name one of them, as in {path.name}/{splits[0]}"
         )
     if not (path / "state.json").is_file():
-        raise InputError(f"{path} is a folder, and none that datasets.save_to_disk wrote: it has no state.json")
+        raise InputError(
+            f"{path} is not a folder of rows only, nor one that datasets.save_to_disk wrote (no state.json): give "
+            f"{FORMS}"
+        )
     state = _document(path / "state.json")
     if state.get("_indices_data_files"):
         raise InputError(f"{path} was saved with a selection of its rows: save dataset.flatten_indices() instead")

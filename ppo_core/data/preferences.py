@@ -99,14 +99,15 @@ def tokenized(
         if length > max_tokens:
             raise InputError(f"{where} has a text of {length} tokens, but {limit}: raise the limit or drop the row")
         if context_length is not None and length > context_length:
-            raise InputError(f"{where} has a text of {length} tokens, beyond the model's context {context_length}")
+            raise InputError(
+                f"{where} has a text of {length} tokens, beyond the model's context {context_length}: shorten it"
+            )
         if not all(responses) or (by_policy and not asked):
-            raise InputError(f"{where} has a {'prompt' if by_policy else 'text'} of no tokens: give it some")
+            raise InputError(f"{where} has an empty {'prompt' if by_policy else 'text'} (no tokens): give it some text")
         if twins := _twins(responses):
             names = " and ".join(list(texts)[index] for index in twins)
             raise InputError(
-                f"{where}: the tokenizer writes {names} as the same tokens: drop the row, or use a tokenizer that "
-                "knows their words"
+                f"{where}: {names} become the same tokens: drop the row, or use a tokenizer that tells them apart"
             )
         rankings.append(Ranking(responses, margin, len(asked)))
     return rankings
@@ -126,7 +127,7 @@ def _responses(row: Mapping[str, Any]) -> dict[str, str]:
     columns = ", ".join(sorted(map(str, row)))
     if "responses" in row:
         if set(PAIR) & set(row):
-            raise _Malformed(f"has both responses and chosen or rejected (columns {columns}): keep one of the two")
+            raise _Malformed(f"has both responses and chosen or rejected (columns {columns}): keep one form")
         listed = row["responses"]
         if not isinstance(listed, list) or len(listed) < 2:
             raise _Malformed(f"has responses={_short(listed)}: give a list of two or more, the best first")
@@ -141,7 +142,7 @@ def _responses(row: Mapping[str, Any]) -> dict[str, str]:
     texts = {column: _text(value, column) for column, value in given.items()}
     if twins := _twins(list(texts.values())):
         first, second = (list(texts)[index] for index in twins)
-        raise _Malformed(f"has {first} == {second} ({_short(texts[first])}): neither is the better one; drop the row")
+        raise _Malformed(f"has {first} == {second} ({_short(texts[first])}): neither is better; drop the row")
     return texts
 
 
@@ -155,7 +156,8 @@ def _text(value: Any, column: str) -> str:
         value.encode()
     except UnicodeEncodeError as error:
         raise _Malformed(
-            f"has {column} with {value[error.start]!r} at character {error.start + 1}, a lone surrogate: take it out"
+            f"has {column} with {value[error.start]!r} at character {error.start + 1}, a lone surrogate (half of a "
+            "character): remove it"
         ) from None
     return value
 
@@ -165,9 +167,9 @@ def _margin(row: Mapping[str, Any]) -> float:
     if margin is None:
         return 0.0
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin < math.inf:
-        raise _Malformed(f"has margin={_short(margin)}: give a number of at least 0, or none")
+        raise _Malformed(f"has margin={_short(margin)}: give a number of 0 or more, or leave it out")
     if "responses" in row:
-        raise _Malformed("has a margin and responses: a margin is of a pair, chosen and rejected")
+        raise _Malformed("has margin and responses: a margin needs chosen and rejected; leave it out")
     return float(margin)
 
 

@@ -121,7 +121,7 @@ class Preparation:
             tallies = [tally for tally in self.tallies if tally.split == split]
             if tallies and not len(tables.get(split, ())):
                 told = "; ".join(f"{tally.source}: {tally.in_words()}" for tally in tallies)
-                raise InputError(f"no row is left ({told}): see dataset.duplicates, too_long and max_prompt_tokens")
+                raise InputError(f"no rows are left ({told}): see dataset.duplicates, too_long and max_prompt_tokens")
         return tables
 
     def longest(self) -> Longest:
@@ -143,12 +143,12 @@ class Preparation:
             empty = [tally for tally in self.tallies if tally.split == "train" and not tally.rows]
             if empty:
                 told = "; ".join(f"{tally.source}: {tally.in_words()}" for tally in empty)
-                raise InputError(f"a source with a weight has no row left ({told}): take it out of dataset.train")
+                raise InputError(f"a source with a weight has no rows left ({told}): remove it from dataset.train")
             for document, share in zip(train, shares_of([one["rows"] for one in train], weights), strict=True):
                 if not share.draws:
                     raise InputError(
                         f"{document['source']} has so little weight that no epoch would draw from it: raise its "
-                        "weight, or take it out of dataset.train"
+                        "weight, or remove it from dataset.train"
                     )
                 document["draws"] = share.draws
         return documents

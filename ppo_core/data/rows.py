@@ -45,8 +45,8 @@ class Columns:
         if self.system_prompt is not None:
             if isinstance(prompt, str):
                 raise InputError(
-                    f"{where} has a text as its {self.prompt}, which no chat template sees, and so no "
-                    "dataset.system_prompt: set dataset.chat=true, or take the system prompt out"
+                    f"{where} has a text prompt, which gets no chat template and so no dataset.system_prompt: set "
+                    "dataset.chat=true, or remove the system prompt"
                 )
             if prompt[0]["role"] != "system":
                 prompt = [{"role": "system", "content": self.system_prompt}, *prompt]
@@ -94,7 +94,9 @@ class Rows:
         where, row = f"{self.source}: row {number}{line}", found.content
         if not isinstance(row, Mapping):
             remedy = f": {array_named_lines(self.path)}" if isinstance(row, list) and found.line is not None else ""
-            raise InputError(f"{where} is {type(row).__name__}, not an object with a `{self.columns.prompt}`{remedy}")
+            raise InputError(
+                f"{where} is of type {type(row).__name__}, not an object with a `{self.columns.prompt}`{remedy}"
+            )
         _check_prompt(where, row, self.columns.prompt)
         return Row(where, self.columns.renamed(where, row), row[self.columns.prompt])
 
@@ -114,8 +116,8 @@ def check_text(what: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InputError(
-            f"{what} with {text[error.start]!r} at character {error.start + 1}, a lone surrogate, half of a "
-            "character: take it out, or write both halves"
+            f"{what} with {text[error.start]!r} at character {error.start + 1}, a lone surrogate (half of a "
+            "character): remove it, or write both halves"
         ) from None
 
 
@@ -131,7 +133,7 @@ def _generated(source: str, sources: Sources) -> list[Any]:
         return list(function())
     except RAISED as error:
         place = place_of(error, sources)
-        raise InputError(f"{source} yields no rows, it raised {type(error).__name__}: {error}{place}") from error
+        raise InputError(f"{source} gave no rows: it raised {type(error).__name__}: {error}{place}") from error
 
 
 def _check_prompt(where: str, row: Mapping[str, Any], column: str) -> None:
@@ -142,9 +144,9 @@ def _check_prompt(where: str, row: Mapping[str, Any], column: str) -> None:
     messages = isinstance(prompt, list) and prompt and all(isinstance(m, Mapping) and "role" in m for m in prompt)
     if not messages:
         names = ", ".join(sorted(map(str, row))) or "none"
-        found = "" if column in row else f"; its columns are {names}: say in prompt_column which of them it is"
+        found = "" if column in row else f"; the row has the columns {names}: name the right one in prompt_column"
         raise InputError(
-            f"{where} has {column}={shown(prompt)}: it must be a text or a list of messages with roles{found}"
+            f"{where} has {column}={shown(prompt)}: it must be text, or a list of messages with roles{found}"
         )
     for count, message in enumerate(prompt or [], 1):
         _check_message(f"{where}: message {count} of the prompt", message)
@@ -155,9 +157,7 @@ def _check_message(where: str, message: Mapping[str, Any]) -> None:
     if isinstance(content, str):
         check_text(f"{where} has a content", content)
     elif isinstance(content, list):
-        raise InputError(
-            f"{where} has a list of parts as its content: join their texts into one, as models of text read"
-        )
+        raise InputError(f"{where} has a list of parts as its content: join their texts into one text")
     elif not message.get("tool_calls"):
         lack = f"content={content!r}" if "content" in message else "no content"
         raise InputError(f"{where} has {lack}: give it a text, as in {{'role': 'user', 'content': 'What is 1+1?'}}")

@@ -61,15 +61,15 @@ def table_of_text(path: Path, delimiter: str) -> Iterator[Found]:
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             header = next(reader, [])
             if repeated := sorted({name for name in header if header.count(name) > 1}):
-                raise InputError(f"{path} has several columns {', '.join(repeated)}: give each a name of its own")
+                raise InputError(f"{path} has several columns named {', '.join(repeated)}: rename them")
             for cells in reader:
                 if len(cells) == len(header):
                     yield Found(reader.line_num, {name: cell or None for name, cell in zip(header, cells, strict=True)})
                 elif cells:
-                    told = f"{path}:{reader.line_num} has {len(cells)} cells, and the header {len(header)}"
+                    told = f"{path}:{reader.line_num} has {len(cells)} cells, but the header has {len(header)}"
                     yield Found(reader.line_num, InputError(f'{told}: put cells that hold {delimiter!r} in "quotes"'))
     except csv.Error as error:
-        raise InputError(f"{path}:{reader.line_num} is no table of text: {error}") from None
+        raise InputError(f"{path}:{reader.line_num} is not a valid CSV or TSV file: {error}") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8: {error}") from None
 
@@ -78,7 +78,7 @@ def _document(path: Path, number: int, line: bytes) -> Any:
     try:
         return json.loads(line.decode())
     except ValueError as error:
-        return InputError(f"{path}:{number} is not JSON in UTF-8: {error} (JSONL has one object per line)")
+        return InputError(f"{path}:{number} is not JSON in UTF-8: {error} (JSONL has one JSON object per line)")
     except RecursionError:
         return InputError(f"{path}:{number} is nested too deeply: give flatter objects")
 

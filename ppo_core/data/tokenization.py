@@ -23,7 +23,8 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Any:
     tokenizer = any_tokenizer(path, remedy, trust_remote_code=trust_remote_code)
     if tokenizer.eos_token_id is None:
         raise InputError(
-            f"the tokenizer of {path} has no EOS token: a response could never end; set eos_token in its config"
+            f"the tokenizer of {path} has no EOS token, so a response could never end: set eos_token in its "
+            "tokenizer_config.json"
         )
     return tokenizer
 
@@ -36,12 +37,12 @@ def any_tokenizer(path: str | Path, remedy: str, *, trust_remote_code: bool) -> 
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code)
         # Some tokenizer classes come up empty in a folder that has a config.json and no tokenizer.
         if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-            raise ValueError("it has no words")
+            raise ValueError("its vocabulary is empty")
     except Exception as error:
         if REMOTE_CODE in str(error):
             raise needs_own_code(path) from None
         raise InputError(
-            f"{path} holds no tokenizer that can be loaded ({type(error).__name__}: {shortened(error)}): {remedy}"
+            f"{path} has no tokenizer that can be loaded ({type(error).__name__}: {shortened(error)}): {remedy}"
         ) from error
     return tokenizer
 
@@ -64,7 +65,7 @@ def check_kept(tokenizer: Any, config: Any, *, trust_remote_code: bool = False) 
     text = tokenizer.decode(ids)
     if again.decode(ids) != text or again(text).input_ids != tokenizer(text).input_ids:
         raise InputError(
-            f"beside a model of type {config.model_type} transformers reads this tokenizer as {type(again).__name__}, "
+            f"with a model of type {config.model_type}, transformers loads this tokenizer as {type(again).__name__}, "
             "which gives other tokens: use a tokenizer made for that model type, or another model_type"
         )
 
@@ -94,8 +95,8 @@ def _encode_chats(tokenizer: Any, chats: list[Messages]) -> list[list[int]]:
         return list(tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=True, return_dict=False))
     except (jinja2.TemplateError, TypeError, ValueError) as error:
         raise InputError(
-            f"the tokenizer's chat template refuses the messages ({type(error).__name__}: {shortened(error)}): write "
-            "them as it asks"
+            f"the tokenizer's chat template rejects the messages ({type(error).__name__}: {shortened(error)}): change "
+            "their roles or contents as it says"
         ) from error
 
 
@@ -111,15 +112,15 @@ def scored_tokens(tokenizer: Any, prompt: str | Messages, response: str, folder:
         return list(tokenizer(prompt + response)["input_ids"])
     if not tokenizer.chat_template:
         raise InputError(
-            f"the prompts are messages, and the tokenizer of {folder} has no chat_template: put there the one "
-            "that the reward model was trained with"
+            f"the prompts are messages, and the tokenizer of {folder} has no chat_template: add the one that "
+            "the reward model was trained with"
         )
     messages = [*prompt, {"role": "assistant", "content": response}]
     try:
         return list(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False))
     except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
         raise InputError(
-            f"the chat_template of {folder} cannot write messages by "
+            f"the chat_template of {folder} cannot format messages with the roles "
             f"{', '.join(str(message.get('role')) for message in messages)} ({type(error).__name__}: "
             f"{shortened(error)}): use prompts in the form that the reward model was trained on"
         ) from error
@@ -159,7 +160,7 @@ def model_config(
             raise needs_own_code(path) from None
         where = "model.config" if path is None else f"model {path}"
         if unknown := _unknown_type(_stored_type(path) if path is not None else (config or {}).get("model_type")):
-            raise InputError(f"{where}: no usable configuration, {unknown}") from None
+            raise InputError(f"{where}: {unknown}") from None
         raise InputError(f"{where}: no usable configuration ({type(error).__name__}: {shortened(error)})") from error
 
 
@@ -173,8 +174,8 @@ def _unknown_type(model_type: Any) -> str | None:
     if model_type in known:
         return None
     close = difflib.get_close_matches(str(model_type), known, n=3)
-    hint = f"; did you mean {' or '.join(close)}?" if close else ": name one of the installed version, such as llama"
-    return f"model_type={model_type!r} is none that transformers knows{hint}"
+    hint = f"; did you mean {' or '.join(close)}?" if close else ": name one that it knows, such as llama"
+    return f"model_type={model_type!r} is unknown to the installed transformers{hint}"
 
 
 def shortened(error: Exception, limit: int = 300) -> str:

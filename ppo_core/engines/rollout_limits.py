@@ -38,7 +38,7 @@ def weights_folder(checkpoint: Path, spec: GenerateJob) -> Path:
     folder = checkpoint / spec.weights
     if not folder.is_dir():
         raise InputError(
-            f"{checkpoint} has no {spec.weights}: where it was made update.ema_decay was not set; set "
+            f"{checkpoint} has no weights `{spec.weights}`, because it was made without update.ema_decay: set "
             "evaluation.weights to policy"
         )
     return folder
@@ -112,8 +112,8 @@ def check_heads(attention: Attention, *, ranks: int, gpu: bool) -> None:
     heads, kv_heads = attention.heads, attention.kv_heads
     if heads % kv_heads:
         raise InputError(
-            f"the model's {heads} attention heads (num_attention_heads) cannot share its {kv_heads} heads with keys "
-            f"and values (num_key_value_heads) evenly: choose one of {_divisors(heads)} for these, or another model"
+            f"the model's num_key_value_heads={kv_heads} does not divide its num_attention_heads={heads}: choose one "
+            f"of {_divisors(heads)} for the former, or another model"
         )
     if attention.heads % ranks:
         raise InputError(
@@ -123,7 +123,7 @@ def check_heads(attention: Attention, *, ranks: int, gpu: bool) -> None:
     if max(kv_heads, ranks) % min(kv_heads, ranks):
         fitting = [size for size in _divisors(heads) if max(kv_heads, size) % min(kv_heads, size) == 0]
         raise InputError(
-            f"engines.tensor_parallel_size={ranks} does not fit the model's {kv_heads} heads with keys and values: "
+            f"engines.tensor_parallel_size={ranks} does not fit the model's num_key_value_heads={kv_heads}: "
             f"choose one of {fitting}"
         )
     sizes = [] if gpu else cpu_head_sizes()
@@ -160,7 +160,7 @@ def engines_refusal(said: str, *, kv_cache_gib: float, tokens: int) -> InputErro
     if free := re.search(rf"{NOT_FREE} \d+ \(([0-9.]+)/([0-9.]+) GiB\) on kv cache", said):
         return InputError(
             f"engines.kv_cache_gib={kv_cache_gib:g} is more than the {free[1]} of {free[2]} GiB of memory that are "
-            "free here: lower it, or end other programs"
+            "free here: lower it, or stop other programs"
         )
     return None
 
@@ -238,6 +238,6 @@ def check_stop_tokens(token_ids: Sequence[int], vocabulary: int) -> None:
     """Raise InputError for ids that are none of the tokenizer's: they would end nothing."""
     if unknown := [token for token in token_ids if token >= vocabulary]:
         raise InputError(
-            f"rollout.stop_token_ids={unknown} are none of the {vocabulary} tokens of the tokenizer: give ids below "
-            f"{vocabulary}"
+            f"rollout.stop_token_ids={unknown} are not in the tokenizer's vocabulary of {vocabulary} tokens: give ids "
+            f"below {vocabulary}"
         )

@@ -105,8 +105,8 @@ def memory_plan(model: Any, attention: Attention | None, job: CheckRunJob, *, lo
 def _refuse_quantised(config: Any, name: str) -> None:
     if config.to_dict().get("quantization_config") or config.get_text_config().to_dict().get("quantization_config"):
         raise InputError(
-            f"{name} is quantised (quantization_config), and PPO trains whole weights: take the model that it was made "
-            "of, in float32 or bfloat16"
+            f"{name} is quantised (quantization_config), but PPO trains unquantised weights: use the model that it was "
+            "made from, in float32 or bfloat16"
         )
 
 

@@ -39,8 +39,8 @@ class Classifier:
         model = load_whole(auto, "sequence classifier", folder, dtype=dtype, trust_remote_code=trust_remote_code)
         if model.config.num_labels != 1:
             raise InputError(
-                f"{folder} gives {model.config.num_labels} numbers for a text (num_labels in its config.json), and a "
-                "reward model gives one: take one that was trained with num_labels=1"
+                f"{folder} has num_labels={model.config.num_labels} in its config.json, but a reward model gives one "
+                "score: use one that was trained with num_labels=1"
             )
         remedy = "put the reward model's own tokenizer there"
         self.tokenizer = any_tokenizer(folder, remedy, trust_remote_code=trust_remote_code)

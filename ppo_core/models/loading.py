@@ -69,7 +69,9 @@ def empty_policy(config: Any, name: str, *, trust_remote_code: bool = False) -> 
             return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     except Exception as error:
         said = f"{type(error).__name__}: {shortened(error)}"
-        raise InputError(f"model {name}: transformers makes no causal LM of this configuration ({said})") from error
+        raise InputError(
+            f"model {name}: transformers cannot make a causal LM from this configuration ({said})"
+        ) from error
 
 
 def _require_causal_lm(config: Any, name: str, *, trust_remote_code: bool) -> None:
@@ -77,8 +79,8 @@ def _require_causal_lm(config: Any, name: str, *, trust_remote_code: bool) -> No
     own_code = trust_remote_code and "auto_map" in config.to_dict()
     if not own_code and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise InputError(
-            f"model {name}: transformers makes no causal LM of this configuration ({config.model_type} is no causal "
-            "LM): take one that continues text, such as a llama or a qwen2"
+            f"model {name}: {config.model_type} is not a type of causal LM: use one that generates text, such as llama "
+            "or qwen2"
         )
 
 
@@ -107,7 +109,7 @@ def load_whole(auto: Any, what: str, path: str | Path, *, dtype: str, trust_remo
         if REMOTE_CODE in str(error):
             raise needs_own_code(path) from None
         raise InputError(
-            f"{path} is no {what} that transformers loads ({type(error).__name__}: {shortened(error)})"
+            f"{path} is not a {what} that transformers can load ({type(error).__name__}: {shortened(error)})"
         ) from error
     model, found = loaded
     _refuse_other_weights(path, found["mismatched_keys"], found["missing_keys"])
@@ -124,8 +126,7 @@ def _refuse_other_weights(path: str | Path, mismatched: Any, missing: Any) -> No
     if problems:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise InputError(
-            f"{path}: config.json and the weights do not fit together: {problems[0]}{more}. Take both from the same "
-            "model"
+            f"{path}: config.json and the weights do not match: {problems[0]}{more}. Take both from the same model"
         )
 
 

@@ -56,20 +56,22 @@ class ClassifierFolder:
         text.pad_token_id = pad if pad is not None and pad < text.vocab_size and pad not in endings else None
         if type(config) not in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
             raise InputError(
-                f"model {name}: transformers has no sequence classifier for the type {config.model_type}: take a model "
-                "of another type, such as a llama or a qwen2"
+                f"model {name}: transformers has no sequence classifier for the type {config.model_type}: use a model "
+                "of another type, such as llama or qwen2"
             )
         try:
             with torch.device("meta"):
                 self._shell = transformers.AutoModelForSequenceClassification.from_config(config)
         except Exception as error:
             said = f"{type(error).__name__}: {shortened(error)}"
-            raise InputError(f"model {name}: transformers makes no sequence classifier of it ({said})") from error
+            raise InputError(
+                f"model {name}: transformers cannot make a sequence classifier from it ({said})"
+            ) from error
         self._trunk = f"{self._shell.base_model_prefix}."
         if HEAD not in self._shell.state_dict():
             raise InputError(
                 f"model {name}: the sequence classifier of the type {config.model_type} has more than a linear head: "
-                "take a decoder, such as a llama or a qwen2"
+                "use a decoder, such as llama or qwen2"
             )
 
     @property

@@ -11,7 +11,7 @@ from ppo_core.records import InputError
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LENGTH = struct.Struct("<Q")
-REMEDY = "take the model's folder anew from where it comes from"
+REMEDY = "copy or download the model's folder again"
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -50,13 +50,13 @@ def _header(file: Path) -> dict[str, Any]:
         start = content.read(LENGTH.size)
         length = LENGTH.unpack(start)[0] if len(start) == LENGTH.size else size
         if LENGTH.size + length > size:
-            raise InputError(f"{file} is cut short, or no safetensors file ({size} bytes): {REMEDY}")
+            raise InputError(f"{file} is cut short, or not a safetensors file ({size} bytes): {REMEDY}")
         try:
             header = json.loads(content.read(length))
             header.pop("__metadata__", None)
             end = LENGTH.size + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise InputError(f"{file} is no safetensors file: {REMEDY}") from None
+            raise InputError(f"{file} is not a safetensors file: {REMEDY}") from None
     if end != size:
-        raise InputError(f"{file} has {size} bytes where its header tells of {end}: {REMEDY}")
+        raise InputError(f"{file} has {size} bytes, but its header says {end}: {REMEDY}")
     return dict(header)

@@ -62,11 +62,13 @@ class Endpoint:
         name = self.spec.key_variable
         key = (passed_on(name) or "").strip() if name else ""
         if name and not key.isprintable():
-            raise InputError(f"the reward {self.spec.component}: {name} holds more than a key: set it to the key alone")
+            raise InputError(
+                f"the reward {self.spec.component}: {name} has line breaks or control characters: set only the key"
+            )
         if name and not key:
             raise InputError(
                 f"the reward {self.spec.component} takes its key from {name}, which is not set where rewards run: "
-                f"export it where ppoflow runs, and let PPOFLOW_REWARD_ENV name it"
+                f"export it in ppoflow's environment, and list it in PPOFLOW_REWARD_ENV"
             )
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         # aiohttp would find the environment's proxy too, and send logins of ~/.netrc with it.
@@ -162,7 +164,7 @@ class _Asking:
         where, name = self.endpoint.url, self.endpoint.spec.component
         if last == "status":
             return (
-                f"the reward {name}: {where} keeps answering {reason} (after {tries}{of}): see what it says itself, "
+                f"the reward {name}: {where} keeps answering {reason} (after {tries}{of}): see the server's log, "
                 "lower the reward's `concurrency`, or raise its `retries`"
             )
         return (
@@ -183,7 +185,7 @@ class _Asking:
                 raise _Refused(f"{where} answered {said}")
             if response.status != 200:
                 raise InputError(
-                    f"{where} answered {said}: correct the reward's `url`, its key, or what the server takes"
+                    f"{where} answered {said}: correct the reward's `url` or key, or see what the server expects"
                 )
             try:
                 return json.loads(text)

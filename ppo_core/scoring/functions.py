@@ -33,8 +33,8 @@ class FunctionReward:
         required = self._required()
         if self.form is VERIFIERS and "parser" in required:
             raise InputError(
-                f"{self.name} asks for the parser of a verifiers environment, and there is none here: make one in its "
-                "file, as in `def reward(completion, answer, parser=vf.XMLParser([...]))`"
+                f"{self.name} needs the `parser` of a verifiers environment, which does not exist here: create one in "
+                "its file, as in `def reward(completion, answer, parser=vf.XMLParser([...]))`"
             )
         for column in required:
             for number, row in enumerate(rows, first):

@@ -42,8 +42,8 @@ class HttpReward:
     def _scores(self, answer: Any, expected: int) -> list[float | None]:
         if not isinstance(answer, dict) or not isinstance(answer.get("scores"), list):
             raise InputError(
-                f"{self.spec.url} (the reward {self.spec.component}) answered {shorten(answer)}: answer an object with "
-                'the list "scores"'
+                f"{self.spec.url} (the reward {self.spec.component}) answered {shorten(answer)}: it must answer an "
+                'object with the list "scores", as in {"scores": [0.5, null]}'
             )
         return checked_scores(f"{self.spec.url} (the reward {self.spec.component})", answer["scores"], expected)
 

@@ -54,8 +54,8 @@ class JudgeReward:
                 raise TypeError
         except (KeyError, IndexError, TypeError, AttributeError):
             raise InputError(
-                f"{self.endpoint.url} (the reward {self.spec.component}) answered {shorten(answer)}: that is no chat "
-                "completion; give the base address of an OpenAI-compatible API, for example http://127.0.0.1:8000/v1"
+                f"{self.endpoint.url} (the reward {self.spec.component}) answered {shorten(answer)}: not a chat "
+                "completion: give the base address of an OpenAI-compatible API, for example http://127.0.0.1:8000/v1"
             ) from None
         if cut:
             raise Unclear(f"the judge's answer was cut at max_tokens={self.spec.max_tokens}")
@@ -65,10 +65,10 @@ class JudgeReward:
         lines = text.strip().splitlines()
         found = LAST_LINE.fullmatch(lines[-1].translate(MARKUP).strip()) if lines else None
         if found is None:
-            raise Unclear(f"the judge's last line is no `Score: NUMBER`: {shorten(lines[-1] if lines else '')}")
+            raise Unclear(f"the judge's last line is not `Score: NUMBER`: {shorten(lines[-1] if lines else '')}")
         number, of = float(found.group(1)), found.group(2)
         if of is not None and float(of) != self.spec.highest:
-            raise Unclear(f"the judge gave {number:g} of {of}, and was to give a score up to {self.spec.highest:g}")
+            raise Unclear(f"the judge gave {number:g} of {of}, but the highest score is {self.spec.highest:g}")
         if not self.spec.lowest <= number <= self.spec.highest:
             raise Unclear(f"the judge gave {number:g}, outside {self.spec.lowest:g} to {self.spec.highest:g}")
         return number

@@ -41,7 +41,7 @@ class ModelReward:
             lambda done: self.progress(done, len(fits), label),
         )
         scores: list[Score] = [
-            NotScored(f"{len(sequence)} tokens, and the reward model reads 1 to {limit}") for sequence in sequences
+            NotScored(f"{len(sequence)} tokens, but the reward model reads 1 to {limit}") for sequence in sequences
         ]
         for row, score in zip(fits, checked_scores(self.spec.label, scored, len(fits)), strict=True):
             scores[row] = score

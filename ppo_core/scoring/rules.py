@@ -48,7 +48,7 @@ class Number:
         for number, row in enumerate(rows, first):
             if last_number(str(row.reference_answer)) is None:
                 raise InputError(
-                    f"the reward {self.spec.component} compares numbers, and the {self.answer_column} of row {number} "
+                    f"the reward {self.spec.component} compares numbers, but the {self.answer_column} of row {number} "
                     f"({shorten(row.reference_answer)}) has none: correct it, or use the reward exact_match"
                 )
 

@@ -43,14 +43,14 @@ class UnitTests:
         name = self.spec.component
         if not self.sources.run_generated_code:
             raise InputError(
-                f"the reward {name} runs code that models write, and the owner of this machine has not allowed it: set "
+                f"the reward {name} runs code that models write, which the owner of this machine has not allowed: set "
                 "PPOFLOW_RUN_GENERATED_CODE=1 on the machine itself; no spec can (docs/rewards.md says what such code "
                 "can still do)"
             )
         if sys.platform != "linux" or platform.machine() not in run_unit_tests.MACHINES:
             raise InputError(
-                f"the reward {name} locks code up by means of Linux on {' and '.join(run_unit_tests.MACHINES)}, and "
-                f"this is {sys.platform} on {platform.machine()}: score it on another machine, by the reward http"
+                f"the reward {name} can confine code on Linux on {' and '.join(run_unit_tests.MACHINES)} only; this "
+                f"is {sys.platform} on {platform.machine()}: score on another machine, through a reward of kind http"
             )
 
     def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
@@ -103,7 +103,7 @@ class UnitTests:
             if status is None:
                 return NotScored(f"its process was not ready after timeout_s={self.spec.timeout_s:g}")
             raise RewardFailed(
-                f"the reward {self.spec.component} cannot lock code up here, so it ran none (exit status {status}): "
+                f"the reward {self.spec.component} cannot confine code here, so it ran none (exit status {status}): "
                 "the log of the scoring engine says why; containers must let processes set a seccomp filter"
             )
         return sum(f"{secret} {number}" in told for number in range(len(tests))) / len(tests)

@@ -133,7 +133,7 @@ class Learner:
 
     def _load(self, folder: Path, state: CheckpointState, config: LoadConfig, start: Path | None) -> None:
         if not state.full:
-            raise InputError(f"{folder} is a thin checkpoint, without its optimizers: give the last full one")
+            raise InputError(f"{folder} is a policy-only checkpoint, without its optimizers: give the last full one")
         check_networks(folder, state, config.networks)
         trusted, whole = self.trust_remote_code, folder if config.lora is None else start
         if whole is None:

@@ -121,12 +121,12 @@ def _check_inputs(folder: Path, state: CheckpointState, inputs: Mapping[str, Job
     missing = [name for name in names if name not in inputs]
     if missing:
         raise InputError(
-            f"{folder} is a thin checkpoint, and this engine does not hold its training state: to replay "
+            f"{folder} is a policy-only checkpoint, and this engine does not hold its training state: to replay "
             f"{len(state.replay)} updates it needs the inputs {', '.join(names)}; missing: {', '.join(missing)}"
         )
     base = read_state(inputs["base"].path)
     if not base.full:
-        raise InputError(f"{inputs['base'].path} is a thin checkpoint itself: base must be the last full one")
+        raise InputError(f"{inputs['base'].path} is a policy-only checkpoint itself: base must be the last full one")
     identity = base.identity
     for number, update in enumerate(state.replay):
         given, made_with = inputs[f"replay_{number}"].digest, update.spec.training.num_ranks
@@ -140,7 +140,7 @@ def _check_inputs(folder: Path, state: CheckpointState, inputs: Mapping[str, Job
         identity = identity_after(update.spec, identity, update.experience)
     if identity != state.identity and (since := settings_since(folder, state)):
         raise InputError(
-            f"{folder} is a thin checkpoint of an earlier ppoflow{writer(folder)}, in which updates had no "
+            f"{folder} is a policy-only checkpoint of an earlier ppoflow{writer(folder)}, in which updates had no "
             f"{', '.join(since[:SHOWN])}: this one does not make them again. Go on with that version up to the next "
             f"full checkpoint, or {_new_start(state)}"
         )

@@ -219,7 +219,7 @@ IN_DATA = [
     Mistake("an empty file", ("prompts.jsonl", "holds no rows"), in_file("prompts.jsonl", "")),
     Mistake(
         "prompts under another name",
-        ("prompts.jsonl", "prompt=None", "its columns are answer, question"),
+        ("prompts.jsonl", "prompt=None", "the row has the columns answer, question"),
         in_file("prompts.jsonl", '{"question": "1+1=", "answer": "2"}\n'),
     ),
     Mistake("one prompt too long", ("42 tokens", "dataset.max_prompt_tokens=16"), one_long_prompt),
@@ -267,7 +267,7 @@ IN_MODELS = [
         ("model", "tokenizer"),
         lambda folder: [path.unlink() for path in (folder / "model").glob("*token*")],
     ),
-    Mistake("code of its own", ("can be read only with code", "PPOFLOW_TRUST_REMOTE_CODE=1"), other_code),
+    Mistake("code of its own", ("needs custom code", "PPOFLOW_TRUST_REMOTE_CODE=1"), other_code),
     Mistake("heads of 16", ("16", "head"), many_small_heads),
     Mistake(
         "a response longer than the context",

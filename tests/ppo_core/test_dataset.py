@@ -95,7 +95,7 @@ def test_completions_end_in_eos(tmp_path: Path, completion: Any, chat: bool) -> 
 
 @pytest.mark.parametrize("completion", [None, 3, [], [{"role": "assistant"}], ["w5"], [*USER, *USER]])
 def test_a_row_without_one_completion_is_refused(completion: Any) -> None:
-    with pytest.raises(InputError, match=r"a: row 1 has completion=.* a text or a list of one message"):
+    with pytest.raises(InputError, match=r"a: row 1 has completion=.* needs text or a list of one message"):
         examples_of([{"prompt": "w3", "completion": completion}])
 
 
@@ -114,13 +114,13 @@ def test_a_completion_with_half_a_character_is_named() -> None:
 def test_a_chat_template_that_refuses_says_so_with_the_row() -> None:
     tokenizer = tiny_tokenizer(chat=True)
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(InputError, match=r"rows.*: row 2: .* template refuses .*TemplateError: roles must alternate"):
+    with pytest.raises(InputError, match=r"rows.*: row 2: .* template rejects .*TemplateError: roles must alternate"):
         prompts_of([{"prompt": "w3"}, {"prompt": USER}], tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}, b"x"])
 def test_metadata_that_is_not_json_is_refused(value: Any) -> None:
-    with pytest.raises(InputError, match=r"rows.jsonl: row 1 is not plain JSON in column 'level'"):
+    with pytest.raises(InputError, match=r"rows.jsonl: row 1 cannot be stored as JSON in column 'level'"):
         prompts_of([{"prompt": "w3", "level": value}])
 
 
@@ -134,7 +134,7 @@ def test_metadata_that_is_not_json_is_refused(value: Any) -> None:
             "max_response_tokens=8 does not fit the model's context 10 .* 3 .*lower it to 7",
         ),
         ("w3 w4 w5", Limits(3, 8, 8), "max_response_tokens=8 does not fit the model's context 3 .*drop the row"),
-        (" ", FREE, "row 1 has a prompt of no tokens: give it some text"),
+        (" ", FREE, "row 1 has an empty prompt .no tokens.: give it some text"),
     ],
 )
 def test_a_prompt_that_does_not_fit_says_what_to_lower(prompt: str, limits: Limits, message: str) -> None:
@@ -153,13 +153,13 @@ def test_what_is_advised_fits_the_longest_prompt_and_not_the_first() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_model_folder_without_tokenizer_is_refused(tmp_path: Path, name: str) -> None:
     tiny_policy(name).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"(?s)holds no tokenizer that can be loaded .* in model.tokenizer"):
+    with pytest.raises(InputError, match=r"(?s)has no tokenizer that can be loaded .* in model.tokenizer"):
         load_tokenizer(tmp_path)
 
 
 def test_a_tokenizer_without_eos_is_refused(tmp_path: Path) -> None:
     tiny_tokenizer(eos=False).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"has no EOS token: a response could never end; set eos_token"):
+    with pytest.raises(InputError, match=r"has no EOS token, so a response could never end: set eos_token"):
         load_tokenizer(tmp_path)
 
 

@@ -155,12 +155,12 @@ def test_prompts_have_the_form_of_those_that_are_answered(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("row", "columns", "message"),
     [
-        ({**ROW, "prompt": " "}, PLAIN, "row 1 has a prompt of no tokens: give it some"),
+        ({**ROW, "prompt": " "}, PLAIN, "row 1 has an empty prompt .no tokens.: give it some"),
         ({**ROW, "chosen": "w4 " * 20}, PLAIN, r"row 1 has a text of 23 tokens, but preferences.max_tokens=20"),
-        ({**ROW, "chosen": "odd", "rejected": "even"}, PLAIN, "the tokenizer writes chosen and rejected as the same"),
+        ({**ROW, "chosen": "odd", "rejected": "even"}, PLAIN, "1: chosen and rejected become the same tokens"),
         ({**ROW, "rejected": "w4 w5"}, PLAIN, "row 1 has chosen == rejected"),
         (ROW, Columns(chat=True), "row 1: prompts are lists of messages, but the tokenizer has no chat template"),
-        (ROW, Columns(system_prompt="w9"), "set dataset.chat=true, or take the system prompt out"),
+        (ROW, Columns(system_prompt="w9"), "set dataset.chat=true, or remove the system prompt"),
     ],
 )
 def test_a_row_that_cannot_be_learned_from_is_refused(

@@ -84,7 +84,7 @@ def test_after_bad_input_no_rank_is_left_waiting_and_the_next_job_asks_for_a_new
     engine: TrainingEngine, tmp_path: Path
 ) -> None:
     handle = leading(engine, "start_policy")
-    with pytest.raises(InputError, match="holds no tokenizer"):
+    with pytest.raises(InputError, match="has no tokenizer"):
         handle(job_reading(tmp_path))
     with pytest.raises(EngineDefect, match="training rank 1 of 1 ended") as next_time:
         handle(job_reading(tmp_path))

@@ -67,11 +67,11 @@ def test_a_key_comes_from_the_environment_and_is_missed_there(monkeypatch: pytes
         scores(rewards("http", server.url, key_variable="JUDGE_KEY"))
     assert server.headers[0]["Authorization"] == "Bearer a secret"
     monkeypatch.setenv("JUDGE_KEY", "two\nlines")
-    with pytest.raises(InputError, match="JUDGE_KEY holds more than a key"):
+    with pytest.raises(InputError, match="JUDGE_KEY has line breaks or control characters"):
         rewards("http", server.url, key_variable="JUDGE_KEY")
     monkeypatch.delenv("JUDGE_KEY")
     with pytest.raises(
-        InputError, match=r"takes its key from JUDGE_KEY, which is not set .* let PPOFLOW_REWARD_ENV name"
+        InputError, match=r"takes its key from JUDGE_KEY, which is not set .* list it in PPOFLOW_REWARD_ENV"
     ):
         rewards("http", server.url, key_variable="JUDGE_KEY")
 
@@ -180,7 +180,7 @@ def test_a_server_that_never_answers_is_given_up_at_the_deadline() -> None:
         ((401, {}, ""), "answered 401 Unauthorized"),
         ((301, {"Location": "/"}, ""), "answered 301"),
         ((200, {"Content-Type": "text/html"}, "<html>Welcome"), "answered text/html, not JSON: '<html>Welcome'"),
-        ((200, {}, [1.0]), r'answered \[1.0\]: answer an object with the list "scores"'),
+        ((200, {}, [1.0]), r'answered \[1.0\]: it must answer an object with the list "scores"'),
         ((200, {}, {"scores": [1.0]}), "returned 1 scores for 10 completions"),
         ((200, {}, '{"scores": [NaN, 1, 1, 1, 1, 1, 1, 1, 1, 1]}'), "score 0 is nan"),
         ((200, {}, {"scores": ["1"] * 10}), r"score 0 is '1' \(str\)"),
@@ -236,9 +236,7 @@ def test_an_answer_that_was_cut_is_no_score() -> None:
 @pytest.mark.parametrize("document", [{"error": "no such model"}, {"choices": [{"message": {"content": ["x"]}}]}, []])
 def test_a_judge_that_is_no_chat_model_is_told_at_once(document: Any) -> None:
     with reward_server(lambda *_: (200, {}, document)) as server:  # noqa: SIM117
-        with pytest.raises(
-            InputError, match="that is no chat completion; give the base address of an OpenAI-compatible"
-        ):
+        with pytest.raises(InputError, match="not a chat completion: give the base address of an OpenAI-compatible"):
             rewards("judge", server.url).score(SAMPLES)
     with pytest.raises(InputError, match="the reward judge compares with the column 'answer', which row 1 "):
         rewards("judge", server.url).check_rows([PromptRow("a", "p", [1], None, {})])

@@ -80,7 +80,9 @@ def test_a_chat_is_read_as_the_template_writes_it(tmp_path: Path) -> None:
     strict.chat_template = "{{ raise_exception('no system') }}"
     reward_model(tmp_path / "strict" / "rm")
     strict.save_pretrained(tmp_path / "strict" / "rm")
-    with pytest.raises(InputError, match=r"cannot write messages by user, assistant \(TemplateError: no system\)"):
+    with pytest.raises(
+        InputError, match=r"cannot format messages with the roles user, assistant \(TemplateError: no system\)"
+    ):
         rewards(tmp_path / "strict").score([Sample(chat, "w3")])
     reward_model(tmp_path / "other" / "rm")
     with pytest.raises(InputError, match=r"the prompts are messages, and the tokenizer of .* has no chat_template"):
@@ -91,7 +93,7 @@ def test_a_text_beyond_the_context_has_no_score(tmp_path: Path) -> None:
     reward_model(tmp_path / "rm")
     parts, other = rewards(tmp_path).score([Sample(SAMPLES[0].row, "w3 " * CONTEXT), SAMPLES[0]])
     assert parts.scores == {"model": None}
-    assert parts.error() == "not scored by model: 34 tokens, and the reward model reads 1 to 32"
+    assert parts.error() == "not scored by model: 34 tokens, but the reward model reads 1 to 32"
     assert other.scores["model"] is not None
 
 
@@ -118,18 +120,18 @@ def test_a_model_is_read_again_when_its_files_are_others(tmp_path: Path) -> None
 
 def test_what_is_no_reward_model_is_refused(tmp_path: Path) -> None:
     reward_model(tmp_path / "two" / "rm", labels=2)
-    with pytest.raises(InputError, match=r"gives 2 numbers for a text \(num_labels in its config.json\), and a reward"):
+    with pytest.raises(InputError, match=r"has num_labels=2 in its config.json, but a reward"):
         rewards(tmp_path / "two").score(SAMPLES)
     tiny_policy("llama").save_pretrained(tmp_path / "policy" / "rm")
     tiny_tokenizer().save_pretrained(tmp_path / "policy" / "rm")
     config = tmp_path / "policy" / "rm" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "id2label": {"0": "LABEL_0"}}))
-    with pytest.raises(InputError, match=r"do not fit together: score.weight is not in the weights"):
+    with pytest.raises(InputError, match=r"do not match: score.weight is not in the weights"):
         rewards(tmp_path / "policy").score(SAMPLES)
     folder = reward_model(tmp_path / "bare" / "rm")
     for path in folder.glob("tokenizer*"):
         path.unlink()
     with pytest.raises(
-        InputError, match=r"holds no tokenizer that can be loaded .* put the reward model's own tokenizer"
+        InputError, match=r"has no tokenizer that can be loaded .* put the reward model's own tokenizer"
     ):
         rewards(tmp_path / "bare").score(SAMPLES)

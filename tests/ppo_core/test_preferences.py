@@ -152,16 +152,19 @@ GOOD = {"prompt": "w2 ", "chosen": "w3", "rejected": "w4"}
         ({"prompt": "w2", "chosen": "w3"}, r"row 2 has no column rejected \(its columns: chosen, prompt\)"),
         ({**GOOD, "chosen": 5}, r"pairs.jsonl: row 2 has chosen=5: give a text, or a list of one message"),
         ({**GOOD, "rejected": None}, r"pairs.jsonl: row 2 has rejected=None: give a text"),
-        ({**GOOD, "rejected": "w3"}, r"pairs.jsonl: row 2 has chosen == rejected \('w3'\): neither is the better one"),
+        (
+            {**GOOD, "rejected": "w3"},
+            r"pairs.jsonl: row 2 has chosen == rejected \('w3'\): neither is better; drop the row",
+        ),
         ({**GOOD, "responses": ["w3", "w4"]}, r"pairs.jsonl: row 2 has both responses and chosen or rejected"),
         ({"prompt": "w2", "responses": ["w3"]}, r"row 2 has responses=\['w3'\]: give a list of two or more"),
         ({"prompt": "w2", "responses": ["w3", "w4", "w3"]}, r"row 2 has responses\[0\] == responses\[2\] \('w3'\)"),
         ({"prompt": "w2", "responses": ["w3", 4]}, r"pairs.jsonl: row 2 has responses\[1\]=4: give a text"),
-        ({**GOOD, "margin": -1}, r"pairs.jsonl: row 2 has margin=-1: give a number of at least 0, or none"),
+        ({**GOOD, "margin": -1}, r"pairs.jsonl: row 2 has margin=-1: give a number of 0 or more, or leave it out"),
         ({**GOOD, "margin": "much"}, r"pairs.jsonl: row 2 has margin='much': give a number"),
-        ({"prompt": "w2", "responses": ["w3", "w4"], "margin": 1}, r"pairs.jsonl: row 2 has a margin and responses"),
+        ({"prompt": "w2", "responses": ["w3", "w4"], "margin": 1}, r"pairs.jsonl: row 2 has margin and responses"),
         ({**GOOD, "chosen": "a\ud800"}, r"row 2 has chosen with '\\ud800' at character 2, a lone surrogate"),
-        ({"chosen": "w3", "rejected": "w4"}, r"row 2 has prompt=None: it must be a text"),
+        ({"chosen": "w3", "rejected": "w4"}, r"row 2 has prompt=None: it must be text"),
     ],
 )
 def test_a_row_that_is_no_preference_is_refused(tmp_path: Path, row: dict[str, Any], message: str) -> None:
@@ -180,8 +183,8 @@ def test_empty_lines_are_counted_where_a_line_is_named(tmp_path: Path) -> None:
     [
         ({**GOOD, "chosen": "w3 " * 9}, (9, None), r"row 2 has a text of 10 tokens, but dataset.max_tokens=9"),
         ({**GOOD, "chosen": "w3 " * 9}, (99, 8), r"row 2 has a text of 10 tokens, beyond the model's context 8"),
-        ({**GOOD, "chosen": "odd", "rejected": "even"}, (9, None), r"2: the tokenizer writes chosen and rejected as"),
-        ({**GOOD, "prompt": " ", "rejected": ""}, (9, None), r"row 2 has a text of no tokens"),
+        ({**GOOD, "chosen": "odd", "rejected": "even"}, (9, None), r"2: chosen and rejected become the same"),
+        ({**GOOD, "prompt": " ", "rejected": ""}, (9, None), r"row 2 has an empty text .no tokens"),
     ],
 )
 def test_a_text_that_cannot_be_read_is_refused(

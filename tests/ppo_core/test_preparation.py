@@ -173,7 +173,7 @@ def test_examples_that_are_too_long_can_be_left_out() -> None:
 
 
 def test_where_no_row_is_left_all_reasons_are_said() -> None:
-    words = r"no row is left \(train.jsonl: 3 rows, 1 repeated, 2 too long\): see dataset.duplicates, too_long"
+    words = r"no rows are left \(train.jsonl: 3 rows, 1 repeated, 2 too long\): see dataset.duplicates, too_long"
     with pytest.raises(InputError, match=words):
         prepared(["w3 w4", "w3 w4", "w5 w6"], limits=Limits(None, 1, 8), too_long="drop", duplicates="drop")
 
@@ -198,7 +198,7 @@ def test_a_source_with_a_weight_must_have_rows_left() -> None:
     made.add_prompts("train", "a", located(["w3", "w4"]))
     made.add_prompts("train", "b", located(["w4", "w3"]))
     made.finished()
-    with pytest.raises(InputError, match=r"no row left \(b: 2 rows, 2 repeated\): take it out of dataset.train"):
+    with pytest.raises(InputError, match=r"no rows left \(b: 2 rows, 2 repeated\): remove it from dataset.train"):
         made.sources()
 
 
@@ -208,7 +208,7 @@ def test_ids_of_the_users_own_name_the_prompts() -> None:
         "train", "a", [Row("row 1", {"prompt": "w3", "key": "x"}), Row("row 2", {"prompt": "w3", "key": 7})]
     )
     assert made.finished()["train"]["prompt_id"].to_pylist() == ["x", "7"]
-    with pytest.raises(InputError, match=r"row 9 has key='x', as row 1 has: give each row an id of its own"):
+    with pytest.raises(InputError, match=r"row 9 has key='x', the same as row 1: give each row a unique id"):
         made.add_prompts("train", "b", [Row("row 9", {"prompt": "w4", "key": "x"})])
-    with pytest.raises(InputError, match=r"row 3 has key=None: an id is a text or a whole number"):
+    with pytest.raises(InputError, match=r"row 3 has key=None: an id must be text or a whole number"):
         made.add_prompts("train", "b", [Row("row 3", {"prompt": "w4"})])

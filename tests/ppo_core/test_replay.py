@@ -124,7 +124,7 @@ def test_advantages_of_a_thin_checkpoint_are_those_of_the_full_one(replayed: Pat
 REFUSALS = {
     "nothing": ["needs the inputs base, replay_0, replay_1; missing: base, replay_0, replay_1"],
     "one missing": ["missing: replay_1"],
-    "thin base": ["thin2 is a thin checkpoint itself: base must be the last full one"],
+    "thin base": ["thin2 is a policy-only checkpoint itself: base must be the last full one"],
     "other base": ["full2 is not the full checkpoint that", "thin3 goes back to"],
     "other experience": ["replay_1 is experience experience0, but", "was made with experience2"],
     "tampered": [
@@ -132,7 +132,7 @@ REFUSALS = {
         "Go on where it was made, or start from the last full checkpoint: ppoflow fork RUN@1 NEW",
     ],
     "of earlier code": [
-        "earlier is a thin checkpoint of an earlier ppoflow, in which updates had no update.aggregation, whitening: ",
+        "earlier is a policy-only checkpoint of an earlier ppoflow, in which updates had no update.aggregation, ",
         "Go on with that version up to the next full checkpoint, or start from the last full checkpoint: ppoflow fork",
     ],
     "other ranks": ["was made by 1 training ranks, and 2 would round otherwise", "ppoflow fork RUN@1 NEW"],

@@ -123,7 +123,7 @@ def test_a_program_that_ends_itself_ends_no_engine(tmp_path: Path, place: str) -
     with pytest.raises((RewardFailed, InputError), match=r"ends.py.* SystemExit: no key \(ends.py:\d\)$"):
         WeightedRewards(spec, Sources(tmp_path), "answer").score(samples("2", rows=ROWS[:1]))
     (tmp_path / "rows.py").write_text("import sys\ndef rows():\n    sys.exit('no key')\n")
-    with pytest.raises(InputError, match=r"rows.py:rows yields no rows, it raised SystemExit: no key \(rows.py:3\)"):
+    with pytest.raises(InputError, match=r"rows.py:rows gave no rows: it raised SystemExit: no key \(rows.py:3\)"):
         read_rows("rows.py:rows", Sources(tmp_path))
 
 

@@ -103,7 +103,7 @@ def test_what_a_form_does_not_give_must_be_an_option(folder: Path) -> None:
 
 def test_a_parser_of_verifiers_is_asked_for_in_vain(folder: Path) -> None:
     with pytest.raises(
-        InputError, match=r"theirs.py:parsed asks for the parser of a verifiers environment, and there is"
+        InputError, match=r"theirs.py:parsed needs the `parser` of a verifiers environment, which does not"
     ):
         rewards(folder, "parsed").check_rows(ROWS)
     rewards(folder, "with_own_parser").check_rows(ROWS)

@@ -262,7 +262,9 @@ def test_a_response_ends_with_the_first_text_or_token_that_the_spec_names(
         for row, before in zip(rows, whole, strict=True):
             assert row.sampler_logprobs == before.sampler_logprobs[: len(row.response_token_ids)]
             assert row.response == text(row.response_token_ids)
-    with pytest.raises(EngineJobError, match=r"stop_token_ids=\[66, 99\] are none of the 66 tokens") as failure:
+    with pytest.raises(
+        EngineJobError, match=r"stop_token_ids=\[66, 99\] are not in the tokenizer's vocabulary of 66 tokens"
+    ) as failure:
         rollout.generate(checkpoint, dataset, **asked, stop_token_ids=[1, 66, 99])
     assert failure.value.error_type == "InputError"
 

@@ -104,7 +104,7 @@ def test_a_saved_dataset_of_several_splits_asks_for_one(tmp_path: Path) -> None:
     (tmp_path / "both" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     with pytest.raises(InputError, match=r"both holds the splits train, test: name one of them, as in both/train"):
         contents("both", tmp_path)
-    with pytest.raises(InputError, match=r"is a folder, and none that datasets.save_to_disk wrote"):
+    with pytest.raises(InputError, match=r"is not a folder of rows only, nor one that datasets.save_to_disk wrote"):
         contents(".", tmp_path)
 
 
@@ -114,27 +114,27 @@ def test_a_saved_dataset_of_several_splits_asks_for_one(tmp_path: Path) -> None:
         (
             "rows.csv",
             "prompt,answer\nw3,1\nw4,5,6\n",
-            r"rows.csv:3 has 3 cells, and the header 2: put cells that hold ','",
+            r"rows.csv:3 has 3 cells, but the header has 2: put cells that hold ','",
         ),
-        ("rows.csv", 'prompt,answer\n"w3\n', r"rows.csv:2 is no table of text: unexpected end of data"),
-        ("rows.csv", "prompt,prompt\nw3,1\n", r"rows.csv has several columns prompt: give each a name of its own"),
+        ("rows.csv", 'prompt,answer\n"w3\n', r"rows.csv:2 is not a valid CSV or TSV file: unexpected end of data"),
+        ("rows.csv", "prompt,prompt\nw3,1\n", r"rows.csv has several columns named prompt: rename them"),
         (
             "rows.csv",
             "question,answer\nw3,1\n",
-            r"row 1 \(line 2\) has prompt=None: .*; its columns are answer, question",
+            r"row 1 \(line 2\) has prompt=None: .*; the row has the columns answer, question",
         ),
         ("rows.csv", 'prompt\n"w3\nw4"\n""\n', r"row 2 \(line 4\) has prompt=None"),
         ("rows.json", '{"prompt": {\n', r"rows.json:1 is not JSON in UTF-8"),
-        ("rows.json", '{\n "prompt": "w3"}', r"rows.json is one JSON object: give an array of objects"),
+        ("rows.json", '{\n "prompt": "w3"}', r"rows.json is a single JSON object: give an array of objects"),
         (
             "rows.json",
             '[\n{"prompt": "w3"},\n{"prompt": ]',
             r"rows.json is not JSON: Expecting value: line 3 column 12",
         ),
         ("rows.json", '[\n{"prompt": "w3"}\n{"prompt": "w4"}]', r"rows.json:3 is not JSON: a comma or \] is missing"),
-        ("rows.json", '[{"prompt": "w3"}, 4]', r"row 2 is int, not an object with a `prompt`$"),
+        ("rows.json", '[{"prompt": "w3"}, 4]', r"row 2 is of type int, not an object with a `prompt`$"),
         ("rows.json", "[]", r"rows.json holds no rows"),
-        ("rows.parquet", "prompt\nw3\n", r"rows.parquet is named .parquet, and holds no Parquet"),
+        ("rows.parquet", "prompt\nw3\n", r"rows.parquet is named .parquet, but does not contain Parquet"),
         ("rows.jsonl", '\n\n{"question": "w3"}', r"rows.jsonl: row 1 \(line 3\) has prompt=None"),
     ],
 )
@@ -189,14 +189,15 @@ def test_one_long_line_of_json_is_an_array_wherever_its_first_part_ends(tmp_path
 
 def test_a_system_prompt_before_a_bare_text_is_refused(tmp_path: Path) -> None:
     source = write_lines(tmp_path, {"prompt": USER}, {"prompt": "w3"})
-    with pytest.raises(InputError, match=r"row 2 has a text as its prompt, .*system_prompt: set dataset.chat=true"):
+    with pytest.raises(InputError, match=r"row 2 has a text prompt, .*system_prompt: set dataset.chat=true"):
         contents(source, tmp_path, Columns(system_prompt="Be brief."))
 
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
     source = write_lines(tmp_path, {"prompt": "w3", "answer": 1})
     with pytest.raises(
-        InputError, match=r"row 1 has question=None: .*; its columns are answer, prompt: say in prompt_"
+        InputError,
+        match=r"row 1 has question=None: .*; the row has the columns answer, prompt: name the right one in prompt_",
     ):
         contents(source, tmp_path, Columns("question"))
 
@@ -210,7 +211,7 @@ def test_rows_may_come_from_a_function(tmp_path: Path, body: str) -> None:
 @pytest.mark.parametrize("body", ["raise OSError('no network')", "return None", "yield {}['a']"])
 def test_a_function_that_gives_no_rows_is_named(tmp_path: Path, body: str) -> None:
     (tmp_path / "generated.py").write_text(f"def rows():\n    {body}\n")
-    with pytest.raises(InputError, match=r"generated.py:rows yields no rows, it raised (OSError|TypeError|KeyError): "):
+    with pytest.raises(InputError, match=r"generated.py:rows gave no rows: it raised (OSError|TypeError|KeyError): "):
         contents("generated.py:rows", tmp_path)
 
 
@@ -220,8 +221,8 @@ def test_a_function_that_gives_no_rows_is_named(tmp_path: Path, body: str) -> No
         ([{"prompt": "w3"}, "{broken"], r"rows.jsonl:2 is not JSON in UTF-8: Expecting property name"),
         ([], "rows.jsonl holds no rows: give at least one prompt"),
         (["", "  "], "rows.jsonl holds no rows"),
-        ([[1]], "row 1 is list, not an object with a `prompt`"),
-        ([{"prompt": "w3"}, {"question": "w4"}], "row 2 has prompt=None: it must be a text or a list of messages"),
+        ([[1]], "row 1 is of type list, not an object with a `prompt`"),
+        ([{"prompt": "w3"}, {"question": "w4"}], "row 2 has prompt=None: it must be text, or a list of messages"),
         ([{"prompt": ""}], "row 1 has prompt='': it must be"),
         ([{"prompt": [{"content": "w3"}]}], "row 1 has prompt=.*messages with roles"),
     ],
@@ -232,7 +233,9 @@ def test_rows_that_are_none_are_refused(tmp_path: Path, lines: list[Any], messag
 
 
 def test_files_that_are_missing_or_in_another_encoding_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"there is no file .*none.jsonl: give a JSONL file or"):
+    with pytest.raises(
+        InputError, match=r"there is no file .*none.jsonl: give a path, relative to the spec, of rows as JSONL"
+    ):
         contents("none.jsonl", tmp_path)
     (tmp_path / "latin.jsonl").write_bytes('{"prompt": "ü"}'.encode("latin-1"))
     with pytest.raises(InputError, match=r"latin.jsonl:1 is not JSON in UTF-8"):
@@ -251,11 +254,11 @@ def test_a_mark_of_windows_before_the_rows_is_no_part_of_them(tmp_path: Path, fi
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"prompt,answer\n1,2\n", r"is CSV, and its name says JSONL: rename it to rows.csv"),
-        (b"prompt\tanswer, if any\n1\t2\n", r"is TSV, and its name says JSONL: rename it to rows.tsv"),
-        (b'[\n{"prompt": "w3"}]', r"is one JSON array, and its name says JSONL, .*: rename it to rows.json"),
-        (b'[{"prompt": "w3"}]', r"row 1 is list, not an object .* one JSON array, .*: rename it to rows.json"),
-        ('{"prompt": "w3, w4"}\n'.encode("utf-16"), r"is not UTF-8, but UTF-16 .* iconv -f UTF-16"),
+        (b"prompt,answer\n1,2\n", r"is CSV, but its name says JSONL: rename it to rows.csv"),
+        (b"prompt\tanswer, if any\n1\t2\n", r"is TSV, but its name says JSONL: rename it to rows.tsv"),
+        (b'[\n{"prompt": "w3"}]', r"is one JSON array, but its name says JSONL .*: rename it to rows.json"),
+        (b'[{"prompt": "w3"}]', r"row 1 is of type list, not an object .* one JSON array, .*: rename it to rows.json"),
+        ('{"prompt": "w3, w4"}\n'.encode("utf-16"), r"is not UTF-8 text .*UTF-16.* iconv -f UTF-16"),
         ('{"prompt": "w3, w4"}\n'.encode("utf-16-le"), r"is not UTF-8"),
         ('{"prompt": "ü, w4"}\n'.encode("latin-1"), r"rows.jsonl:1 is not JSON in UTF-8"),
         (b'{"prompt": ' + b"[" * 100_000, r"rows.jsonl:1 is nested too deeply"),

@@ -190,7 +190,7 @@ def test_a_tokenizer_that_the_policys_folder_would_not_give_back_is_refused(
 ) -> None:
     make_tokenizer().save_pretrained(tmp_path)
     smaller = {"model_type": "qwen2", "hidden_size": 8, "num_attention_heads": 2, "layer_types": None}
-    with pytest.raises(EngineJobError, match=r"type qwen2 transformers reads this tokenizer as Qwen2Tokenizer"):
+    with pytest.raises(EngineJobError, match=r"type qwen2, transformers loads this tokenizer as Qwen2Tokenizer"):
         prepare(scoring, sources, tmp_path, model={"config": smaller, "tokenizer": str(tmp_path)})
 
 

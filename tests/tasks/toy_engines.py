@@ -263,7 +263,7 @@ def hold(engines: ToyEngines, inputs: Inputs) -> Weights:
         return read_weights(folder)
     missing = {"base", *(f"replay_{number}" for number in range(len(state.replay)))} - set(inputs)
     if missing:
-        raise refusal(f"{folder} is a thin checkpoint, and these inputs are missing: {sorted(missing)}")
+        raise refusal(f"{folder} is a policy-only checkpoint, and these inputs are missing: {sorted(missing)}")
     base = read_state(inputs["base"].path)
     held, identity = read_weights(inputs["base"].path), base.identity
     for number, done in enumerate(state.replay):

@@ -42,9 +42,7 @@ def folder(tmp_path: Path) -> Folder:
 
 def test_code_of_an_unknown_type_is_refused_and_an_owner_can_allow_it(folder: Folder) -> None:
     found = folder("model.safetensors", model_type="evil", auto_map=NAMED)
-    with pytest.raises(
-        InputError, match=r"model can be read only with code .* PPOFLOW_TRUST_REMOTE_CODE=1 .*no spec can"
-    ):
+    with pytest.raises(InputError, match=r"model needs custom code .* PPOFLOW_TRUST_REMOTE_CODE=1 .*no spec can"):
         check_model_folder(found, trust_remote_code=False)
     assert check_model_folder(found, trust_remote_code=True) == []
 
