@@ -86,7 +86,9 @@ def iterate(
     draft = draft_record(context, made, dataset, previous, attempt)
     passed = [str(violation) for violation in passed_limits(context, draft)]
     if passed and context.spec.guards.on_divergence == "warn":
-        console.say(f"! iteration {draft.iteration}: {'; '.join(passed)}; going on, as guards.on_divergence=warn says")
+        console.say(
+            f"! iteration {draft.iteration}: {'; '.join(passed)}; continuing, because guards.on_divergence=warn"
+        )
         draft = draft.model_copy(update={"violations": passed})
     elif passed:
         return gone_wrong(context, console, draft.iteration, passed, draft)

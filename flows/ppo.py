@@ -129,7 +129,7 @@ def finish_interrupted(context: RunContext, console: RunConsole) -> None:
     """Finish what holders of the run that died have left half done, and have Prefect's pages say that they died."""
     clean_up(context, console)
     if restore_spec(context.records):
-        console.say(f"the spec of run {context.run} was lost; it is written again from the run's first record")
+        console.say(f"the spec of run {context.run} was lost; it is restored from the run's first record")
     finish_rollback(context)
 
 
@@ -178,7 +178,7 @@ def rerun_iteration(context: RunContext, console: RunConsole, dataset: DatasetRe
     if mend(context, console, [*resume_inputs(previous), *taken]) is not None:
         raise InputError(f"iteration {rerun.iteration} cannot be done again: what it starts from is damaged")
     replaced = context.supersede(previous.iteration)
-    console.say(f"iteration {rerun.iteration} again from stage {rerun.start}; taken out of the run: {replaced}")
+    console.say(f"rerunning iteration {rerun.iteration} from stage {rerun.start}; taken out of the run: {replaced}")
     record = iterate(context, console, dataset, previous, again=given, start=rerun.start)
     if record.iteration == rerun.iteration:
         show(context, console, record)
@@ -192,7 +192,7 @@ def finish(context: RunContext, console: RunConsole, record: IterationRecord) ->
         registered = register_policy(context, record, best)
     except RegistryError as error:
         registered = None
-        console.say(f"the policy is not registered: {error}; the same command tries again, without training")
+        console.say(f"the policy is not registered: {error}; run the same command to retry, without training again")
     tell(console, report_end(context))
     folder = export_best(context, best)
     console.samples("answers after PPO", record, first_record(context.records))
@@ -212,7 +212,7 @@ def show(context: RunContext, console: RunConsole, record: IterationRecord) -> N
     """Tell people, Prefect and MLflow of a committed iteration."""
     console.iteration(record)
     if record.cached_stages:
-        console.say(f"iteration {record.iteration}: from the store came {', '.join(record.cached_stages)}")
+        console.say(f"iteration {record.iteration}: reused from the store: {', '.join(record.cached_stages)}")
     tell(console, report(context, record))
     if record.best.iteration == record.iteration:
         export_best(context, record.best)
@@ -225,13 +225,13 @@ def leave_best(context: RunContext, console: RunConsole) -> None:
         if last is not None:
             export_best(context, usable_best(context, last))
     except (ArtifactError, OSError, StoreUnavailable) as error:
-        console.say(f"! the best policy could not be left in the run's folder: {error}")
+        console.say(f"! the best policy could not be copied to the run's folder: {error}")
 
 
 def tell(console: RunConsole, complaint: str | None) -> None:
     """Say once that a report is not complete: nothing is lost, the records have it all."""
     if complaint and complaint != console.complaint:
-        console.say(f"{complaint}; nothing is lost, what is missing comes later, from the records")
+        console.say(f"{complaint}; nothing is lost: the rest is sent later, from the records")
     console.complaint = complaint
 
 
@@ -243,7 +243,7 @@ def greet(console: RunConsole, context: RunContext, record: IterationRecord | No
         console.step(f"a new run of {context.spec.iterations} iterations; engines are starting")
     else:
         console.step(
-            f"going on after iteration {record.iteration} of {context.spec.iterations}, data at {record.cursor}; "
+            f"continuing after iteration {record.iteration} of {context.spec.iterations}, data at {record.cursor}; "
             "engines are starting"
         )
 

@@ -66,7 +66,7 @@ def promote(candidate: str, overrides: list[str] | None = None, folder: str | No
             return refused(PromotionReport(trial=trial, moved=None, verdict="a gate has failed"))
         approval = None
         if spec.promotion.approval:
-            console.say("waiting for a person's answer in Prefect's UI")
+            console.say("waiting for approval in Prefect's UI")
             approval = ask(trial, spec.promotion)
             if not approval.approve:
                 verdict = f"{approval.by or 'a person'} said no: {approval.comment or 'without a comment'}"

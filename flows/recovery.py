@@ -27,7 +27,7 @@ MIB = 2**20
 def close_dead_pages(lease: Lease, console: RunConsole) -> None:
     """Have Prefect's pages say that the processes died which had this lease before."""
     for name in mark_crashed(lease.predecessors):
-        console.say(f"flow run {name} had died; Prefect shows it as Crashed now")
+        console.say(f"flow run {name} had died; Prefect now shows it as Crashed")
 
 
 def clean_up(context: RunContext, console: RunConsole) -> None:
@@ -35,7 +35,7 @@ def clean_up(context: RunContext, console: RunConsole) -> None:
     if context.lease is not None:
         close_dead_pages(context.lease, console)
     if freed := remove_orphans(context):
-        console.say(f"removed what dead processes had left in the store: {freed / MIB:.1f} MiB")
+        console.say(f"removed leftovers of dead processes from the store: {freed / MIB:.1f} MiB")
 
 
 def last_whole(context: RunContext, console: RunConsole) -> IterationRecord | None:
@@ -53,19 +53,17 @@ def last_whole(context: RunContext, console: RunConsole) -> IterationRecord | No
             continue
         missing = mend(context, console, resume_inputs(record, best=True))
         if missing is not None and missing.digest not in {ref.digest for _, ref in resume_inputs(record)}:
-            console.say("! the best policy is lost; the best of those that are there takes its place")
+            console.say("! the best policy is lost; the best remaining one takes its place")
             missing = mend(context, console, resume_inputs(record))
         if missing is not None:
             lost.add(missing.digest)
             continue
         if iteration < last.iteration:
             context.supersede(iteration)
-            console.say(
-                f"! falling back to iteration {iteration}, the last undamaged one; those after it are done again"
-            )
+            console.say(f"! falling back to iteration {iteration}, the last undamaged one; later ones are made again")
         return record
     context.supersede(-1)
-    console.say("! no iteration is undamaged: the run begins anew")
+    console.say("! no iteration is undamaged: the run starts over")
     return None
 
 

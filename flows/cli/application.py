@@ -9,11 +9,11 @@ import typer
 
 app = typer.Typer(help="Train language-model policies with PPO as a restartable workflow.", no_args_is_help=True)
 
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="section.key=value, any number of times")]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait while another process has the run, instead of refusing")]
-Folder = Annotated[
-    str | None, typer.Option(help="Where the spec's folder (data, reward functions) is now, if it has moved")
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="Set a key of the spec, section.key=value; repeatable")
 ]
+Wait = Annotated[bool, typer.Option("--wait", help="If another process has the run, wait for it instead of failing")]
+Folder = Annotated[str | None, typer.Option(help="The spec's folder (with data and reward functions), if it has moved")]
 
 
 def show_version(wanted: bool) -> None:
@@ -26,7 +26,7 @@ def show_version(wanted: bool) -> None:
 @app.callback()
 def options(
     _: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and end")
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit")
     ] = False,
 ) -> None:
     """Train language-model policies with PPO as a restartable workflow."""

@@ -17,14 +17,14 @@ DEPLOYMENTS = "prefect.yaml"
 
 @app.command(rich_help_panel="A team's servers")
 def deploy(
-    pool: Annotated[str, typer.Option(help="The work pool; deployments name it in prefect.yaml")] = "gpu",
+    pool: Annotated[str, typer.Option(help="Name of the work pool, as in prefect.yaml")] = "gpu",
     only_server: Annotated[
-        bool, typer.Option("--only-server", help="Create pool and automations, leave deployments as they are")
+        bool, typer.Option("--only-server", help="Create pool and automations only, no deployments")
     ] = False,
 ) -> None:
     """Create the work pool and the automations on the configured Prefect server, and deploy all of prefect.yaml.
 
-    Doing it again changes nothing that somebody has set in the UI, but for the deployments themselves.
+    Running it again keeps what was set in the UI, except for the deployments themselves.
     """
     with friendly_errors():
         from tasks.prefect.automations import prepare_server
@@ -32,7 +32,9 @@ def deploy(
         from tasks.runs.errors import InputError
 
         if not configured_url():
-            raise InputError("no Prefect server is configured: name yours in PREFECT_API_URL")
+            raise InputError(
+                "no Prefect server is configured: set PREFECT_API_URL to its address, http://HOST:PORT/api"
+            )
         if not only_server and not Path(DEPLOYMENTS).is_file():
             raise InputError(
                 f"there is no {DEPLOYMENTS} here: run this in a checkout of ppoflow, or with --only-server"

@@ -68,7 +68,7 @@ def run_training(
         raise typer.Exit(INTERRUPTED) from None
     except PREFECT_AWAY as error:
         say(f"Prefect's server at {shown_url()} fails or does not answer ({error})")
-        say("its page does not know how this ended")
+        say("its page will not show how this run ended")
         try:
             with at_once():
                 done = read_run(run or spec.name)
@@ -76,12 +76,12 @@ def run_training(
             say(f"run {run or spec.name}: no iteration was committed\n  once it answers    {again}")
             leave(REFUSED)
         except StoreUnavailable as away:
-            say(f"nor does its store: {away}\n  once both answer   {again}")
+            say(f"nor does the store: {away}\n  once both answer   {again}")
             leave(REFUSED)
-        say(f"{done.summary()}\n  go on              {again}")
+        say(f"{done.summary()}\n  continue           {again}")
         leave(0 if done.records[-1].iteration >= spec.iterations else REFUSED)
     except (EngineError, StoreUnavailable):
-        say(f"what was finished is kept; go on with  {again}")
+        say(f"finished work is kept; continue with  {again}")
         raise
     say(run_summary(report, with_set(again, f"iterations={report.iterations + 10}")))
 
@@ -96,14 +96,14 @@ def ending_well(again: str) -> Iterator[None]:
         with stopping_on_sigterm():
             yield
     except KeyboardInterrupt:
-        say(f"interrupted; what was finished is kept; go on with  {again}")
+        say(f"interrupted; finished work is kept; continue with  {again}")
         raise typer.Exit(INTERRUPTED) from None
     except PREFECT_AWAY as error:
         say(f"Prefect's server at {shown_url()} fails or does not answer ({error})")
-        say(f"what was finished is kept; go on with  {again}")
+        say(f"finished work is kept; continue with  {again}")
         leave(REFUSED)
     except (EngineError, StoreUnavailable):
-        say(f"what was finished is kept; go on with  {again}")
+        say(f"finished work is kept; continue with  {again}")
         raise
 
 

@@ -17,20 +17,22 @@ from ppo_core.spec.kinds import load_any
 
 __all__ = ["app", "deploy", "preferences", "registry", "runs", "store"]
 
-SpecPath = Annotated[Path, typer.Argument(help="A run's spec, a YAML file", show_default=False)]
-AnySpecPath = Annotated[Path, typer.Argument(help="A spec for train, reward-model, dpo or rlhf", show_default=False)]
+SpecPath = Annotated[Path, typer.Argument(help="Spec of the run, a YAML file", show_default=False)]
+AnySpecPath = Annotated[
+    Path, typer.Argument(help="Spec for train, reward-model, dpo or rlhf, a YAML file", show_default=False)
+]
 
 
 @app.command()
 def train(
     spec: SpecPath,
     run: Annotated[
-        str | None, typer.Option(help="Name of the run; a known one goes on. Default: the spec's name")
+        str | None, typer.Option(help="Name of the run; one that exists is resumed. Default: the spec's name")
     ] = None,
     overrides: Overrides = None,
     wait: Wait = False,
 ) -> None:
-    """Train a policy, or go on with the run of this name."""
+    """Train a policy, or resume the run of this name."""
     with friendly_errors(f"run {run} from {spec}" if run else f"a run from {spec}"):
         loaded = RunSpec.from_yaml(spec, overrides or [])
         run_training(loaded, run, again(spec, run, overrides), wait=wait)
@@ -42,7 +44,7 @@ def check(
     run: Annotated[str | None, typer.Option(help="Name of the run. Default: the spec's name")] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Say in seconds whether a run can start: every row, the reward, the model, and room for both. Starts nothing."""
+    """Check in seconds whether a run can start: data, rewards, model, context length, disk. Starts nothing."""
     with friendly_errors():
         loaded = load_any(spec, overrides or [])
         from tasks.checks.any_spec import check_any
@@ -56,7 +58,7 @@ def check(
 
 @app.command()
 def download(spec: AnySpecPath, overrides: Overrides = None) -> None:
-    """Bring what a spec names of the Hugging Face hub (hf://…) into the store before a run does; says which commit."""
+    """Download what a spec names on the Hugging Face Hub (hf://…) into the store, and print the commits."""
     with friendly_errors():
         loaded = load_any(spec, overrides or [])
         from tasks.stages.download_source import download_ahead
@@ -69,7 +71,7 @@ def download(spec: AnySpecPath, overrides: Overrides = None) -> None:
 
 @app.command()
 def status(run: Annotated[str, typer.Argument(help="Name of the run")]) -> None:
-    """Show where a run stands, from its records, and what its process does now."""
+    """Show the progress of a run, and what its process is doing now."""
     with friendly_errors():
         from flows.console import records_table
         from tasks.runs.inspect import read_status
@@ -85,15 +87,15 @@ def status(run: Annotated[str, typer.Argument(help="Name of the run")]) -> None:
 
 @app.command()
 def sample(
-    model: Annotated[str, typer.Argument(help="A run's name, models:/NAME@ALIAS, or a Hugging Face folder")],
-    prompt: Annotated[str, typer.Argument(help="What the policy shall answer")],
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy")] = 0.0,
-    max_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    model: Annotated[str, typer.Argument(help="Name of a run, models:/NAME@ALIAS, or a Hugging Face folder")],
+    prompt: Annotated[str, typer.Argument(help="Prompt to answer")],
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens")] = 64,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="Number of answers")] = 1,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    chat: Annotated[bool, typer.Option(help="Ask through the chat template, for policies of messages")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling")] = 0,
+    chat: Annotated[bool, typer.Option(help="Apply the chat template to the prompt")] = False,
 ) -> None:
-    """Ask a trained policy, through the rollout engine."""
+    """Sample answers from a trained policy, with the rollout engine."""
     with friendly_errors():
         from tasks.stages.sample_policy import sample_policy
 
@@ -106,10 +108,12 @@ def sample(
 @app.command()
 def reward(
     spec: SpecPath,
-    completion: Annotated[list[str] | None, typer.Option(help="Completions to score, in turn over the rows")] = None,
+    completion: Annotated[
+        list[str] | None, typer.Option(help="Completion to score instead of the trial ones; repeatable, used in turn")
+    ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Try the spec's reward functions on five rows, without a model."""
+    """Try the spec's rewards on five rows, without a policy."""
     with friendly_errors():
         loaded = RunSpec.from_yaml(spec, overrides or [])
         from tasks.stages.try_reward import complaints, try_reward

@@ -12,17 +12,17 @@ from flows.cli.friendly_errors import CHECKING, command_line, ending_well, frien
 from flows.starting import tell_step
 from ppo_core.spec import DpoSpec, RewardModelSpec, RlhfSpec
 
-Run = Annotated[str | None, typer.Option(help="Name of the run; a known one goes on. Default: the spec's name")]
+Run = Annotated[str | None, typer.Option(help="Name of the run; one that exists is resumed. Default: the spec's name")]
 
 
 @app.command()
 def reward_model(
-    spec: Annotated[Path, typer.Argument(help="A reward model's spec, a YAML file", show_default=False)],
+    spec: Annotated[Path, typer.Argument(help="Spec of the reward model, a YAML file", show_default=False)],
     run: Run = None,
     overrides: Overrides = None,
     wait: Wait = False,
 ) -> None:
-    """Train a reward model on preferences; what was done before under the same settings is not done again."""
+    """Train a reward model on preferences; finished stages with the same settings are reused."""
     with friendly_errors(f"reward model {run} from {spec}" if run else f"a reward model from {spec}"):
         loaded = RewardModelSpec.from_yaml(spec, overrides or [])
         from flows.reward_model import reward_model as flow
@@ -32,14 +32,12 @@ def reward_model(
 
 @app.command()
 def dpo(
-    spec: Annotated[
-        Path, typer.Argument(help="The spec of a training on preferences, a YAML file", show_default=False)
-    ],
+    spec: Annotated[Path, typer.Argument(help="Spec of the DPO run, a YAML file", show_default=False)],
     run: Run = None,
     overrides: Overrides = None,
     wait: Wait = False,
 ) -> None:
-    """Train a policy on preferences (DPO); what was done before under the same settings is not done again."""
+    """Train a policy on preferences (DPO); finished stages with the same settings are reused."""
     with friendly_errors(f"DPO run {run} from {spec}" if run else f"a DPO run from {spec}"):
         loaded = DpoSpec.from_yaml(spec, overrides or [])
         from flows.dpo import dpo as flow
@@ -65,19 +63,19 @@ def tell(what: str, report: Any) -> None:
     for name, shown in names.items():
         say(f"  {shown:<{width}} {report.metrics[name]:.4f}")
     say(f"  {'folder':<{width}} {report.folder}")
-    say(f"  {'registered as':<{width}} {report.version or 'nothing'}")
+    say(f"  {'registered as':<{width}} {report.version or 'none'}")
     for complaint in report.complaints:
-        say(f"! {complaint}; the same command tries again, without training")
+        say(f"! {complaint}; run the same command to retry, without training again")
 
 
 @app.command()
 def rlhf(
-    spec: Annotated[Path, typer.Argument(help="A spec of the whole way, a YAML file", show_default=False)],
+    spec: Annotated[Path, typer.Argument(help="Spec of the pipeline, a YAML file", show_default=False)],
     run: Run = None,
     overrides: Overrides = None,
     wait: Wait = False,
 ) -> None:
-    """From preferences to a promoted policy: SFT, reward model, PPO, evaluation, promotion; or go on with that run."""
+    """Run the full pipeline, or resume it: SFT, reward model, PPO, evaluation, promotion."""
     with friendly_errors(f"run {run} from {spec}" if run else f"a run from {spec}"):
         loaded = RlhfSpec.from_yaml(spec, overrides or [])
         tell_step(CHECKING)
@@ -101,7 +99,7 @@ def rlhf(
         if report.promotion is not None:
             say(f"  {'promoted' if report.promotion.moved else 'not promoted':<18} {report.promotion.verdict}")
         for complaint in report.complaints:
-            say(f"! {complaint}; the same command tries again, without training")
+            say(f"! {complaint}; run the same command to retry, without training again")
 
 
 def goes_on_by(command: str, spec: Path, run: str | None, overrides: list[str] | None) -> str:

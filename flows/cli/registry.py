@@ -19,7 +19,7 @@ Model = Annotated[str, typer.Argument(help="Name of the registered model", show_
 
 @app.command(rich_help_panel=PANEL)
 def lineage(policy: Named) -> None:
-    """Show where a policy is from, from its version down to the prompts. Exit status 2: it does not fit together."""
+    """Show the lineage of a policy, from its version down to the prompts. Exit status 2: it is inconsistent."""
     with friendly_errors():
         from flows.cli.lineage_view import lines
         from tasks.runs.errors import ArtifactError
@@ -29,7 +29,7 @@ def lineage(policy: Named) -> None:
         for line in lines(found):
             say(line)
         if found.complaints:
-            raise ArtifactError("\n".join(["the lineage does not fit together:", *found.complaints]))
+            raise ArtifactError("\n".join(["the lineage is inconsistent:", *found.complaints]))
 
 
 @app.command(rich_help_panel=PANEL)
@@ -48,7 +48,7 @@ def evaluate(policy: Named, overrides: Overrides = None, folder: Folder = None) 
             say(f"  {name:<32} {value:.4f}")
         say(f"  {'artifact':<32} {report.evaluation.uri}")
         if report.complaint:
-            say(f"! MLflow did not take this evaluation: {report.complaint}; the same command tries again")
+            say(f"! MLflow did not record this evaluation: {report.complaint}; run the same command to retry")
 
 
 @app.command(rich_help_panel=PANEL)
@@ -57,7 +57,7 @@ def promote(
     overrides: Overrides = None,
     folder: Folder = None,
 ) -> None:
-    """Compare a candidate with the champion; if it passes the gates, it takes its place. Exit status 1: it did not."""
+    """Compare a candidate with the champion, and promote it if it passes the gates. Exit status 1: it did not."""
     with friendly_errors():
         from tasks.runs.policies import registered, require_policy
 
@@ -75,11 +75,11 @@ def promote(
 @app.command(rich_help_panel=PANEL)
 def rollback(
     model: Model,
-    alias: Annotated[str | None, typer.Option(help="The alias that moves; default: champion")] = None,
-    to: Annotated[str | None, typer.Option(help="A version to point to instead of the one before")] = None,
-    reason: Annotated[str, typer.Option(help="Why; goes on record")] = "",
+    alias: Annotated[str | None, typer.Option(help="Alias to move. Default: champion")] = None,
+    to: Annotated[str | None, typer.Option(help="Version to point to. Default: the previous one")] = None,
+    reason: Annotated[str, typer.Option(help="Reason, stored with the move")] = "",
 ) -> None:
-    """Point a model's alias to the version before the present one; on record like any other move."""
+    """Point a model's alias back to the previous version; recorded like any other move."""
     with friendly_errors():
         from tasks.promotion.promote_policy import roll_back
 

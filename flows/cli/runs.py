@@ -20,7 +20,7 @@ def resume(
     folder: Folder = None,
     wait: Wait = False,
 ) -> None:
-    """Go on with a run by its name alone: its records have its spec."""
+    """Resume a run by its name alone; the spec comes from its records."""
     with friendly_errors(f"run {run}"):
         from tasks.runs.run_state import spec_of_run
 
@@ -34,18 +34,18 @@ def fork(
     new: Annotated[str, typer.Argument(help="Name of the new run", show_default=False)],
     overrides: Overrides = None,
     folder: Folder = None,
-    only_create: Annotated[bool, typer.Option("--only-create", help="Do not train yet")] = False,
+    only_create: Annotated[bool, typer.Option("--only-create", help="Create the run without training yet")] = False,
 ) -> None:
-    """Start a new run from an iteration of another one with other settings; all before it is shared, not copied."""
+    """Start a new run from an iteration of another one, with other settings; what came before is shared, not copied."""
     with friendly_errors(None if only_create else f"run {new} from {place}"):
         from tasks.runs.fork import fork_run, fork_spec, parse_place
 
         source, iteration = parse_place(place)
         check_first(fork_spec(source, iteration, overrides or [], folder), new)
         spec = fork_run(source, iteration, new, overrides or [], folder)
-        say(f"run {new} has the iterations 0 to {iteration} of {source}")
+        say(f"run {new} shares iterations 0 to {iteration} of {source}")
         if only_create:
-            say(f"  go on              ppoflow resume {new}")
+            say(f"  continue           ppoflow resume {new}")
         else:
             run_training(spec, new, command_line("resume", new), checked=True)
 
@@ -54,12 +54,15 @@ def fork(
 def rerun(
     place: Place,
     start: Annotated[
-        str, typer.Option("--from", help="generate, score, advantages, update or evaluate", show_default=False)
+        str,
+        typer.Option(
+            "--from", help="First stage to rerun: generate, score, advantages, update or evaluate", show_default=False
+        ),
     ],
     folder: Folder = None,
     wait: Wait = False,
 ) -> None:
-    """Do a stage of an iteration again, and all that follows it; what came before (the samples, say) is kept."""
+    """Rerun an iteration from one of its stages on, and keep the stages before it (such as the samples)."""
     with friendly_errors(f"run {place.partition('@')[0]}, again from stage {start}"):
         from pydantic import ValidationError
 
@@ -74,7 +77,9 @@ def rerun(
             wanted = Rerun.model_validate({"iteration": iteration, "start": start})
         except ValidationError:
             stages = ", ".join(stage.label for stage in ITERATION)
-            raise InputError(f"{place} --from {start}: an iteration from 1 on, and one of {stages}") from None
+            raise InputError(
+                f"{place} --from {start}: give an iteration from 1 on, and a stage, one of {stages}"
+            ) from None
         spec = spec_of_run(run, folder)
         committed_at(run, iteration)
         run_training(spec, run, command_line("resume", run), wait=wait, rerun=wanted)
@@ -83,10 +88,10 @@ def rerun(
 @app.command(rich_help_panel="Runs that exist")
 def verify(
     run: Annotated[str, typer.Argument(help="Name of the run", show_default=False)],
-    iterations: Annotated[str | None, typer.Option(help="FIRST..LAST or one number; default: all")] = None,
+    iterations: Annotated[str | None, typer.Option(help="FIRST..LAST or one number. Default: all")] = None,
     folder: Folder = None,
 ) -> None:
-    """Do iterations again from their recorded inputs, and compare every stage's digest. Exit status 1: one differs."""
+    """Recompute iterations from their recorded inputs, and compare the digests. Exit status 1: a stage differs."""
     with friendly_errors():
         from tasks.runs.verification import require_verifiable
 
@@ -96,11 +101,11 @@ def verify(
         report = verify_run(run, iterations, folder)
         different = report.first_difference
         if different is None:
-            say(f"run {run}: all {len(report.comparisons)} stages gave the recorded bytes again")
+            say(f"run {run}: all {len(report.comparisons)} stages reproduced the recorded bytes")
             return
         say(
             f"run {run}: iteration {different.iteration}, stage {different.stage} is the first that differs: recorded "
-            f"{different.recorded}, found {different.found}. Either the record is not what it says, or code, library "
-            "versions, kind of CPU or thread count are others than when it was made"
+            f"{different.recorded}, found {different.found}. Either the record is wrong, or code, library versions, "
+            "type of CPU or number of threads have changed since it was made"
         )
         raise typer.Exit(DIFFERS)

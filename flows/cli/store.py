@@ -21,15 +21,15 @@ MIB, GIB = 2**20, 2**30
 
 @app.command(rich_help_panel=PANEL)
 def fsck(
-    run: Annotated[str | None, typer.Argument(help="Name of a run; default: everything in the store")] = None,
+    run: Annotated[str | None, typer.Argument(help="Name of a run. Default: everything in the store")] = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Write, take out or make again what is damaged, as the remedies say")
+        bool, typer.Option("--repair", help="Restore, remove or recompute what is damaged, as the remedies say")
     ] = False,
     folder: Folder = None,
 ) -> None:
-    """Read every record and every byte, and say what is damaged and what helps. Exit status 1: something is.
+    """Read every record and every byte, and report damage with its remedy. Exit status 1: something is damaged.
 
-    Safe while runs are writing. `verify` proves that bytes follow from their inputs; this, that they are there.
+    Safe while runs are writing. `verify` checks that results follow from their inputs; this, that they are intact.
     """
     with friendly_errors():
         left = look(run)
@@ -39,7 +39,7 @@ def fsck(
             for found in left:
                 for line in repaired(found, folder):
                     say(line)
-            say("reading everything again")
+            say("checking everything again")
             left = look(run)
         if left:
             raise typer.Exit(DAMAGED)
@@ -53,9 +53,9 @@ def look(run: str | None) -> list[Findings]:
     left = []
     with console.status("reading") as status:
         for found in [check_run(run, status.update)] if run is not None else check_store(status.update):
-            whose = f"run {found.run}: {found.records} records, " if found.run else "of no run: "
+            whose = f"run {found.run}: {found.records} records, " if found.run else "not in any run: "
             amount = f"{whose}{found.artifacts} artifacts, {found.bytes / MIB:.1f} MiB read"
-            verdict = f"{len(found.damages)} damaged" if found.damages else "all as they were written"
+            verdict = f"{len(found.damages)} damaged" if found.damages else "all intact"
             say(f"{amount}: {verdict}")
             for damage in found.damages:
                 say(f"! {damage.what}: {damage.complaint}")
@@ -72,7 +72,7 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed")] = False,
     damaged: Annotated[bool, typer.Option("--damaged", help="Also remove what was set aside as damaged")] = False,
 ) -> None:
-    """Remove what no record of any run needs: safe while runs are writing. Says first what it will remove."""
+    """Remove what no run needs any more; safe while runs are writing. Lists it first."""
     with friendly_errors():
         from tasks.runs.retention import find_garbage, remove_garbage
 
@@ -86,7 +86,7 @@ def gc(
         for what, size, why in garbage.rows():
             table.add_row(what, f"{size / 2**20:.1f}", why)
         Console().print(table)
-        say(f"{len(garbage.rows())} things, {garbage.bytes / GIB:.2f} GiB")
+        say(f"{len(garbage.rows())} items, {garbage.bytes / GIB:.2f} GiB")
         if dry_run or not (yes or typer.confirm("Remove them?")):
             say("nothing was removed")
             return

@@ -49,7 +49,7 @@ def run_summary(report: Report, longer: str) -> str:
             f"run {report.run}: {report.iterations} iterations done",
             *places(report.run, report.policy_folder),
             f'  ask it             {ask} "PROMPT"',
-            f"  go on              {longer}",
+            f"  continue           {longer}",
             *([f"  registered model   models:/{report.policy.name}/{report.policy.version}"] if report.policy else []),
             f"  {report.best}",
         ]
@@ -60,7 +60,7 @@ def interrupted(run: str, again: str) -> str:
     """Where to look, and how to go on, after Ctrl-C."""
     folder = Settings().best_policy_folder(run)
     lines = places(run, folder) if folder.is_dir() else [f"  {committed_so_far(run)}"]
-    return "\n".join([f"run {run}: interrupted; what was finished is kept", *lines, f"  go on              {again}"])
+    return "\n".join([f"run {run}: interrupted; finished work is kept", *lines, f"  continue           {again}"])
 
 
 def committed_so_far(run: str) -> str:
@@ -73,7 +73,7 @@ def committed_so_far(run: str) -> str:
         return str(error)
     if last is None:
         return "no iteration was committed yet"
-    return f"iteration {last} is the last that is committed, in {settings.store_root}; no policy lies on this machine"
+    return f"iteration {last} is the last that is committed, in {settings.store_root}; no policy on this machine"
 
 
 def places(run: str, policy: Path) -> list[str]:

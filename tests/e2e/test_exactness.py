@@ -25,7 +25,7 @@ def test_a_recorded_iteration_is_verified_in_a_fresh_process(copied: Path) -> No
     before = sorted((copied / "store").rglob("*"))
     done = ppoflow(copied, "verify", "first", "--iterations", "2..2")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "all 6 stages gave the recorded bytes again" in done.stdout
+    assert "all 6 stages reproduced the recorded bytes" in done.stdout
     assert sorted((copied / "store").rglob("*")) == before
 
 
@@ -74,4 +74,4 @@ def test_what_is_damaged_is_found_and_made_again_by_real_engines(smoke: Finished
     assert repaired.returncode == 0, repaired.stdout + repaired.stderr
     assert "checkpoint of iteration 3 is undamaged again, with the same digest" in repaired.stdout
     assert policy_bytes(tmp_path, third) == before
-    assert repaired.stdout.rstrip().endswith("all as they were written")
+    assert repaired.stdout.rstrip().endswith("all intact")

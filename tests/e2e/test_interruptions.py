@@ -29,7 +29,7 @@ def test_a_run_shows_what_it_does_and_ends_cleanly_on_sigterm_saying_how_to_go_o
     assert first.startswith("starting: run stopped from ")
     assert second.endswith(" s  checking the spec, its data, rewards and model")
     assert not progress.exists()
-    assert "go on" in output
+    assert "continue" in output
     assert "ppoflow train" in output
     assert "vllm serve" in output
     assert (tmp_path / "runs" / "stopped" / "best-policy" / "config.json").is_file()

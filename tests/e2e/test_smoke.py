@@ -173,7 +173,7 @@ def test_another_run_takes_everything_from_the_store_but_what_is_damaged(smoke: 
 
 @pytest.mark.thorough
 def test_a_longer_run_goes_on_after_the_last_iteration(longer: FinishedRun) -> None:
-    assert "going on after iteration 4 of 8" in longer.output
+    assert "continuing after iteration 4 of 8" in longer.output
     assert "epoch 0, prompt 128" in longer.output
     found = records(longer.home, "first")
     assert [record["iteration"] for record in found] == list(range(9))

@@ -51,7 +51,7 @@ def test_a_run_waits_for_its_store_and_an_interrupt_ends_the_wait(
     time.sleep(1)
     run.send_signal(signal.SIGINT)
     began = time.monotonic()
-    read_until(run.stdout, "run first: interrupted; what was finished is kept")
+    read_until(run.stdout, "run first: interrupted; finished work is kept")
     assert time.monotonic() - began < SOON_S
     assert run.wait(DEADLINE_S) == 130
     wait_for(lambda: not list(processes_of(tmp_path / "home")), "the end of its engines")

@@ -56,7 +56,7 @@ def test_a_lost_spec_and_a_lost_record_on_s3_are_found_and_mended(tmp_path: Path
     assert len(check_records(records, records.contents(), found)) == 5
     assert [(told.what, told.repair) for told in found.damages] == [("spec", "spec")]
     run.train()
-    assert "the spec of run toy was lost; it is written again" in run.said
+    assert "the spec of run toy was lost; it is restored" in run.said
     assert records_on_s3(run).read_spec() == spec_in(records_on_s3(run).read(0))
     run.objects.remove([e.key for e in run.objects.entries("team/runs/toy/iterations/000003")])
     with pytest.raises(RecordCorrupted, match="takes iteration 3 and those after it out of the run"):

@@ -136,7 +136,7 @@ def test_without_a_reference_the_run_begins_anew_and_tries_it_once(dense: ToyRun
     lose_it(run.place(run.records()[0].reference))
     run.engines.salts["start_policy"] = "another kind of CPU"
     records = run.train()
-    assert "no iteration is undamaged: the run begins anew" in run.said
+    assert "no iteration is undamaged: the run starts over" in run.said
     assert run.said.count("could not be made again") == 1
     assert [record.iteration for record in records] == [0, 1, 2, 3, 4]
     assert {record.reference.digest for record in records} == {records[0].checkpoint.digest}

@@ -145,7 +145,7 @@ def test_with_warn_it_goes_on_and_the_record_tells_of_it(value: float, tmp_path:
     run.engines = measured("kl/reference", value)
     records = run.train()
     assert [record.violations for record in records] == [[], [], [told], []]
-    assert f"iteration 2: {told}; going on, as guards.on_divergence=warn says" in run.said
+    assert f"iteration 2: {told}; continuing, because guards.on_divergence=warn" in run.said
     assert run.notes("divergences") == []
     assert digests(records) == digests(run.train())
 

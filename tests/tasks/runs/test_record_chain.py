@@ -65,7 +65,7 @@ def test_a_run_whose_spec_is_lost_keeps_it(run: ToyRun) -> None:
     assert spec_of_run("toy").seed == 0
     run.train("iterations=5")
     assert spec.read_bytes() == before
-    assert "the spec of run toy was lost; it is written again" in run.said
+    assert "the spec of run toy was lost; it is restored" in run.said
     assert [record.iteration for record in run.records()] == [0, 1, 2, 3, 4, 5]
     assert run.records()[-1].changed == {"iterations": 5}
 
@@ -243,4 +243,4 @@ def test_scratch_of_a_dead_writer_goes_with_the_next_start_of_any_run(run: ToyRu
     ToyRun(run.home, SHORT, name="third", written=run.written).train()
     assert not left.exists()
     assert mine.is_dir()
-    assert "removed what dead processes had left in the store" in run.said
+    assert "removed leftovers of dead processes from the store" in run.said
