@@ -46,10 +46,10 @@ class Settings(RunFolders, BaseSettings):
         description="The folder for local copies of the artifacts of an s3:// store.",
     )
     cache_gib: float = Field(
-        default=50.0, gt=0, description="How large that folder may grow; what is in use stays even so."
+        default=50.0, gt=0, description="Size limit of the cache, GiB; files in use are kept beyond it."
     )
     store_patience_s: float = Field(
-        default=900.0, ge=0, description="How long work under way waits for an s3:// store that does not answer."
+        default=900.0, ge=0, description="Seconds that running work waits for an s3:// store that does not answer."
     )
     tracking_uri: str = Field(
         default_factory=lambda data: "sqlite:///" + _beside(data, "mlflow/mlflow.db"),
@@ -59,8 +59,8 @@ class Settings(RunFolders, BaseSettings):
     )
     mlflow_credentials: Path | None = Field(
         default=None,
-        description="A private file with the MLflow server's login, in the form of ~/.mlflow/credentials, which "
-        "MLFLOW_TRACKING_AUTH=ppoflow has every MLflow client use.",
+        description="A private file with the MLflow server's login, in the form of ~/.mlflow/credentials; with "
+        "MLFLOW_TRACKING_AUTH=ppoflow every MLflow client uses it.",
     )
     prefect_api_url: str | None = Field(
         default=None,
@@ -70,41 +70,41 @@ class Settings(RunFolders, BaseSettings):
     plugins: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(".",),
         min_length=1,
-        description="From where reward functions and other code named in specs may come: folders (with a slash; . is "
-        "the spec's own) and packages, joined by commas.",
+        description="Where code named in specs, such as reward functions, may come from: folders (with a slash; . is "
+        "the spec's own) and packages, separated by commas.",
     )
     reward_env: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description="Variables of this machine that reward functions see besides, a judge's key for example, joined "
-        "by commas; engines see none of the others that hold secrets.",
+        description="Environment variables passed on to reward functions, such as a judge's API key, separated by "
+        "commas; other secrets are kept from engines.",
     )
     reward_urls: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description="Servers that the rewards http and judge may send samples to, as http://HOST:PORT, joined by "
+        description="Servers that the rewards http and judge may send samples to, as http://HOST:PORT, separated by "
         "commas; without it, any.",
     )
     trust_remote_code: bool = Field(
-        default=False, description="Run code that lies in models' and tokenizers' folders; no spec can allow it."
+        default=False, description="Allow custom code in the folders of models and tokenizers; no spec can allow it."
     )
     run_generated_code: bool = Field(
-        default=False, description="Run code that models write, for the reward unit_tests; no spec can allow it."
+        default=False, description="Allow the reward unit_tests to run code that models write; no spec can allow it."
     )
     engine_threads: int | None = Field(
         default=None,
         ge=1,
         le=1024,
-        description="CPU threads of each engine (another number can round differently); without it, each chooses.",
+        description="CPU threads per engine (another number can round differently); without it, each engine chooses.",
     )
     engine_wait_policy: Literal["passive", "active"] | None = Field(
         default=None,
-        description="How the threads of an engine that trains or samples wait for each other: passive asleep, for a "
-        "machine on which other work runs; without it they spin for a moment first, which is faster on a quiet one.",
+        description="How waiting threads of an engine behave: passive sleeps, for a machine with other work; without "
+        "it they spin for a moment first, which is faster on a quiet one.",
     )
 
     hf_endpoint: str = Field(
         default="https://huggingface.co",
         validation_alias=AliasChoices("HF_ENDPOINT"),
-        description="The Hugging Face hub, or a mirror of it, which hf:// names of specs are of.",
+        description="The Hugging Face Hub, or a mirror of it, that hf:// names refer to.",
     )
     hf_home: Path = Field(
         default_factory=lambda: Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface",
@@ -114,12 +114,12 @@ class Settings(RunFolders, BaseSettings):
     hf_token: SecretStr | None = Field(
         default=None,
         validation_alias=AliasChoices("HF_TOKEN"),
-        description="The token for private and gated repositories of the hub; without one, that in HF_HOME.",
+        description="Token for private and gated repositories on the Hub; without one, that in HF_HOME.",
     )
     hf_offline: bool = Field(
         default=False,
         validation_alias=AliasChoices("HF_HUB_OFFLINE"),
-        description="Never ask the hub: what hf:// names mean must be in the store.",
+        description="Never contact the Hub: what hf:// names refer to must be in the store.",
     )
 
     @field_validator("plugins", "reward_env", "reward_urls", mode="before")
@@ -133,7 +133,9 @@ class Settings(RunFolders, BaseSettings):
         for place in plugins:
             folder = place == "." or place.startswith("/")
             if not folder and not all(part.isidentifier() for part in place.split(".")):
-                raise ValueError(f"{place!r} is neither ., an absolute folder nor a package's name")
+                raise ValueError(
+                    f"{place!r} is not a place for code: give . (the spec's folder), absolute folders or packages"
+                )
         return plugins
 
     @field_validator("reward_urls")
@@ -141,7 +143,9 @@ class Settings(RunFolders, BaseSettings):
     def _servers(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         for url in urls:
             if not re.fullmatch(r"https?://[^/?#@\s]+", url) or not names_a_host(url):
-                raise ValueError(f"{url!r} is no server: write http://HOST:PORT or https://HOST, without a path")
+                raise ValueError(
+                    f"{url!r} is not the address of a server: write http://HOST:PORT or https://HOST, without a path"
+                )
         return urls
 
     @field_validator("home", "cache", "hf_home")
@@ -154,7 +158,7 @@ class Settings(RunFolders, BaseSettings):
     def _variables(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             if not re.fullmatch(_VARIABLE, name):
-                raise ValueError(f"{name!r} is no name of a variable: give names alone, joined by commas")
+                raise ValueError(f"{name!r} is not the name of a variable: give only names, separated by commas")
         return names
 
     @field_validator("prefect_api_url", "hf_endpoint")
@@ -162,14 +166,14 @@ class Settings(RunFolders, BaseSettings):
     def _server(cls, url: str | None, info: ValidationInfo) -> str | None:
         if url is not None and (not url.startswith(("http://", "https://")) or not names_a_host(url)):
             form = "https://HOST" if info.field_name == "hf_endpoint" else "http://HOST:PORT/api"
-            raise ValueError(f"it is no address of a server: write {form}")
+            raise ValueError(f"not the address of a server: write {form}")
         return url
 
     @field_validator("tracking_uri")
     @classmethod
     def _server_or_database(cls, uri: str) -> str:
         if not uri.startswith("databricks") and ("://" not in uri or not names_a_host(uri)):
-            raise ValueError("it is no address: write http://HOST:PORT for a server, or sqlite:////FOLDER/mlflow.db")
+            raise ValueError("not an address: write http://HOST:PORT for a server, or sqlite:////FOLDER/mlflow.db")
         return uri
 
     @field_validator("store")
@@ -251,7 +255,7 @@ class StackSettings(BaseSettings):
     @model_validator(mode="after")
     def _passwords_beyond_loopback(self) -> StackSettings:
         if self.host.is_unspecified:
-            raise ValueError(f"host={self.host} is no address that clients can name: give this machine's own one")
+            raise ValueError(f"host={self.host} is not an address that clients can connect to: give this machine's own")
         if not self.host.is_loopback and not self.authentication:
             raise ValueError(
                 f"host={self.host} can be reached from other machines and authentication is off: "

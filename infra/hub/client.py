@@ -90,8 +90,8 @@ class Hub:
         missing = size - sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         if missing > (free := shutil.disk_usage(folder).free):
             raise HubError(
-                f"{source.name} has {missing / 2**30:.1f} GiB that are not here yet, and the disk of {folder} has "
-                f"{free / 2**30:.1f} GiB free: make room, or set PPOFLOW_HOME to another disk"
+                f"{source.name} needs {missing / 2**30:.1f} GiB more, and the disk of {folder} has "
+                f"{free / 2**30:.1f} GiB free: free some, or set PPOFLOW_HOME to another disk"
             )
         counted = _Counted()
         # In a thread of its own, for Ctrl-C: the library would wait for whole files.
@@ -120,15 +120,17 @@ class Hub:
             whole = there.is_file() and there.stat().st_size == file.size
             if not whole or file.sha256 not in (None, file_digest(there)):
                 there.unlink(missing_ok=True)
-                raise HubUnavailable(f"{name} of {source.name} did not come whole from {self._shown}: try again")
+                raise HubUnavailable(
+                    f"{name} of {source.name} was not downloaded completely from {self._shown}: try again"
+                )
 
     @contextmanager
     def _explaining(self, source: HubSource) -> Iterator[None]:
         """Say in our words what the library's errors mean."""
         if self._offline:
             raise HubError(
-                f"{source.name} is not in the store, and HF_HUB_OFFLINE forbids to ask the hub: unset it, or start "
-                "once with this store (PPOFLOW_STORE) where there is a network, or give a local folder or file"
+                f"{source.name} is not in the store, and HF_HUB_OFFLINE forbids downloads: unset it, run ppoflow "
+                "download with this store (PPOFLOW_STORE) where there is a network, or give a local folder or file"
             )
         from huggingface_hub import errors
 
@@ -141,15 +143,15 @@ class Hub:
                 "a token of that account"
             ) from None
         except errors.RepositoryNotFoundError:
-            hint = "" if source.kind == "dataset" else "; a repository of data goes into dataset.train"
+            hint = "" if source.kind == "dataset" else "; a dataset goes into dataset.train"
             raise HubError(
                 f"{source.name}: {self._shown} has no {source.repository_type} {source.repository}, or none that "
-                f"can be seen {shown}: see how it is spelled{hint}; for a private one, set HF_TOKEN"
+                f"can be seen {shown}: check the spelling{hint}; for a private one, set HF_TOKEN"
             ) from None
         except errors.RevisionNotFoundError:
             raise HubError(
-                f"{source.name}: {source.repository} has no revision {source.revision}: see {place}/tree/main for its "
-                "branches, tags and commits, or leave it out for the main branch"
+                f"{source.name}: {source.repository} has no revision {source.revision}: {place}/tree/main has its "
+                "branches, tags and commits; or leave it out for the main branch"
             ) from None
         except errors.HfHubHTTPError as error:
             status = error.response.status_code
@@ -169,7 +171,7 @@ class Hub:
 
     def _unavailable(self, source: HubSource, what: str) -> HubUnavailable:
         return HubUnavailable(
-            f"{source.name}: the hub at {self._shown} does not answer as it should ({what}): try again; see "
+            f"{source.name}: the hub at {self._shown} does not answer as it should ({what}): try again; check "
             "HF_ENDPOINT, and HTTPS_PROXY behind a proxy; without a network, give a local folder or file"
         )
 
@@ -180,10 +182,10 @@ def _token_in(place: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "not text"
         raise HubError(
-            f"the token of the hub in {place} cannot be read ({why}): give user {os.geteuid()} the right to read it, "
-            "take it away, or set HF_TOKEN"
+            f"the Hugging Face token in {place} cannot be read ({why}): give user {os.geteuid()} permission to read "
+            "it, remove it, or set HF_TOKEN"
         ) from None
 
 

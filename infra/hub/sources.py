@@ -93,12 +93,12 @@ def _rows(source: HubSource, files: Mapping[str, HubFile]) -> list[str]:
         folder = source.path.rstrip("/") + "/"
         found = [name for name in rows if name.startswith(folder) or fnmatchcase(name, source.path)]
         if not found:
-            raise HubError(f"{bare} has no {source.path} with rows: it has {told or 'no file of rows at all'}")
+            raise HubError(f"{bare} has no data file {source.path}: it has {told or 'no data file at all'}")
         return found
     if not groups:
-        raise HubError(f"{bare} has no file of rows ({', '.join(ROWS)}): take another repository")
+        raise HubError(f"{bare} has no data file ({', '.join(ROWS)}): use another repository")
     if len(groups) > 1:
-        raise HubError(f"{bare} has several files of rows, {told}: name one, as in {bare}:{groups[0]}")
+        raise HubError(f"{bare} has several data files, {told}: name one, as in {bare}:{groups[0]}")
     return rows
 
 

@@ -43,5 +43,5 @@ def loss(run: str, number: int, successor: LeaseOwner | None) -> LeaseLost:
         return LeaseLost(f"run {run}: this process no longer has the run, its lease {number} has ended")
     return LeaseLost(
         f"run {run}: this process no longer has the run, its lease {number} was taken over; "
-        f"{describe(successor)} has it now: let that one go on"
+        f"{describe(successor)} has it now: let that process continue"
     )

@@ -23,6 +23,6 @@ def require_free(place: Place, free: int) -> None:
     """Raise InputError for a disk with too few bytes `free`."""
     if free < LEAST_MIB * MIB:
         raise InputError(
-            f"{place.what} {place.path} lies on a disk with {free // MIB} MiB free, and a run needs {LEAST_MIB} MiB "
-            f"even to begin: make room (ppoflow gc finds what nobody needs), or set {place.variable} to another disk"
+            f"{place.what} {place.path} is on a disk with {free // MIB} MiB free, and a run needs {LEAST_MIB} MiB to "
+            f"start: free some (ppoflow gc removes what no run needs), or set {place.variable} to another disk"
         )

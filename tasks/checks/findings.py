@@ -40,13 +40,13 @@ def stands(iteration: int | None, planned: int) -> str:
     if iteration is None:
         return f"a new run of {planned} iterations"
     if iteration >= planned:
-        return f"done already: it has {iteration} iterations, and iterations={planned}; raise it to train on"
-    return f"goes on after iteration {iteration} of {planned} iterations"
+        return f"finished: it has {iteration} iterations, and iterations={planned}; raise that to continue training"
+    return f"continues after iteration {iteration} of {planned}"
 
 
 def _context(longest: int, response: int, limit: int | None) -> str:
-    room = "no limit" if limit is None else f"{limit} tokens"
-    return f"longest prompt {longest} + response {response} = {longest + response} tokens; the model reads {room}"
+    room = "has no limit" if limit is None else f"reads {limit} tokens"
+    return f"longest prompt {longest} + response {response} = {longest + response} tokens; the model {room}"
 
 
 def _cache(spec: RunSpec, sequences: int | None) -> str:

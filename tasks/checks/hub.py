@@ -58,7 +58,7 @@ def _look_up(source: HubSource, notes: list[str]) -> str:
             except InputError as error:
                 raise InputError(str(error).replace(str(folder), source.name)) from None
     elif not wanted:
-        raise InputError(f"{source.name} has no files of a tokenizer: name the repository of the model's own")
+        raise InputError(f"{source.name} has no tokenizer files: name the model's own repository in model.tokenizer")
     else:
         hub.require_readable(source, next(iter(wanted)))
     size = sum(file.size for file in wanted.values()) / 2**20

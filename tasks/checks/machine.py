@@ -16,8 +16,8 @@ def machine_notes(spec: RunSpec) -> list[str]:
     here = spec.engines.backend == "local" and not has_nvidia_gpu()
     if here and spec.training.compute_dtype == "bfloat16" and not has_bf16_units():
         return [
-            "training.compute_dtype=bfloat16 gains nothing here: this processor has no units for it (AVX512-BF16 or "
-            "AMX), and may take several times as long as in float32; auto takes what is faster"
+            "training.compute_dtype=bfloat16 gains nothing here: this CPU lacks AVX512-BF16 and AMX, and may take "
+            "several times as long as in float32; compute_dtype=auto chooses the faster one"
         ]
     return []
 

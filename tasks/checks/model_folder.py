@@ -20,7 +20,7 @@ def require_model(folder: Path, key: str = "model.path", what: str = "causal LM"
     """Raise InputError where this is no folder of a model, `what` the spec's `key` asks for and calls `given`."""
     _refuse_file_or_unreadable(folder)
     if not folder.is_dir():
-        hint = f"; for a model of the hub, write {SCHEME}{given}" if is_repository(given) else ""
+        hint = f"; for a model on the Hugging Face Hub, write {SCHEME}{given}" if is_repository(given) else ""
         raise InputError(
             f"there is no folder {folder}: give a path relative to the spec, or an absolute one, in {key}{hint}"
         )
@@ -28,14 +28,14 @@ def require_model(folder: Path, key: str = "model.path", what: str = "causal LM"
     if not path.is_file():
         if (folder / ADAPTER).is_file():
             raise InputError(
-                f"{folder} is an adapter ({ADAPTER}), not a whole model: merge it into its base model first, with "
+                f"{folder} is an adapter ({ADAPTER}), not a full model: merge it into its base model first, with "
                 f"peft's merge_and_unload and save_pretrained, and give that folder in {key}"
             )
         raise InputError(f"{folder} has no config.json: give the folder of a Hugging Face {what} in {key}")
     if path.read_bytes().startswith(BOM_UTF8):
-        raise InputError(f"{path} begins with a mark of Windows (BOM): save it as UTF-8 without one")
+        raise InputError(f"{path} begins with a byte order mark (BOM): save it as UTF-8 without one")
     if not _config(folder):
-        raise InputError(f"{path} is no JSON object: take the file anew from where the model comes from")
+        raise InputError(f"{path} is not a JSON object: copy or download the file again")
 
 
 def require_folder(folder: Path) -> None:
@@ -58,8 +58,8 @@ def check_model_folder(folder: Path, *, trust_remote_code: bool) -> list[str]:
     if not transformers_may_know(model_type):
         raise needs_own_code(folder)
     return [
-        f"the model in {folder} names code of its own (auto_map), which does not run here: transformers' own class for "
-        f"{model_type} is used"
+        f"the model in {folder} has custom code (auto_map), which does not run here: transformers' own class for "
+        f"{model_type} is used instead"
     ]
 
 
@@ -81,7 +81,7 @@ def _refuse_file_or_unreadable(folder: Path) -> None:
     except OSError:
         return  # it is not there
     if not folder.is_dir():
-        raise InputError(f"{folder} is a file: give the folder that it lies in, {folder.parent}")
+        raise InputError(f"{folder} is a file: give the folder that contains it, {folder.parent}")
     if not os.access(folder, os.R_OK | os.X_OK):
         raise _unreadable(folder)
     for path in sorted(folder.iterdir()):
@@ -90,7 +90,7 @@ def _refuse_file_or_unreadable(folder: Path) -> None:
 
 
 def _unreadable(path: Path) -> InputError:
-    return InputError(f"{path} cannot be read (Permission denied): give user {os.geteuid()} the right to read it")
+    return InputError(f"{path} cannot be read (Permission denied): give user {os.geteuid()} permission to read it")
 
 
 def _require_safetensors(folder: Path) -> None:
@@ -98,8 +98,8 @@ def _require_safetensors(folder: Path) -> None:
     pickles = [name for name in names if name.endswith(PICKLES)]
     if pickles and not any(name.endswith(".safetensors") for name in names):
         raise InputError(
-            f"{folder} has its weights as pickle alone ({', '.join(pickles[:3])}), which can run any code and is never "
-            "read: take the model's safetensors files, or convert it where you trust it, with transformers' "
+            f"{folder} has its weights as pickle only ({', '.join(pickles[:3])}), which can run any code and is never "
+            "loaded: use the model's safetensors files, or, if you trust it, convert it with transformers' "
             "from_pretrained and save_pretrained"
         )
 

@@ -67,8 +67,8 @@ def _told(spec: RewardModelSpec | DpoSpec, name: str, facts: dict[str, Any]) -> 
         "run": f"{name}, {'trained before' if (folder / 'config.json').is_file() else f'a new {made}'}",
         "data": f"{counts['train']} rows ({pairs['train']} pairs) to train on, {counts['eval']} ({pairs['eval']}) "
         "held out",
-        "context": f"longest text {facts['longest']} tokens; the model reads "
-        + ("without a limit" if context is None else f"{context} tokens"),
+        "context": f"longest text {facts['longest']} tokens; the model "
+        + ("has no limit" if context is None else f"reads {context} tokens"),
         "model": f"{facts['model_type']}, {facts['parameters'] / 1e6:.3g} million parameters, {spec.model.dtype}",
         "folder": str(folder),
     }

@@ -140,7 +140,7 @@ def holder_notes(store: ArtifactStore, run: str, *, noted: bool) -> list[str]:
     try:
         require_free(open_leases(store.root, run))
     except LeaseHeld as held:
-        told = f"{held}; with --wait, this one waits for that itself"
+        told = f"{held}; or use --wait, and this command waits for it"
         if not noted:
             raise LeaseHeld(told, held.holder) from None
         return [told]
@@ -181,7 +181,7 @@ def ask_check(
         return ask(engine, EngineJob(name, inputs, None, document), silence_s=spec.engines.reward_timeout_s).result
     except EngineTimeout:
         raise InputError(
-            f"nothing was heard from {what} for engines.reward_timeout_s="
+            f"no progress from {what} for engines.reward_timeout_s="
             f"{spec.engines.reward_timeout_s:g} seconds: make them faster, or raise that limit"
         ) from None
     except EngineJobError as error:

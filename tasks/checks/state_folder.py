@@ -69,7 +69,7 @@ def unknown_variables() -> list[str]:
     for name in set_variables(OURS):
         if name not in known:
             close = get_close_matches(name.removeprefix(OURS), ends, n=1)
-            told.append(f"{name} means nothing to ppoflow{f': did you mean {OURS}{close[0]}?' if close else ''}")
+            told.append(f"{name} is not a setting of ppoflow{f': did you mean {OURS}{close[0]}?' if close else ''}")
     return told
 
 
@@ -109,7 +109,7 @@ def _existing(place: Place) -> Path:
     """The nearest folder that exists. Raises InputError where a file is in the way."""
     found = nearest(place.path)
     if not found.is_dir():
-        kind = "a link that leads to no folder" if found.is_symlink() else "a file"
+        kind = "a broken link" if found.is_symlink() else "a file"
         raise _refusal(place, f"{'it' if found == place.path else found} is {kind}. Move it")
     return found
 

@@ -67,9 +67,9 @@ def description(context: RunContext, record: IterationRecord | None = None) -> s
         best = best_in_words(record.best, context.reporting.metrics.get(record.best.iteration, {}))
         lines.append(f"Iteration {record.iteration} of {spec.iterations} is done; {best}.")
     commands = {
-        "go on with it": f"ppoflow resume {run}",
-        "prove it": f"ppoflow verify {run}",
-        "ask its best policy": f'ppoflow sample {run} "…"',
+        "continue it": f"ppoflow resume {run}",
+        "verify it": f"ppoflow verify {run}",
+        "sample its best policy": f'ppoflow sample {run} "…"',
     }
     lines.append("\n".join(f"- {what}: `{command}`" for what, command in commands.items()))
     if configured_url() and flow_run.id:

@@ -34,7 +34,7 @@ def fork_spec(source: str, iteration: int, overrides: list[str], folder: str | N
     spec = with_commits(before.with_overrides(overrides))
     fixed = [line for line in differing_keys(before.document(), spec.document()) if line.startswith(FIXED)]
     if fixed:
-        raise InputError(f"a fork goes on with the policy of {source}, so these cannot change: {'; '.join(fixed)}")
+        raise InputError(f"a fork starts from the policy of {source}, so these keys cannot change: {'; '.join(fixed)}")
     committed_at(source, iteration)
     return spec
 
@@ -52,7 +52,7 @@ def fork_run(source: str, iteration: int, new: str, overrides: list[str], folder
         try:
             open_runs(root).create(new, spec.model_dump(mode="json"), shared_records(before, spec, records, new))
         except RecordExists:
-            raise InputError(f"run {new} exists: choose another name") from None
+            raise InputError(f"run {new} exists already: choose another name") from None
     return spec
 
 
@@ -103,6 +103,6 @@ def require_kept(record: IterationRecord) -> None:
             missing = False  # damaged: made again when the run starts
         if missing:
             raise InputError(
-                f"iteration {record.iteration} of run {record.run} cannot be gone on from: its {ref.kind} {ref.key} is "
-                "not kept (checkpoint.keep_last, keep_every): choose an iteration that is kept"
+                f"iteration {record.iteration} of run {record.run} cannot be continued from: its {ref.kind} {ref.key} "
+                "is not kept (checkpoint.keep_last, keep_every): choose an iteration that is"
             )

@@ -121,10 +121,10 @@ def diverged(run: str, iteration: int, passed: list[str], evidence: str, cure: s
     """The message to a person."""
     last = iteration - 1
     return DivergedError(
-        f"iteration {iteration} of run {run} diverged: {'; '.join(passed)}. It is no part of the run, which stands at "
-        f"iteration {last}; its evidence is kept: {evidence}. {cure}To go back and try with lower learning rates and "
-        "other samples, go on with --set guards.on_divergence=rollback; with other settings: "
-        f"ppoflow fork {run}@{last} NEW --set update.learning_rate=…; regardless: --set guards.on_divergence=warn"
+        f"iteration {iteration} of run {run} diverged: {'; '.join(passed)}. It was not committed, so the run is at "
+        f"iteration {last}; its evidence is kept: {evidence}. {cure}To go back and retry with lower learning rates and "
+        "other samples, continue with --set guards.on_divergence=rollback; to change settings: "
+        f"ppoflow fork {run}@{last} NEW --set update.learning_rate=…; to ignore it: --set guards.on_divergence=warn"
     )
 
 

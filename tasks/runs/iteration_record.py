@@ -169,6 +169,6 @@ def read_record(document: dict[str, Any]) -> IterationRecord:
     if "checkpoint" in document and "artifacts" not in document:
         raise RecordsOfEarlierVersion(
             f"run {document.get('run', '?')} is of a form that this version does not read, for its records do not name "
-            "what each stage made: go on with the version of ppoflow that wrote it, or train again under another name"
+            "what each stage made: use the version of ppoflow that wrote it, or train again under another name"
         )
     return IterationRecord.model_validate(document)

@@ -73,8 +73,8 @@ def refuse_other_spec(run: str, recorded: Mapping[str, Any], requested: Mapping[
         listed = "\n  ".join(keys)
         raise InputError(
             f"run {run} exists with another spec (recorded -> requested):\n  {listed}\n"
-            f"choose another --run name, or restore these keys; ppoflow fork {run}@ITERATION NEW --set … goes on from "
-            "there with other settings"
+            "choose another --run name, or restore these keys; to continue with other settings: "
+            f"ppoflow fork {run}@ITERATION NEW --set …"
         )
 
 

@@ -39,7 +39,9 @@ def hub_sources(spec: FlowSpec) -> dict[str, HubSource]:
         if name is None or not is_hub_name(name):
             continue
         if name in found and "dataset" in (kind, found[name].kind) and kind != found[name].kind:
-            raise InputError(f"{name} is named as data and as a model: the hub keeps the two apart; rename one of them")
+            raise InputError(
+                f"{name} is used as data and as a model, but the Hub keeps the two apart: correct one of them"
+            )
         repository, revision, path = hub_name(name)
         code = kind != "dataset" and Settings().trust_remote_code
         found[name] = HubSource(name, repository, kind, commits.get(name, revision), path, code)
@@ -69,8 +71,9 @@ def _commit_of_today(source: HubSource) -> str:
     settings = Settings()
     if settings.hf_offline:
         raise HubError(
-            f"which commit {source.name} is must be asked, and HF_HUB_OFFLINE forbids it: write the one that `ppoflow "
-            f"download` said, as in {at_revision(source.name, 'COMMIT')}, or unset it, or give a local folder or file"
+            f"the commit of {source.name} must be looked up, and HF_HUB_OFFLINE forbids it: write the one that "
+            f"`ppoflow download` printed, as in {at_revision(source.name, 'COMMIT')}, unset HF_HUB_OFFLINE, or give a "
+            "local folder or file"
         )
     return Hub(settings).look_up(source)[0]
 

@@ -57,7 +57,7 @@ def _downloads(spec: RunSpec, settings: Settings) -> dict[str, EngineInput]:
         if name in needed:
             there = downloads.of(source)
             if there is None:
-                raise InputError(f"{name} is not in the store {settings.store_root} yet: ppoflow download brings it")
+                raise InputError(f"{name} is not in the store {settings.store_root} yet: run ppoflow download first")
             found[name] = there
     return found
 
@@ -72,7 +72,7 @@ def doubts(scores: list[float | None], errors: list[str | None]) -> list[str]:
     found = []
     if any(score is None for score in scores):
         why = next((error for error in errors if error), "None")
-        found.append(f"{scores.count(None)} of {len(scores)} rows have no score ({why}): they will not be learned from")
+        found.append(f"{scores.count(None)} of {len(scores)} rows have no score ({why}): training will leave them out")
     if len(scores) > 1 and len(set(scores)) == 1:
         found.append(
             f"every row has the same score ({scores[0]}): PPO learns nothing from that; try  ppoflow reward SPEC "

@@ -254,7 +254,7 @@ IN_MODELS = [
         ("Qwen/Qwen2.5-0.5B-Instruct", "write hf://Qwen/Qwen2.5-0.5B-Instruct"),
         in_spec("path: model", "path: Qwen/Qwen2.5-0.5B-Instruct"),
     ),
-    Mistake("weights as pickle", ("pickle alone", "pytorch_model.bin", "safetensors"), as_pickle),
+    Mistake("weights as pickle", ("pickle only", "pytorch_model.bin", "safetensors"), as_pickle),
     Mistake("no weights", ("model", "safetensors"), without("model/model.safetensors")),
     Mistake("half of the weights", ("model-00002-of-00002.safetensors",), a_shard_short),
     Mistake(

@@ -97,10 +97,10 @@ def test_with_no_other_setting_it_repeats_the_run(source: ToyRun) -> None:
             ["algorithm.kind=rloo", "rollout.samples_per_prompt=2"],
             "algorithm.kind: 'ppo' -> 'rloo'",
         ),
-        ("toy", 2, "new", ["sft=null"], "these cannot change: sft: "),
+        ("toy", 2, "new", ["sft=null"], "these keys cannot change: sft: "),
         ("toy", 9, "new", [], "run toy has no iteration 9: it has 0..4"),
         ("nobody", 2, "new", [], "there is no run nobody"),
-        ("toy", 2, "toy", [], "run toy exists: choose another name"),
+        ("toy", 2, "toy", [], "run toy exists already: choose another name"),
     ],
 )
 def test_what_cannot_be_forked_is_refused_and_leaves_nothing(
@@ -127,7 +127,7 @@ def test_a_place_is_a_run_and_an_iteration(place: str) -> None:
 def test_an_iteration_that_is_not_kept_is_refused(source: ToyRun) -> None:
     gone = source.records()[1].checkpoint
     lose_it(source.place(gone))
-    told = f"iteration 1 of run toy cannot be gone on from: its checkpoint {gone.key} is not kept"
+    told = f"iteration 1 of run toy cannot be continued from: its checkpoint {gone.key} is not kept"
     with pytest.raises(InputError, match=told):
         forked(source, 1)
     assert not (source.home / "store" / "runs" / "new").exists()

@@ -83,7 +83,7 @@ def test_a_run_of_an_earlier_version_is_left_alone_and_stops_nothing(run: ToyRun
     for number in range(5):
         run.rewrite(f"iterations/{number:06d}.json", old_form)
     (told,) = check().damages
-    assert "go on with the version of ppoflow that wrote it" in told.complaint
+    assert "use the version of ppoflow that wrote it" in told.complaint
     assert told.repair is None
     assert repair_records("toy") == []
     other = ToyRun(run.home, ("iterations=3", "dataset.evaluation=null", "checkpoint.keep_last=1"), name="other")

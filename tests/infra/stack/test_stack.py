@@ -91,7 +91,7 @@ def test_another_address_is_for_what_clients_use_alone(tmp_path: Path):
 def test_another_address_without_authentication_is_refused(tmp_path: Path, command: Command):
     with pytest.raises(ValidationError, match=rf"host={OUTSIDE}.*PPOFLOW_STACK_AUTHENTICATION on"):
         StackSettings(folder=tmp_path, host=OUTSIDE, authentication=False)
-    with pytest.raises(ValidationError, match="give this machine's own one"):
+    with pytest.raises(ValidationError, match="give this machine's own"):
         StackSettings(folder=tmp_path, host="0.0.0.0")
     with pytest.raises(ValidationError, match=r"ray_nodes need host=127\.0\.0\.1"):
         StackSettings(folder=tmp_path, host=OUTSIDE, ray_nodes=[{"training": 1}])

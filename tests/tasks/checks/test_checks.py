@@ -103,7 +103,7 @@ def test_a_setting_of_the_environment_that_is_refused_is_named(home: Path, monke
         require_readable_state()
     lines = str(refusal.value).splitlines()
     assert lines[0] == "PPOFLOW_CACHE_GIB='-1' in the environment: must be greater than 0"
-    server = "PPOFLOW_PREFECT_API_URL or PREFECT_API_URL='here' in the environment: it is no address of a server: "
+    server = "PPOFLOW_PREFECT_API_URL or PREFECT_API_URL='here' in the environment: not the address of a server: "
     assert lines[1] == f"{server}write http://HOST:PORT/api"
     assert len(lines) == 2
 
@@ -115,8 +115,8 @@ def test_a_variable_that_means_nothing_is_named_with_the_nearest(monkeypatch: py
     monkeypatch.setenv("PPOFLOW_STROE", "s3://mine/runs")
     monkeypatch.setenv("PPOFLOW_ZZZ", "1")
     assert [line for line in unknown_variables() if line not in known] == [
-        "PPOFLOW_STROE means nothing to ppoflow: did you mean PPOFLOW_STORE?",
-        "PPOFLOW_ZZZ means nothing to ppoflow",
+        "PPOFLOW_STROE is not a setting of ppoflow: did you mean PPOFLOW_STORE?",
+        "PPOFLOW_ZZZ is not a setting of ppoflow",
     ]
 
 
@@ -144,8 +144,8 @@ def test_a_server_that_does_not_answer_is_unset_where_it_was_set(
     ("config", "message"),
     [
         (None, "has no config.json: give the folder of a Hugging Face causal LM"),
-        ("", "config.json is no JSON object"),
-        ("[]", "config.json is no JSON object"),
+        ("", "config.json is not a JSON object"),
+        ("[]", "config.json is not a JSON object"),
     ],
 )
 def test_a_folder_that_is_no_models_is_refused(tmp_path: Path, config: str | None, message: str) -> None:
@@ -171,7 +171,7 @@ def test_a_run_that_exists_with_another_spec_is_refused_with_the_keys(
     with pytest.raises(InputError, match=r"run toy exists with another spec [\s\S]*rollout.temperature: 1.0 -> 0.5"):
         check_run(changed, "toy")
     found = check_run(spec, "toy", again=True)
-    assert found.good["run"] == "toy, done already: it has 1 iterations, and iterations=1; raise it to train on"
+    assert found.good["run"] == "toy, finished: it has 1 iterations, and iterations=1; raise that to continue training"
     assert check_run(spec, "toy").good == {}  # its rows were checked when it began
     with pytest.raises(InvalidRunName):
         check_run(spec, "../toy")
@@ -197,7 +197,9 @@ def test_rows_that_were_changed_since_a_run_began_are_checked_again(
 def test_a_run_that_another_process_has_is_refused_at_once_and_noted_by_a_check(home: Path) -> None:
     spec = smoke_spec()
     lease = acquire_lease(home / "store", "mine")
-    with pytest.raises(LeaseHeld, match=r"^run mine: process \d+ on .* has it, .* with --wait, this one waits"):
+    with pytest.raises(
+        LeaseHeld, match=r"^run mine: process \d+ on .* has it, .*; or use --wait, and this command waits"
+    ):
         check_run(spec, "mine")
     notes = check_run(spec, "mine", again=True).notes
     assert any(note.startswith("run mine: process ") for note in notes)
@@ -271,7 +273,7 @@ def test_scores_that_teach_nothing_are_a_note_and_no_refusal(home: Path, tmp_pat
     (same,) = check_run(own_spec(tmp_path)).notes
     assert same.startswith("every row has the same score (1.0): PPO learns nothing from that; try  ppoflow reward")
     nobody, _ = check_run(own_spec(tmp_path).with_overrides(["reward.function=rewards.py:nobody"])).notes
-    assert nobody == "2 of 2 rows have no score (not scored by nobody): they will not be learned from"
+    assert nobody == "2 of 2 rows have no score (not scored by nobody): training will leave them out"
 
 
 def test_a_reward_that_takes_too_long_is_refused_with_the_key(home: Path, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_model_is_looked_at_without_its_weights(hub: ToyHub) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"config.json": CONFIG, "pytorch_model.bin": b""}, "^hf://us/small has its weights as pickle alone"),
+        ({"config.json": CONFIG, "pytorch_model.bin": b""}, "^hf://us/small has its weights as pickle only"),
         ({"model.safetensors": b""}, "^hf://us/small has no config.json"),
         ({"adapter_config.json": b"{}"}, "^hf://us/small is an adapter"),
         (
@@ -77,7 +77,7 @@ def test_code_beside_a_known_model_is_a_note(hub: ToyHub) -> None:
     hub.model("us/small", {"config.json": config, "m.safetensors": b"", "a.py": b""})
     (note,), _ = looked_up(smoke_spec(*MODEL))
     assert note.startswith("the model in ")
-    assert "names code of its own (auto_map), which does not run here" in note
+    assert "has custom code (auto_map), which does not run here" in note
 
 
 def test_gated_data_is_refused_before_it_comes(hub: ToyHub) -> None:
@@ -99,7 +99,9 @@ def test_a_run_is_checked_as_of_folders_once_all_is_here(hub: ToyHub, tmp_path: 
     found = check_run(spec)
     assert [note.partition(":")[0] for note in found.notes] == ["hf"] * 3
     assert all("which training downloads first" in note for note in found.notes)
-    with pytest.raises(InputError, match=r"hf://us/rows:data/.* is not in the store .*: ppoflow download brings it"):
+    with pytest.raises(
+        InputError, match=r"hf://us/rows:data/.* is not in the store .* yet: run ppoflow download first"
+    ):
         try_reward(spec, [])
     download_ahead(spec, str)
     assert check_run(spec).good["data"] == "32 prompts to train on, 1 held out"

@@ -51,15 +51,15 @@ def test_code_beside_a_known_type_does_not_run_and_the_user_is_told(folder: Fold
     found = folder("model.safetensors", model_type="llama", auto_map=NAMED)
     (note,) = check_model_folder(found, trust_remote_code=False)
     assert note == (
-        f"the model in {found} names code of its own (auto_map), which does not run here: transformers' own class for "
-        "llama is used"
+        f"the model in {found} has custom code (auto_map), which does not run here: transformers' own class for "
+        "llama is used instead"
     )
 
 
 @pytest.mark.parametrize("trusted", [False, True])
 def test_weights_that_are_pickle_alone_are_refused_whoever_allows_what(folder: Folder, trusted: bool) -> None:
     found = folder("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin", model_type="llama")
-    with pytest.raises(InputError, match=r"as pickle alone \(pytorch_model-00001-of-00002.bin, .* never read: take"):
+    with pytest.raises(InputError, match=r"as pickle only \(pytorch_model-00001-of-00002.bin, .* never loaded: use"):
         check_model_folder(found, trust_remote_code=trusted)
     (found / "model-00001-of-00001.safetensors").touch()
     assert check_model_folder(found, trust_remote_code=trusted) == []
@@ -89,7 +89,7 @@ def test_a_run_is_refused_for_what_this_machine_lacks(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("weights", "model_type", "verdict"),
-    [("model.safetensors", "evil", "PPOFLOW_TRUST_REMOTE_CODE=1"), ("pytorch_model.bin", "llama", "pickle alone")],
+    [("model.safetensors", "evil", "PPOFLOW_TRUST_REMOTE_CODE=1"), ("pytorch_model.bin", "llama", "pickle only")],
 )
 def test_the_command_says_so_before_it_starts_anything(
     folder: Folder, tmp_path: Path, weights: str, model_type: str, verdict: str
@@ -109,10 +109,10 @@ def test_what_stands_where_a_model_should_is_called_by_its_name(folder: Folder) 
     found = folder("model.safetensors", model_type="llama")
     require_model(found)
     for require in (require_model, require_folder):
-        with pytest.raises(InputError, match=rf"config.json is a file: give the folder that it lies in, {found}$"):
+        with pytest.raises(InputError, match=rf"config.json is a file: give the folder that contains it, {found}$"):
             require(found / "config.json")
     (found / "config.json").write_bytes(codecs.BOM_UTF8 + (found / "config.json").read_bytes())
-    with pytest.raises(InputError, match=r"config.json begins with a mark of Windows \(BOM\): save it as UTF-8"):
+    with pytest.raises(InputError, match=r"config.json begins with a byte order mark \(BOM\): save it as UTF-8"):
         require_model(found)
     (found / "config.json").rename(found / "adapter_config.json")
     with pytest.raises(InputError, match=r"model is an adapter .* merge it into its base model first"):
@@ -122,7 +122,7 @@ def test_what_stands_where_a_model_should_is_called_by_its_name(folder: Folder) 
 @pytest.mark.parametrize(
     ("given", "hint"),
     [
-        ("us/small", "; for a model of the hub, write hf://us/small"),
+        ("us/small", "; for a model on the Hugging Face Hub, write hf://us/small"),
         ("../rm/reward-model", ""),
         ("/models/small", ""),
         ("models/us/small", ""),
@@ -180,7 +180,7 @@ def test_a_full_disk_is_refused_before_anything_is_written(tmp_path: Path) -> No
     require_free(home, 200 << 20)
     with pytest.raises(
         InputError,
-        match=rf"state folder {tmp_path} lies on a disk with 1 MiB free, .* 200 MiB .* PPOFLOW_HOME to another",
+        match=rf"state folder {tmp_path} is on a disk with 1 MiB free, .* 200 MiB .* PPOFLOW_HOME to another",
     ):
         require_free(home, (2 << 20) - 1)
 

@@ -83,7 +83,7 @@ def test_names_become_the_commits_of_today_and_stay_them(hub: ToyHub) -> None:
 def test_the_commits_of_other_names_are_dropped_and_one_name_is_of_one_kind(hub: ToyHub) -> None:
     other = HubCommit(name="hf://us/gone", commit="0" * 40)
     assert with_commits(smoke_spec(), [other]) == smoke_spec()
-    with pytest.raises(InputError, match="hf://us/small is named as data and as a model"):
+    with pytest.raises(InputError, match="hf://us/small is used as data and as a model"):
         hub_sources(smoke_spec(*NAMED, "dataset.train=hf://us/small"))
 
 
@@ -168,7 +168,7 @@ def test_what_was_brought_ahead_serves_where_there_is_no_network(
     hub.asked.clear()
     assert run_context(spec, tmp_path / "home", engines=ToyEngines()).tokenizer().path.is_dir()
     said_so = (
-        r"^which commit hf://us/small is must be asked, and HF_HUB_OFFLINE forbids it: write .* hf://us/small@COMMIT,"
+        r"^the commit of hf://us/small must be looked up, and HF_HUB_OFFLINE forbids it: write .* hf://us/small@COMMIT,"
     )
     with pytest.raises(HubError, match=said_so):
         with_commits(smoke_spec(*NAMED))
