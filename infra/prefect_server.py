@@ -61,7 +61,7 @@ class PrefectServer:
             self.home.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise PrefectServerError(
-                f"{self.home} cannot be made ({error.strerror}): set PPOFLOW_HOME to a folder that can be written"
+                f"{self.home} cannot be created ({error.strerror}): set PPOFLOW_HOME to a writable folder"
             ) from None
         # We listen and hand the socket on, so nobody can take the port in the seconds before the server listens.
         with _listen(self._wanted_port) as listener:
@@ -87,13 +87,13 @@ class PrefectServer:
                 raise PrefectServerError(f"the Prefect server in {self.home} is not started: call start() first")
             if not self._process.running():
                 raise PrefectServerError(
-                    f"the Prefect server in {self.home} {self._process.ending()}: mend what its log names, or name a "
-                    f"running server in PREFECT_API_URL. {self._process.tail()}"
+                    f"the Prefect server in {self.home} {self._process.ending()}: fix what its log says, or set "
+                    f"PREFECT_API_URL to a running server. {self._process.tail()}"
                 )
             if time.monotonic() > deadline:
                 raise PrefectServerError(
-                    f"the Prefect server in {self.home} did not answer within {timeout_s:g} s: wait longer, or name a "
-                    f"running server in PREFECT_API_URL. {self._process.tail()}"
+                    f"the Prefect server in {self.home} did not answer within {timeout_s:g} s: try again, or set "
+                    f"PREFECT_API_URL to a running server. {self._process.tail()}"
                 )
 
     def close(self) -> None:

@@ -88,7 +88,9 @@ def describe(uri: str, model: str) -> Version:
     """What the registry has of `models:/NAME@ALIAS` or `models:/NAME/3`."""
     parts = MODEL_URI.fullmatch(model)
     if parts is None:
-        raise InvalidModelName(f"{model!r} names no registered model: write models:/NAME@ALIAS or models:/NAME/VERSION")
+        raise InvalidModelName(
+            f"{model!r} does not name a registered model: write models:/NAME@ALIAS or models:/NAME/VERSION"
+        )
     with _registry_errors(uri, f"find {model}"):
         client = open_client(uri)
         found = _found(client, parts["name"], parts["alias"], parts["version"])
@@ -162,8 +164,8 @@ def _check_aliases(aliases: Sequence[str]) -> None:
     for alias in aliases:
         if not re.fullmatch(r"[\w\-]+", alias) or alias == "latest" or re.fullmatch(r"[vV]\d+", alias):
             raise InvalidModelName(
-                f"the alias {alias!r} is not allowed: use letters, digits, dash and underscore, "
-                "but neither `latest` nor v1, v2 …, which MLflow keeps for itself"
+                f"the alias {alias!r} is not allowed: use letters, digits, dashes and underscores, "
+                "but neither `latest` nor v1, v2 …, which MLflow reserves"
             )
 
 

@@ -92,7 +92,7 @@ def require_model(model: str) -> str:
     parts = MODEL_URI.fullmatch(model)
     name = parts["name"] if parts is not None else model
     if not name or "/" in name or ":" in name or "@" in name:
-        raise InvalidModelName(f"{model!r} names no registered model: give its name, for example arithmetic")
+        raise InvalidModelName(f"{model!r} does not name a registered model: give its name, for example arithmetic")
     return name
 
 

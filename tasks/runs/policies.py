@@ -67,7 +67,7 @@ def find_policy(name: str, folder: str | None = None) -> Policy:
     run, at, number = name.rpartition("@") if "@" in name else (name, "", "")
     if at and not number.isdigit():
         raise InputError(
-            f"{name!r} names no policy: write models:/NAME@ALIAS, models:/NAME/VERSION, RUN or RUN@ITERATION"
+            f"{name!r} does not name a policy: write models:/NAME@ALIAS, models:/NAME/VERSION, RUN or RUN@ITERATION"
         )
     record = committed_at(run, int(number) if at else None)
     return policy_of(f"{run}@{record.iteration}", run, record, record.checkpoint, folder)
@@ -78,8 +78,8 @@ def registered_policy(version: Version, name: str, folder: str | None) -> Policy
     missing = [tag for tag in (RUN_TAG, ITERATION_TAG, CHECKPOINT_TAG) if tag not in version.tags]
     if missing:
         raise InputError(
-            f"{name} carries no lineage (the tags {', '.join(missing)} are missing): only versions that "
-            "`ppoflow train` has registered can be traced, evaluated and promoted"
+            f"{name} has no lineage (the tags {', '.join(missing)} are missing): only versions that ppoflow has "
+            "registered can be traced, evaluated and promoted"
         )
     run, iteration = version.tags[RUN_TAG], int(version.tags[ITERATION_TAG])
     checkpoint = ArtifactRef.model_validate(json.loads(version.tags[CHECKPOINT_TAG]))
@@ -87,7 +87,7 @@ def registered_policy(version: Version, name: str, folder: str | None) -> Policy
     if record.checkpoint.digest != checkpoint.digest:
         raise InputError(
             f"{name} is not what iteration {iteration} of run {run} made (digest {checkpoint.digest[:12]} against "
-            f"{record.checkpoint.digest[:12]}): the iteration was done again since, or the run is another of this name"
+            f"{record.checkpoint.digest[:12]}): the iteration was made again since, or this is another run of that name"
         )
     made = record.checkpoint.model_copy(update={"uri": checkpoint.uri})
     return policy_of(name, run, record, made, folder, version)
@@ -113,7 +113,7 @@ def policy_of(
 def registered(policy: Policy) -> Version:
     """The version that a policy is registered as. Raises RegistryError for one that is not."""
     if policy.version is None:
-        raise RegistryError(f"{policy.name} is no registered version: name it as models:/NAME@ALIAS or models:/NAME/3")
+        raise RegistryError(f"{policy.name} is not a registered version: write models:/NAME@ALIAS or models:/NAME/3")
     return policy.version
 
 

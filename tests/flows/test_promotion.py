@@ -190,14 +190,14 @@ def test_lineage_finds_what_does_not_fit(own: HandOver) -> None:
     [
         (["lineage", "models:/nothing@champion"], "could not find models:/nothing@champion"),
         (["lineage", "toy@9"], "run toy has no iteration 9: it has 0..2"),
-        (["lineage", "toy@x"], "names no policy: write models:/NAME@ALIAS"),
+        (["lineage", "toy@x"], "does not name a policy: write models:/NAME@ALIAS"),
         (["evaluate", "nowhere"], "run nowhere has no committed iteration"),
         (["evaluate", "toy", "--set", "evaluation.num_prompts=0"], "evaluation.num_prompts=0"),
-        (["promote", "toy@2"], "toy@2 is no registered version"),
+        (["promote", "toy@2"], "toy@2 is not a registered version"),
         (["promote", f"models:/{MODEL}/2", "--set", "promotion.alias=latest"], "MLflow reserves latest"),
         (["promote", f"models:/{MODEL}/7"], "could not find"),
         (["rollback", "no such"], "could not read the aliases of 'no such'"),
-        (["rollback", "models:/a/b/c"], "names no registered model"),
+        (["rollback", "models:/a/b/c"], "does not name a registered model"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(arguments: list[str], message: str, given: HandOver) -> None:
