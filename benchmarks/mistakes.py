@@ -1,4 +1,4 @@
-"""How long does a new user wait for the message about his mistake, and what does it say?
+"""How long a new user waits for the message about a mistake, and what it says.
 
     python -m benchmarks.mistakes [--only TEXT]
 
@@ -22,9 +22,9 @@ RESULTS = Path("benchmarks/results/mistakes.json")
 
 
 def main() -> None:
-    """All of them, one after the other."""
+    """Make all mistakes, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="those whose description has this text")
+    parser.add_argument("--only", default="", help="only mistakes whose description contains this text")
     wanted = parser.parse_args().only
     chosen = [mistake for mistake in MISTAKES if wanted in mistake.what]
     with tempfile.TemporaryDirectory() as folder:
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def measure(mistake: Mistake, project: Path) -> dict[str, Any]:
-    """One mistake, shown at once."""
+    """Make one mistake, print what was said, and return it."""
     answer = meet(mistake, project)
     says = (answer.error or answer.output).replace(str(project), "…").strip()
     print(f"{answer.seconds:5.1f} s  {mistake.what}\n         {' '.join(mistake.command)}\n         {says}", flush=True)

@@ -135,12 +135,16 @@ HEADS_OF_16 = """\
 IN_SPECS = [
     Mistake("a spec that is not there", ("nowhere.yaml",), command=("train", "nowhere.yaml")),
     Mistake(
-        "a key with a slip of the pen",
+        "a misspelt key",
         ("rollout.temprature", "did you mean temperature?"),
         in_spec("rollout:", "rollout:\n  temprature: 0.7"),
     ),
-    Mistake("the same in an override", ("rolout", "did you mean rollout?"), command=set_key("rolout.temperature=1")),
-    Mistake("words where a number is", ("iterations", "many"), in_spec("iterations: 2", "iterations: many")),
+    Mistake(
+        "a misspelt section in an override",
+        ("rolout", "did you mean rollout?"),
+        command=set_key("rolout.temperature=1"),
+    ),
+    Mistake("text instead of a number", ("iterations", "many"), in_spec("iterations: 2", "iterations: many")),
     Mistake("a tab in YAML", ("spec.yaml", "line 4", "tab", "spaces"), in_spec("  train:", "\ttrain:")),
     Mistake(
         "minibatches that do not divide",
@@ -170,7 +174,7 @@ ON_THE_MACHINE = [
         environment={"PPOFLOW_HOME": "{project}/spec.yaml"},
     ),
     Mistake(
-        "a home where nothing can be written",
+        "a home that cannot be written to",
         ("/proc/ppoflow", "PPOFLOW_HOME"),
         environment={"PPOFLOW_HOME": "/proc/ppoflow"},
     ),
@@ -190,7 +194,7 @@ ON_THE_MACHINE = [
         environment={"PREFECT_API_URL": NO_SUCH_SERVER},
     ),
     Mistake(
-        "an address without its beginning",
+        "an address without http://",
         ("PREFECT_API_URL='127.0.0.1:4200'", "write http://HOST:PORT/api"),
         environment={"PREFECT_API_URL": "127.0.0.1:4200"},
     ),
@@ -206,12 +210,12 @@ ON_THE_MACHINE = [
 IN_DATA = [
     Mistake("prompts that are not there", ("there is no file", "prompts.jsonl"), without("prompts.jsonl")),
     Mistake(
-        "a table of commas",
+        "CSV under the name of JSONL",
         ("prompts.jsonl is CSV", "JSONL", "rename it to prompts.csv"),
         in_file("prompts.jsonl", "prompt,answer\n1+1=,2\n"),
     ),
     Mistake(
-        "one list instead of lines",
+        "one JSON array instead of lines",
         ("prompts.jsonl is one JSON array", "JSONL", "rename it to prompts.json"),
         in_file("prompts.jsonl", json.dumps([{"prompt": "1+1=", "answer": "2"}], indent=1)),
     ),
@@ -258,7 +262,7 @@ IN_MODELS = [
     Mistake("no weights", ("model", "safetensors"), without("model/model.safetensors")),
     Mistake("half of the weights", ("model-00002-of-00002.safetensors",), a_shard_short),
     Mistake(
-        "weights of another configuration",
+        "weights of another config.json",
         ("config.json", "model.embed_tokens.weight is [103, 64]", "Take both from the same model"),
         configured(hidden_size=128),
     ),
@@ -267,7 +271,7 @@ IN_MODELS = [
         ("model", "tokenizer"),
         lambda folder: [path.unlink() for path in (folder / "model").glob("*token*")],
     ),
-    Mistake("code of its own", ("needs custom code", "PPOFLOW_TRUST_REMOTE_CODE=1"), other_code),
+    Mistake("a model with custom code", ("needs custom code", "PPOFLOW_TRUST_REMOTE_CODE=1"), other_code),
     Mistake("heads of 16", ("16", "head"), many_small_heads),
     Mistake(
         "a response longer than the context",
@@ -275,7 +279,7 @@ IN_MODELS = [
         command=set_key("rollout.max_response_tokens=62"),
     ),
     Mistake(
-        "a cache for less than one response",
+        "a cache too small for one response",
         ("engines.kv_cache_gib=1e-05", "raise it"),
         command=set_key("engines.kv_cache_gib=0.00001"),
     ),
