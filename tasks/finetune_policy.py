@@ -5,7 +5,9 @@ from __future__ import annotations
 from ppo_core.records import FinetunePolicyJob
 from tasks.reports.loss_curve import LiveCurve
 from tasks.stages.context import RunContext
+from tasks.stages.jobs import StageResult
 from tasks.stages.references import DatasetRef, ModelRef
+from tasks.stages.sharded_sampling import prepare_sampling
 from tasks.stages.stage import StageSpec, job_of, run_cached, stage
 from tasks.stages.table import FINETUNE_POLICY
 
@@ -24,8 +26,9 @@ def finetune_policy(context: RunContext, dataset: DatasetRef) -> ModelRef:
     )
     paths = {"tokenizer": context.tokenizer(), **context.model_inputs()}
     work, curve = StageSpec(FINETUNE_POLICY, job, {"dataset": dataset}, paths), LiveCurve(context, dataset)
-    return run_cached(
-        context,
-        work,
-        make=lambda key: context.run_job(FINETUNE_POLICY.engine, job_of(context, work, key), curve.on_progress),
-    )
+
+    def make(key: str) -> StageResult:
+        prepare_sampling(context, dataset)
+        return context.run_job(FINETUNE_POLICY.engine, job_of(context, work, key), curve.on_progress)
+
+    return run_cached(context, work, make)

@@ -1,6 +1,6 @@
 """The rollout engine: vLLM, kept warm; new weights are swapped in place.
 
-Jobs: generate_rollouts; the same in parts, generate_shard and merge_rollouts; sample; make_room.
+Jobs: prepare_sampling; generate_rollouts; the same in parts, generate_shard and merge_rollouts; sample; make_room.
 
 Token ids in, token ids out, with the logprobs of the distribution that was really sampled. Every request has its own
 seed, so tokens do not depend on batch order, batch size or which process answers.
@@ -19,20 +19,17 @@ from ppo_core.data.tables import longest_prompt, read_rollouts, rollout_facts, w
 from ppo_core.engines.children import ChildWatch
 from ppo_core.engines.drawing import drawn, sampling_of
 from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
-from ppo_core.engines.rollout_limits import (
-    check_room,
-    check_stop_tokens,
-    stored_dtype,
-    weights_folder,
-)
+from ppo_core.engines.rollout_limits import check_room, check_stop_tokens, stored_dtype, weights_folder
 from ppo_core.engines.turns import TAKE_TURNS, SleepingModel, room_made
-from ppo_core.engines.vllm_start import start_vllm
+from ppo_core.engines.vllm_engine import start_vllm
 from ppo_core.permissions import Permissions, permissions_of
-from ppo_core.records import GenerateJob, GenerateShardJob, PromptRow, RolloutRow
+from ppo_core.records import GenerateJob, GenerateShardJob, PromptRow, RolloutRow, SamplingJob
 from ppo_core.sampling import Draw, draws
 from ppo_core.spec import ModelSpec
 
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "generation_config.json")
+UNTRAINED = "untrained"
+"""In place of the digest of a policy."""
 
 
 class RolloutEngine:
@@ -49,6 +46,29 @@ class RolloutEngine:
         self._tokenizer: Any = None
         self._stop_ids: list[int] = []
         self._text_files: tuple[bytes, ...] | None = None
+
+    def prepare_sampling(self, job: Job) -> dict[str, Any]:
+        """Start vLLM around the model that a run begins with: the first policy is then swapped in, as all later ones.
+
+        Writes that model as the training engine would: policies are swapped only where their config.json is the same.
+        """
+        from ppo_core.data.tokenization import load_tokenizer
+        from ppo_core.models.loading import save_policy, starting_policy
+
+        if self._llm is not None:
+            return {}
+        spec, inputs = SamplingJob.model_validate(job.spec), job.inputs
+        folder = inputs["model"].path if "model" in inputs else None
+        try:
+            tokenizer = load_tokenizer(inputs["tokenizer"].path, trust_remote_code=self._trusted)
+            policy = starting_policy(spec.model, folder, tokenizer, seed=0, trust_remote_code=self._trusted)
+            save_policy(policy, {name: p.detach() for name, p in policy.named_parameters()}, tokenizer, job.output)
+            del policy
+            self._hold(job.output, UNTRAINED, spec, needed_context(inputs["dataset"].path, spec))
+        except Exception as error:
+            # What is left of a vLLM that did not start could trouble the next one, whose job has to say what is wrong.
+            raise EngineDefect(f"{type(error).__name__}: {error}") from error
+        return {}
 
     def generate_rollouts(self, job: Job) -> dict[str, Any]:
         """Write `rollouts.parquet`: one row per (prompt, sample)."""
@@ -180,7 +200,7 @@ class RolloutEngine:
         except Exception as error:
             raise EngineDefect(f"vLLM did not wake up: {type(error).__name__}: {error}") from error
 
-    def _hold(self, policy: Path, digest: str, spec: GenerateJob, context: int) -> None:
+    def _hold(self, policy: Path, digest: str, spec: SamplingJob, context: int) -> None:
         """Have the policy of `digest` in vLLM: by a swap where the engine can stay, else by a new engine."""
         from ppo_core.data.tokenization import load_tokenizer, stop_token_ids
 
@@ -219,7 +239,7 @@ def sampled_logprobs(logprobs: Any, count: int) -> list[float]:
     return [float(logprobs.logprobs[start]) for start in logprobs.start_indices[:count]]
 
 
-def needed_context(dataset: Path, spec: GenerateJob) -> int:
+def needed_context(dataset: Path, spec: SamplingJob) -> int:
     """Room for the longest prompt of all splits: going from one to the other must not start a second vLLM engine."""
     splits = [path for path in (dataset / "train.parquet", dataset / "eval.parquet") if path.is_file()]
     return max(longest_prompt(path) for path in splits) + spec.max_response_tokens
@@ -244,7 +264,8 @@ def main() -> None:
 
     permissions = permissions_of([argument for argument in sys.argv[1:] if argument != TAKE_TURNS])
     engine = RolloutEngine(permissions, takes_turns=TAKE_TURNS in sys.argv)
-    jobs = (engine.generate_rollouts, engine.generate_shard, merge_rollouts, engine.sample, engine.make_room)
+    generating = (engine.prepare_sampling, engine.generate_rollouts, engine.generate_shard, merge_rollouts)
+    jobs = (*generating, engine.sample, engine.make_room)
     serve({job.__name__: job for job in jobs}, replies, permissions)
 
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from ppo_core.records import GenerateJob, InputError
+from ppo_core.records import GenerateJob, InputError, SamplingJob
 
 GIB = 1 << 30
 NOT_FREE = "Available memory on node"
@@ -93,7 +93,7 @@ def attention_of(config: Any) -> Attention | None:
     )
 
 
-def check_limits(policy: Path, spec: GenerateJob, context: int, *, gpu: bool, trust_remote_code: bool) -> None:
+def check_limits(policy: Path, spec: SamplingJob, context: int, *, gpu: bool, trust_remote_code: bool) -> None:
     """Raise InputError where vLLM can never sample `context` tokens from this policy here."""
     from ppo_core.data.tokenization import model_config
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ppo_core.data.tokenization import REMOTE_CODE, model_config, shortened
 from ppo_core.models.precision import in_own_precision
 from ppo_core.records import InputError, needs_own_code
+from ppo_core.spec import ModelSpec
 
 VALUE_HEAD = "value_head.safetensors"
 INSIDE_POLICY = "ppo_value_head"
@@ -59,6 +60,16 @@ def create_policy(config: dict[str, Any], *, vocab_size: int, seed: int, dtype: 
         parameter.data = parameter.data.to(torch_dtype(dtype))
     model.config.dtype = torch_dtype(dtype)
     return _prepared(model)
+
+
+def starting_policy(
+    spec: ModelSpec, folder: Path | None, tokenizer: Any, *, seed: int, trust_remote_code: bool = False
+) -> Any:
+    """The causal LM that a run begins with: that of the `folder`, else a new one for the tokenizer's words."""
+    if folder is not None:
+        return load_policy(folder, dtype=spec.dtype, trust_remote_code=trust_remote_code)
+    config = {"eos_token_id": tokenizer.eos_token_id, **(spec.config or {})}
+    return create_policy(config, vocab_size=len(tokenizer), seed=seed, dtype=spec.dtype)
 
 
 def empty_policy(config: Any, name: str, *, trust_remote_code: bool = False) -> Any:

@@ -53,11 +53,25 @@ class StartPolicyJob(Section):
     ema: bool = False
 
 
-class GenerateJob(Section):
+class SamplingJob(Section):
+    """What every job says that needs vLLM. By itself: start it before there is a policy, of a run that begins with
+    `model`. Inputs: dataset, tokenizer; model, where the spec names a folder.
+
+    `stop` are texts that end a response beside EOS.
+    """
+
+    max_response_tokens: int
+    stop: tuple[str, ...] = ()
+    model: ModelSpec
+    kv_cache_gib: float
+    tensor_parallel_size: int
+
+
+class GenerateJob(SamplingJob):
     """Sample responses. Inputs: checkpoint, dataset.
 
     `stream` is the iteration, or a name such as `evaluation`: part of every request's seed. `position` is the data
-    cursor: prompts drawn so far. `temperature` 0 is greedy. `stop` and `stop_token_ids` end a response beside EOS.
+    cursor: prompts drawn so far. `temperature` 0 is greedy. `stop_token_ids` end a response beside EOS and `stop`.
     `weights` is the checkpoint's folder of who answers. The columns have temperatures and limits of single prompts.
     """
 
@@ -68,13 +82,8 @@ class GenerateJob(Section):
     num_prompts: int
     shuffle: bool
     samples_per_prompt: int
-    max_response_tokens: int
-    stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     temperature: float
-    model: ModelSpec
-    kv_cache_gib: float
-    tensor_parallel_size: int
     deterministic: bool = False
     weights: EvaluatedWeights = "policy"
     curriculum: CurriculumSpec | None = None

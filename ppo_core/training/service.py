@@ -17,7 +17,7 @@ from ppo_core.data.tokenization import load_tokenizer
 from ppo_core.engines.protocol import EngineDefect, Handler, Job, JobInput
 from ppo_core.engines.turns import gpu_bytes_free, room_made
 from ppo_core.engines.vector_math import prepare_vector_math
-from ppo_core.models.loading import create_policy, load_policy, save_policy
+from ppo_core.models.loading import load_policy, save_policy, starting_policy
 from ppo_core.models.lora import target_layers
 from ppo_core.models.reward_model import ClassifierFolder, reward_model_of
 from ppo_core.records import (
@@ -256,12 +256,9 @@ class TrainingEngine:
         return Trainable(module, settings, training, dtype=dtype, threads=self.ranks.threads.count)
 
     def _start_model(self, job: Job, spec: StartingJob, tokenizer: Any) -> Any:
-        if "model" in job.inputs:
-            model = job.inputs["model"].path
-            return load_policy(model, dtype=spec.model.dtype, trust_remote_code=self.trust_remote_code)
+        folder = job.inputs["model"].path if "model" in job.inputs else None
         seed = derive_seed(spec.seed, "weights")
-        config = {"eos_token_id": tokenizer.eos_token_id, **(spec.model.config or {})}
-        return create_policy(config, vocab_size=len(tokenizer), seed=seed, dtype=spec.model.dtype)
+        return starting_policy(spec.model, folder, tokenizer, seed=seed, trust_remote_code=self.trust_remote_code)
 
 
 def leading(engine: TrainingEngine, name: str) -> Callable[[Job], dict[str, Any]]:

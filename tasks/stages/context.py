@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,7 +19,7 @@ from infra.artifacts.export import exported_from
 from infra.artifacts.fingerprint import code_fingerprint, file_digest, file_digests
 from infra.artifacts.manifest import MANIFEST_NAME
 from infra.backend import open_collector, open_records
-from infra.engines.protocol import EngineInput, EngineJob, EngineProgress, EngineTimeout
+from infra.engines.protocol import Engine, EngineInput, EngineJob, EngineProgress, EngineTimeout
 from infra.gc.collector import Collector
 from infra.mlflow.circuit_breaker import CircuitBreaker
 from infra.mlflow.tracking import RunTracker
@@ -32,7 +34,7 @@ from ppo_core.spec.paths import is_function
 from tasks.reports.reporting import Reporting
 from tasks.runs.reachability import Reachability
 from tasks.stages.early_engines import engines_of
-from tasks.stages.engines import PROGRAMS, Engines, require_shared_store
+from tasks.stages.engines import PROGRAMS, Engines, LocalHandle, require_shared_store
 from tasks.stages.holding import held
 from tasks.stages.hub_names import Downloads, hub_sources
 from tasks.stages.jobs import OnProgress, StageJob, StageResult, ask
@@ -40,6 +42,8 @@ from tasks.stages.timings import Timings
 
 Resolve = Callable[[RunSpec, RunRecords], RunSpec]
 BACK_OFF_S = 30.0
+LOOK_S = 1.0
+"""So often a waiting main thread looks for Ctrl-C: a signal that another thread got does not wake it."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class RunContext:
     reported: set[int] = field(default_factory=set)
     reporting: Reporting = field(default_factory=Reporting)
     released: set[tuple[str, str]] = field(default_factory=set)
+    preparing: dict[str, Future[Any]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def with_spec(self, spec: RunSpec) -> RunContext:
@@ -168,6 +173,7 @@ class RunContext:
         silence = self.spec.engines.reward_timeout_s if engine == "scoring" else self.spec.engines.timeout_s
         on_progress = on_progress or self.on_progress
         on_progress(EngineProgress(engine, stage_job.job, 0, 0, ""))  # the engine may have to start first
+        waited_s = self._wait_for_preparation(engine)
         handle, sent = self.engines.handles[engine], time.perf_counter()
         try:
             self.timings.freed(self.engines.turns.take(engine, silence_s=silence, on_progress=on_progress))
@@ -175,7 +181,30 @@ class RunContext:
         except EngineTimeout as error:
             key = "reward_timeout_s" if engine == "scoring" else "timeout_s"
             raise EngineTimeout(f"{error} (the spec's engines.{key}={silence:g})", retryable=error.retryable) from None
-        return replace(done, hops_s=time.perf_counter() - sent - done.engine_s - done.store_s)
+        hops_s = time.perf_counter() - sent - done.engine_s - done.store_s
+        return replace(done, engine_s=done.engine_s + waited_s, hops_s=hops_s)
+
+    def can_prepare(self, engine: str) -> bool:
+        """Whether there is such an engine on this machine, which has not been asked to prepare anything."""
+        return isinstance(self.engines.handles.get(engine), LocalHandle) and engine not in self.preparing
+
+    def prepare(self, engine: str, job: EngineJob) -> None:
+        """Have an engine that can do, beside all else, what its next job would have to do otherwise.
+
+        That job waits for the end. A failure is no error: the job then meets it, and says so. Ends with the engines.
+        """
+        handle = self.engines.handles[engine]
+        assert isinstance(handle, LocalHandle)
+        pool = ThreadPoolExecutor(1, thread_name_prefix=f"prepare-{engine}")
+        self.preparing[engine] = pool.submit(_prepare, handle.engine, job, self.spec.engines.timeout_s)
+        pool.shutdown(wait=False)
+
+    def _wait_for_preparation(self, engine: str) -> float:
+        """The seconds that it took still."""
+        began, preparing = time.perf_counter(), self.preparing.pop(engine, None)
+        while preparing is not None and not preparing.done():
+            wait([preparing], timeout=LOOK_S)
+        return time.perf_counter() - began
 
     def _describe_sources(self) -> dict[str, str]:
         spec = self.spec
@@ -246,6 +275,14 @@ def working(context: RunContext) -> Iterator[None]:
     finally:
         context.reporting.close()
         context.engines.close()
+
+
+def _prepare(engine: Engine, job: EngineJob, silence_s: float) -> None:
+    try:
+        engine.run(job, timeout_s=silence_s)
+    finally:
+        if job.output is not None:
+            shutil.rmtree(job.output, ignore_errors=True)
 
 
 def ignore(progress: Any) -> None:

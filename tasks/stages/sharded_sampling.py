@@ -17,20 +17,44 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from infra.engines.protocol import EngineProgress
+from infra.engines.hardware import has_nvidia_gpu
+from infra.engines.protocol import EngineInput, EngineJob, EngineProgress
 from infra.storage.outage import stop_waiting
-from ppo_core.records import GenerateJob, GenerateShardJob
-from tasks.stages.context import RunContext
+from ppo_core.records import GenerateJob, GenerateShardJob, SamplingJob
+from tasks.stages.context import LOOK_S, RunContext
 from tasks.stages.find_verified import find_verified
 from tasks.stages.jobs import OnProgress, StageJob, StageResult
-from tasks.stages.references import StageRef
+from tasks.stages.references import DatasetRef, StageRef
 from tasks.stages.stage import StageSpec, job_of, key_of, run_cached
 from tasks.stages.table import StageDefinition
 
 ROLE = "rollout"
 T = TypeVar("T")
-LOOK_S = 1.0
-"""So often a waiting main thread looks for Ctrl-C: a signal that another thread got does not wake it."""
+
+
+def prepare_sampling(context: RunContext, dataset: DatasetRef) -> None:
+    """Have vLLM start while the policy is still fine-tuned: the first one to answer then only has to be swapped in."""
+    names = [name for name in context.engines.rollout_names if context.can_prepare(name)]
+    # On a GPU vLLM would take memory that fine-tuning may need, which holds no more than an update does on CPU.
+    if not names or has_nvidia_gpu():
+        return
+    spec, engines = context.spec, context.spec.engines
+    job = SamplingJob(
+        max_response_tokens=spec.rollout.max_response_tokens,
+        stop=spec.rollout.stop,
+        model=spec.model,
+        kv_cache_gib=engines.kv_cache_gib,
+        tensor_parallel_size=engines.tensor_parallel_size,
+    )
+    inputs = {
+        "dataset": EngineInput(context.store.fetch(dataset.bare()), dataset.digest),
+        "tokenizer": context.tokenizer(),
+        **context.model_inputs(),
+    }
+    for name in names:
+        context.prepare(
+            name, EngineJob("prepare_sampling", inputs, context.store.scratch(), job.model_dump(mode="json"))
+        )
 
 
 def sample_responses(

@@ -20,6 +20,7 @@ Inputs = Mapping[str, EngineInput]
 LOSSES = [2.5, 1.25, 0.5]
 """Of the three steps of a supervised start."""
 HELD_OUT = "answer_held_out"
+ASIDE = ("describe_dataset", "prepare_sampling")
 Measures = Callable[[int, float], Mapping[str, float]]
 
 
@@ -33,8 +34,8 @@ class ToyEngines:
 
     `reward` is the user's scoring code, which describe_sources tells of; `salts` make a job give other bytes although
     nothing tells of it, as another machine might; `measures(iteration, rate_factor)` are metrics of an iteration
-    (counted from 1) on top of the usual ones, or raises. `done` names the jobs done, in order, but those that only
-    tell of data; `notes` is progress.
+    (counted from 1) on top of the usual ones, or raises. `done` names the jobs done, in order, but those that make
+    nothing (ASIDE); `notes` is progress.
     """
 
     def __init__(self, measures: Measures = healthy, *, rollout_engines: int = 1, **salts: str) -> None:
@@ -92,7 +93,7 @@ class ToyEngine:
         self._all.asked[label] += 1
         self._all.planned.pop((label, self._all.asked[label]), lambda: None)()
         result = self._all.jobs[job.name](self._all, job)
-        if job.name != describe_dataset.__name__:
+        if job.name not in ASIDE:
             self._all.done.append(label)
         return EngineReply(result, 0.0)
 
@@ -293,5 +294,6 @@ FIRST = (describe_sources, prepare_dataset, describe_dataset, finetune_policy, s
 SAMPLING = (generate_rollouts, generate_shard, merge_rollouts)
 AFTER = (score_rollouts, select_rollouts, compute_advantages, update_policy, score_evaluation, compare_evaluations)
 JOBS: Mapping[str, Callable[[ToyEngines, EngineJob], dict[str, Any]]] = {
-    job.__name__: job for job in (*FIRST, *SAMPLING, *AFTER)
+    "prepare_sampling": lambda *_: {},
+    **{job.__name__: job for job in (*FIRST, *SAMPLING, *AFTER)},
 }

@@ -1,4 +1,4 @@
-"""Starting vLLM around a policy, with the settings that make its samples depend on nothing but the job."""
+"""vLLM as the rollout engine starts it: its samples depend on nothing but the job."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from ppo_core.engines.rollout_limits import GIB, check_limits, engines_refusal
 from ppo_core.engines.turns import SleepingModel
 from ppo_core.engines.vllm_worker import WeightSwap
-from ppo_core.records import GenerateJob
+from ppo_core.records import SamplingJob
 
 
 def start_vllm(
-    policy: Path, spec: GenerateJob, context: int, *, trust_remote_code: bool, takes_turns: bool
+    policy: Path, spec: SamplingJob, context: int, *, trust_remote_code: bool, takes_turns: bool
 ) -> tuple[Any, SleepingModel]:
     """A vLLM engine around the policy; `context` tokens are the longest prompt plus response.
 
