@@ -14,11 +14,15 @@ SMALLEST_VARIANCE = 1e-8
 
 
 @torch.no_grad()
-def token_rewards(scores: Tensor, kl: Tensor, response_mask: Tensor, *, kl_coef: float) -> Tensor:
+def token_rewards(
+    scores: Tensor, kl: Tensor, response_mask: Tensor, *, kl_coef: float, parts: Tensor | None = None
+) -> Tensor:
     """Per-token rewards: -kl_coef * kl at every token that counts, plus the score at the last one of its row.
 
-    Shapes: scores [B], in the reward's own unit; kl [B, R] in nats; response_mask [B, R] bool; result [B, R]. Outside
-    the mask, in holes as well (tokens of a tool's answer), rewards are exactly 0; a row all False receives no score.
+    Scores that came in `parts` are added where these stand; `scores` is then what is left for the last token.
+    Shapes: scores [B], in the reward's own unit, as parts [B, R]; kl [B, R] in nats; response_mask [B, R] bool; result
+    [B, R]. Outside the mask, in holes as well (tokens of a tool's answer), rewards are exactly 0; a row all False
+    receives no score.
     Raises ValueError for a mask that is not bool and for shapes that do not fit.
     Source: Ouyang et al. 2022 (arXiv:2203.02155), equation 2, without its pretraining term.
 
@@ -33,8 +37,11 @@ def token_rewards(scores: Tensor, kl: Tensor, response_mask: Tensor, *, kl_coef:
     check_rows("response_mask", response_mask, scores=scores)
     still_to_come = response_mask.flip(1).cumsum(1).flip(1)
     last = response_mask & (still_to_come == 1)
-    scores_at_last = zero_masked(scores.unsqueeze(1).expand_as(response_mask), last)
-    return scores_at_last - kl_coef * zero_masked(kl, response_mask)
+    credited = zero_masked(scores.unsqueeze(1).expand_as(response_mask), last)
+    if parts is not None:
+        check_mask("response_mask", response_mask, parts=parts)
+        credited = credited + zero_masked(parts, response_mask)
+    return credited - kl_coef * zero_masked(kl, response_mask)
 
 
 def missing_eos_penalty(scores: Tensor, finished: Tensor, *, penalty: float) -> Tensor:

@@ -21,7 +21,8 @@ from ppo_core.spec import AdvantageSpec, UpdateSpec
 class Batch(NamedTuple):
     """An iteration's responses, `B` rows of at most `R` tokens, before anything is learned from them.
 
-    `rewards` `[B, R]` hold the price of divergence at each token and the score at the last one that counts;
+    `rewards` `[B, R]` hold the price of divergence at each token, and the score at the last one that counts, or in
+    parts;
     `response_mask` `[B, R]` is True where a token counts; `finished` `[B]` where a response ended by itself. Rows with
     one number (0 to B - 1) in `prompts` `[B]` answer one prompt. `values` `[B, R]`, `final_values` `[B]`: the critic's.
     """

@@ -18,6 +18,7 @@ SOURCES = "sources.json"
 """In a dataset of several sources."""
 ROWS_AT_ONCE = 4096
 TOKENS = pa.list_(pa.int32())
+TOKEN_SCORES = pa.list_(pa.struct([("token", pa.int32()), ("score", pa.float64())]))
 PROMPTS = pa.schema(
     [
         ("prompt_id", pa.string()),
@@ -162,7 +163,10 @@ def read_rollouts(path: Path) -> list[RolloutRow]:
 
 
 def write_scores(path: Path, rows: Sequence[ScoreRow]) -> None:
-    """Columns: prompt_id, sample_index, score, reward/<component> each, truncated, error."""
+    """Columns: prompt_id, sample_index, score, reward/<component> each, truncated, error.
+
+    Where any score came in parts, also token_scores: a list of {token, score}, null for a score in one piece.
+    """
     names = list(rows[0].components) if rows else []
     schema = pa.schema(
         [
@@ -172,6 +176,7 @@ def write_scores(path: Path, rows: Sequence[ScoreRow]) -> None:
             *((f"reward/{name}", pa.float64()) for name in names),
             ("truncated", pa.bool_()),
             ("error", pa.string()),
+            *([("token_scores", TOKEN_SCORES)] if any(row.token_scores is not None for row in rows) else []),
         ]
     )
     documents = [
@@ -182,6 +187,7 @@ def write_scores(path: Path, rows: Sequence[ScoreRow]) -> None:
             **{f"reward/{name}": row.components[name] for name in names},
             "truncated": row.truncated,
             "error": row.error,
+            "token_scores": None if row.token_scores is None else _entries(row.token_scores),
         }
         for row in rows
     ]
@@ -198,9 +204,18 @@ def read_scores(path: Path) -> list[ScoreRow]:
             components={k.removeprefix("reward/"): v for k, v in row.items() if k.startswith("reward/")},
             truncated=row["truncated"],
             error=row["error"],
+            token_scores=None if row.get("token_scores") is None else _by_token(row["token_scores"]),
         )
         for row in pq.read_table(path).to_pylist()
     ]
+
+
+def _entries(token_scores: Mapping[int, float]) -> list[dict[str, Any]]:
+    return [{"token": token, "score": score} for token, score in sorted(token_scores.items())]
+
+
+def _by_token(entries: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    return {entry["token"]: entry["score"] for entry in entries}
 
 
 def check_aligned(rollouts: Sequence[RolloutRow], scores: Sequence[ScoreRow]) -> None:

@@ -74,6 +74,9 @@ class ScoreRow:
 
     >>> ScoreRow("3f1c", 0, 1.1, {"correct": 1.0, "format": 0.1}, False, None).score
     1.1
+
+    `token_scores` has the parts of the score by the response's token (from 0) that each is credited at, where a reward
+    gave it in parts; they add up to it. None: all of it is credited at the last token.
     """
 
     prompt_id: str
@@ -82,3 +85,4 @@ class ScoreRow:
     components: dict[str, float | None]
     truncated: bool
     error: str | None
+    token_scores: dict[int, float] | None = None

@@ -140,16 +140,15 @@ def build_experience(
     scored = torch.tensor([row.score is not None for row in scores])
     counted = scored & finished if spec.truncated == "mask" else scored
     mask = generated & counted[:, None]
-    raw = torch.tensor([row.score or 0.0 for row in scores], dtype=torch.float32)
     shaped = shape_scores(
-        raw, finished, generated.sum(1), spec, max_response_tokens=max_response_tokens, moments=moments
+        scores, finished, generated.sum(1), spec, max_response_tokens=max_response_tokens, moments=moments
     )
     sampler, theirs = ragged([row.sampler_logprobs for row in rollouts]), spec.old_logprobs == "sampler"
     old = sampler.clone() if theirs else predictions.old_logprobs  # safetensors writes no tensor twice
     kl = kl_estimate(old, predictions.reference_logprobs, estimator=spec.kl.estimator)
     if spec.kl.length_normalised:
         kl = kl / mask.sum(1, keepdim=True).clamp(min=1)
-    rewards = priced = token_rewards(shaped.scores, kl, mask, kl_coef=kl_coef)
+    rewards = priced = token_rewards(shaped.scores, kl, mask, kl_coef=kl_coef, parts=shaped.parts)
     if spec.whiten_rewards:
         rewards = whiten(rewards, mask, shift_mean=False)
     prompts = _numbered([row.prompt_id for row in rollouts])

@@ -14,10 +14,14 @@ from ppo_core.spec import AdvantageSpec
 
 
 class Shaped(NamedTuple):
-    """`scores` `[B]` in the scores' unit, and what was measured on the way."""
+    """`scores` `[B]`, what is credited at the last token, in the scores' unit; and what was measured on the way.
+
+    `parts` `[B, R]`, where scores came in parts, are credited where they stand, and `scores` is what is left.
+    """
 
     scores: Tensor
     measured: dict[str, float]
+    parts: Tensor | None = None
 
 
 def moments_with(carried: Mapping[str, float], scores: list[ScoreRow]) -> ScoreMoments:
@@ -25,8 +29,23 @@ def moments_with(carried: Mapping[str, float], scores: list[ScoreRow]) -> ScoreM
     return ScoreMoments(**carried).with_scores(torch.tensor([row.score for row in scores if row.score is not None]))
 
 
+def parts_of(scores: list[ScoreRow], lengths: Tensor) -> Tensor | None:
+    """`[B, R]`: scores where they are credited, those in one piece at the last token; None where all are in one.
+
+    `lengths` `[B]` are those of the responses, in tokens.
+    """
+    if all(row.token_scores is None for row in scores):
+        return None
+    parts = torch.zeros(len(scores), int(lengths.max()))
+    for index, (row, length) in enumerate(zip(scores, lengths.tolist(), strict=True)):
+        given = {length - 1: row.score or 0.0} if row.token_scores is None else row.token_scores
+        for token, score in given.items():
+            parts[index, token] = score
+    return parts
+
+
 def shape_scores(
-    scores: Tensor,
+    rows: list[ScoreRow],
     finished: Tensor,
     lengths: Tensor,
     spec: AdvantageSpec,
@@ -34,16 +53,27 @@ def shape_scores(
     max_response_tokens: int,
     moments: ScoreMoments,
 ) -> Shaped:
-    """What responses are worth before any price of divergence. All tensors are `[B]`, `lengths` in tokens."""
-    measured = dict[str, float]()
+    """What responses are worth before any price of divergence. Tensors are `[B]`, `lengths` in tokens.
+
+    A response is worth the same with its score in parts and in one piece: score_norm divides, and score_clip scales,
+    all of its parts alike; the running mean and penalties are subtracted at its last token.
+    """
+    raw = scores = torch.tensor([row.score or 0.0 for row in rows], dtype=torch.float32)
+    measured, unit = dict[str, float](), 1.0
     if spec.score_norm != "none":
-        scores = (scores - (moments.mean if spec.score_norm == "mean_std" else 0.0)) / moments.std
+        unit = moments.std
+        scores = (scores - (moments.mean if spec.score_norm == "mean_std" else 0.0)) / unit
         measured |= {"reward/score_mean": moments.mean, "reward/score_std": moments.std}
+    kept = torch.ones_like(scores)
     if spec.score_clip is not None:
-        scores = clip_scores(scores, limit=spec.score_clip)
+        clipped = clip_scores(scores, limit=spec.score_clip)
+        scores, kept = clipped, torch.where(clipped == scores, kept, clipped / scores)
     scores = missing_eos_penalty(scores, finished, penalty=spec.missing_eos_penalty)
     if spec.overlong is not None:
         buffer, factor = spec.overlong.buffer, spec.overlong.penalty
         charged = overlong_penalty(lengths, max_length=max_response_tokens, buffer=buffer, factor=factor)
         scores, measured["reward/overlong"] = scores - charged, float((charged > 0).float().mean())
-    return Shaped(scores, measured)
+    parts = parts_of(rows, lengths)
+    if parts is None:
+        return Shaped(scores, measured)
+    return Shaped(scores - raw / unit * kept, measured, parts / unit * kept[:, None])

@@ -49,7 +49,8 @@ def runs(root: Path, ranks: Ranks) -> Facts:
     facts: Facts = {}
     rows = [RolloutRow("p", i, [3, 4], [5, 6 + i, EOS], "w5", [-1.0] * 3, "stop") for i in range(4)]
     write_rollouts(root / "rollouts.parquet", rows)
-    write_scores(root / "scores.parquet", [ScoreRow("p", i, float(i), {"f": 1.0}, False, None) for i in range(4)])
+    scores = [ScoreRow("p", i, i + 0.5, {"f": 1.0}, False, None, {0: float(i), 1: 0.5}) for i in range(4)]
+    write_scores(root / "scores.parquet", scores)
     for case, (stage, dtype) in CASES.items():
         start = start_of(root, ranks, dtype)
         settings: dict[str, Any] = {"zero_stage": stage, "dtype": dtype, "num_minibatches": 2, "learning_rate": 1e-2}

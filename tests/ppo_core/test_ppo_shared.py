@@ -106,3 +106,10 @@ def test_values_are_of_the_policys_hidden_states(shared: Path, case: str) -> Non
     close = {"rtol": 0, "atol": 1e-5 if CASES[case][1] == "float32" else 0.05}  # bf16 has eight bits
     torch.testing.assert_close(full["values"].double(), values, **close)
     assert values.abs().max() > 0.01
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_parts_of_scores_are_rewards_at_their_tokens(shared: Path, case: str) -> None:
+    """The KL has no price there."""
+    experience = load_file(shared / case / "of-thin3/experience.safetensors")
+    assert experience["rewards"].tolist() == [[float(i), 0.5, 0.0] for i in range(4)]
