@@ -11,8 +11,9 @@ from tasks.stages.table import SCORE_ROLLOUTS
 
 @stage(SCORE_ROLLOUTS.name)
 def score_rollouts(context: RunContext, rollouts: RolloutsRef, dataset: DatasetRef) -> ScoresRef:
-    """One score per response, or None where there is none."""
+    """One score per response, in parts or not, or None where there is none."""
     spec = context.spec
     job = ScoreJob(reward=spec.reward, answer_column=spec.dataset.answer_column, split="train")
     inputs = {"rollouts": rollouts, "dataset": dataset}
-    return run_cached(context, StageSpec(SCORE_ROLLOUTS, job, inputs, context.rewards()))
+    paths = {**context.rewards(), "tokenizer": context.tokenizer()}
+    return run_cached(context, StageSpec(SCORE_ROLLOUTS, job, inputs, paths))

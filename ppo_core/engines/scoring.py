@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from functools import cache
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -34,6 +35,7 @@ from ppo_core.scoring.comparison import compare_evaluations
 from ppo_core.scoring.overoptimisation import response_metrics
 from ppo_core.scoring.plugins import source_digest
 from ppo_core.scoring.reward import RewardFailed, Sample
+from ppo_core.scoring.spans import Decode
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
 
@@ -92,7 +94,7 @@ def score_rollouts(job: Job) -> dict[str, Any]:
     spec = ScoreJob.model_validate(job.spec)
     rollouts = read_rollouts(job.inputs["rollouts"].path / "rollouts.parquet")
     beside = scores_beside(job.inputs["rollouts"], spec.reward, spec.answer_column, job.inputs["sources"])
-    scores = beside or _scored(job, spec.reward, spec.answer_column, spec.split, rollouts)
+    scores = beside or _scored(job, spec.reward, spec.answer_column, spec.split, rollouts, _decoder(job))
     if all(row.score is None for row in scores):
         raise RewardFailed(
             f"none of the {len(scores)} responses has a score ({scores[0].error}): there is nothing to learn from; see "
@@ -151,6 +153,7 @@ def try_reward(job: Job) -> dict[str, Any]:
             "components": part.scores,
             "score": rewards.total(part.scores),
             "error": part.error(),
+            "spans": {name: found.spans for name, found in part.parts.items() if not found.of_tokens},
         }
         for row, text, part in zip(prompts, completions, parts, strict=True)
     ]
@@ -158,11 +161,17 @@ def try_reward(job: Job) -> dict[str, Any]:
 
 
 def score_metrics(scores: list[ScoreRow], prefix: str) -> dict[str, float]:
-    """Mean, spread and count of what could be scored, and the mean of each component; left out where nothing could."""
+    """Mean, spread and count of what could be scored, and the mean of each component; left out where nothing could.
+
+    `positions`, where scores came in parts: at how many tokens a response's is credited, the mean over those responses.
+    """
     given = [row.score for row in scores if row.score is not None]
     metrics = {f"{prefix}/unscored": float(len(scores) - len(given))}
     if given:
         metrics |= {f"{prefix}/mean": statistics.fmean(given), f"{prefix}/std": statistics.pstdev(given)}
+    in_parts = [row.token_scores for row in scores if row.token_scores is not None]
+    if in_parts:
+        metrics[f"{prefix}/positions"] = statistics.fmean(map(len, in_parts))
     return metrics | component_means(scores, prefix)
 
 
@@ -177,11 +186,30 @@ def component_means(scores: list[ScoreRow], prefix: str) -> dict[str, float]:
     return metrics
 
 
-def _scored(job: Job, reward: RewardSpec, column: str, split: str, rollouts: list[RolloutRow]) -> list[ScoreRow]:
+def _scored(
+    job: Job, reward: RewardSpec, column: str, split: str, rollouts: list[RolloutRow], decode: Decode | None = None
+) -> list[ScoreRow]:
     path, ids = job.inputs["dataset"].path / f"{split}.parquet", {row.prompt_id for row in rollouts}
     prompts = {row.prompt_id: row for row in read_prompts(path, named=ids)}
     rewards = WeightedRewards(reward, sources_of(job), column, job.progress)
-    return rewards.score_rollouts([prompts[row.prompt_id] for row in rollouts], rollouts)
+    return rewards.score_rollouts([prompts[row.prompt_id] for row in rollouts], rollouts, decode)
+
+
+def _decoder(job: Job) -> Decode:
+    """The text of tokens by the run's tokenizer, which is loaded when a score in parts first asks for it."""
+
+    @cache
+    def tokenizer() -> Any:
+        from ppo_core.data.tokenization import load_tokenizer  # transformers: seconds
+
+        return load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=job.permissions.trust_remote_code)
+
+    def decode(token_ids: list[int]) -> str:
+        from ppo_core.data.tokenization import decode_response
+
+        return decode_response(tokenizer(), token_ids)
+
+    return decode
 
 
 def _check_enough(scores: list[ScoreRow], reward: RewardSpec) -> None:

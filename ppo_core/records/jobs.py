@@ -142,7 +142,7 @@ WITH_SIGNAL = "score/prompts_with_signal"
 
 
 class ScoreJob(Section):
-    """Score rollouts. Inputs: sources, rollouts, dataset.
+    """Score rollouts. Inputs: sources, rollouts, dataset, tokenizer.
 
     With `samples_per_prompt` it also says how many prompts have responses of different scores.
     """

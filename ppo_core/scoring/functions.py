@@ -6,12 +6,22 @@ import asyncio
 import inspect
 import math
 from collections.abc import Sequence
-from typing import Any, SupportsFloat
+from typing import Any
 
 from ppo_core.records import InputError, PromptRow
 from ppo_core.scoring.plugins import RAISED, Sources, load_function, place_of
-from ppo_core.scoring.reward import RewardFailed, Sample, shorten
-from ppo_core.scoring.signatures import VERIFIERS, Arguments, batch_arguments, form_of, one_by_one_arguments, scores_in
+from ppo_core.scoring.reward import NotScored, RewardFailed, Sample, Score, shorten
+from ppo_core.scoring.signatures import (
+    TOKENS,
+    TRL,
+    VERIFIERS,
+    Arguments,
+    batch_arguments,
+    form_of,
+    one_by_one_arguments,
+    scores_in,
+)
+from ppo_core.scoring.spans import FORM, number_of, span_scores
 from ppo_core.spec.reward.kinds import FunctionRewardSpec
 
 IN_FLIGHT = 64  # calls of a coroutine function that is called for each sample
@@ -26,7 +36,9 @@ class FunctionReward:
         self.sources = sources
         self.answer_column = answer_column
         self.function = load_function(spec.function, sources)
-        self.form = form_of(list(inspect.signature(self.function).parameters))
+        parameters = list(inspect.signature(self.function).parameters)
+        self.form = form_of(parameters)
+        self.reads_tokens = self.form is TRL and TOKENS in parameters
 
     def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
         """Each argument without a default must be a column, with a value in every row."""
@@ -44,8 +56,10 @@ class FunctionReward:
                         "add it to the data, or give the argument a default"
                     )
 
-    def score(self, samples: Sequence[Sample]) -> list[float | None]:
+    def score(self, samples: Sequence[Sample]) -> list[Score]:
         """One call for all samples, or for each, as the function has it."""
+        if self.reads_tokens and any(one.token_ids is None for one in samples):
+            return [NotScored(f"it reads {TOKENS}, and nothing is sampled here: a run has them")] * len(samples)
         columns = [columns_of(one.row, self.answer_column) for one in samples]
         if self.form.one_by_one:
             given = [one_by_one_arguments(self.form, one, row) for one, row in zip(samples, columns, strict=True)]
@@ -54,15 +68,18 @@ class FunctionReward:
         else:
             given_once = batch_arguments(self.form, samples, columns)
             fixed = {name: given_once[name] for name in self.form.given}
+            if self.reads_tokens:
+                fixed[TOKENS] = [list(one.token_ids or ()) for one in samples]
             scores = scores_in(self.form, self._run([{**given_once, **self.options, **fixed}])[0])
-        return checked_scores(self.name, scores, len(samples))
+        return checked_scores(self.name, scores, samples)
 
     def _required(self) -> list[str]:
         parameters = inspect.signature(self.function).parameters.values()
         wanted = [
             p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
         ]
-        return [name for name in wanted if name not in self.form.given and name not in self.options]
+        given = {*self.form.given, *self.options, *((TOKENS,) if self.reads_tokens else ())}
+        return [name for name in wanted if name not in given]
 
     def _run(self, calls: Sequence[Arguments]) -> list[Any]:
         """What each call returns; calls of a coroutine function are made side by side."""
@@ -93,8 +110,9 @@ def columns_of(row: PromptRow, answer_column: str) -> dict[str, Any]:
     return {**row.metadata, answer_column: row.reference_answer}
 
 
-def checked_scores(name: str, scores: Any, expected: int) -> list[float | None]:
-    """The returned scores as floats or None. Raises InputError for a wrong type, length or value, naming the row."""
+def checked_scores(name: str, scores: Any, samples: Sequence[Sample]) -> list[Score]:
+    """The scores as floats, in parts or None. Raises InputError for a wrong type, length or value, naming the row."""
+    expected = len(samples)
     try:
         values = list(scores)
     except TypeError:
@@ -103,21 +121,19 @@ def checked_scores(name: str, scores: Any, expected: int) -> list[float | None]:
         raise InputError(
             f"{name} returned {len(values)} scores for {expected} completions: return one (or None) for each"
         )
-    checked: list[float | None] = []
-    for index, value in enumerate(values):
-        if value is None:
-            checked.append(None)
-            continue
-        try:
-            # Numbers of numpy and torch count as well; text that looks like a number does not.
-            number = float(value) if isinstance(value, SupportsFloat) else None
-        except (TypeError, ValueError, ArithmeticError, RuntimeError):
-            number = None
-        if number is None:
-            raise InputError(f"{name}: score {index} is {value!r} ({type(value).__name__}): return a float, or None")
-        if not math.isfinite(number):
-            raise InputError(
-                f"{name}: score {index} is {number}: return a finite number, or None where there is no score"
-            )
-        checked.append(number)
-    return checked
+    return [
+        None if value is None else _checked(f"{name}: score {index}", value, sample)
+        for index, (value, sample) in enumerate(zip(values, samples, strict=True))
+    ]
+
+
+def _checked(whose: str, value: Any, sample: Sample) -> Score:
+    number = number_of(value)
+    if number is None:
+        parts = span_scores(whose, value, sample)
+        if parts is None:
+            raise InputError(f"{whose} is {value!r} ({type(value).__name__}): return a float, or None, or {FORM}")
+        return parts
+    if not math.isfinite(number):
+        raise InputError(f"{whose} is {number}: return a finite number, or None where there is no score")
+    return number

@@ -3,7 +3,7 @@
     POST url    {"samples": [{"prompt", "response", "reference_answer", "metadata"}, ...]}
     200         {"scores": [0.5, null, ...]}
 
-One number for each sample, in their order; null where a sample has no score.
+One number for each sample, in their order, or a list of its parts (`spans.py`); null where a sample has no score.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class HttpReward:
         size = self.spec.batch_size
         batches = [samples[start : start + size] for start in range(0, len(samples), size)]
         bodies = [{"samples": [as_document(sample) for sample in batch]} for batch in batches]
-        answers = self.endpoint.ask(bodies, lambda index, answer: self._scores(answer, len(batches[index])))
+        answers = self.endpoint.ask(bodies, lambda index, answer: self._scores(answer, batches[index]))
         scores: list[Score] = []
         for batch, answer in zip(batches, answers, strict=True):
             scores += [answer] * len(batch) if isinstance(answer, NotScored) else answer
         return scores
 
-    def _scores(self, answer: Any, expected: int) -> list[float | None]:
+    def _scores(self, answer: Any, samples: Sequence[Sample]) -> list[Score]:
         if not isinstance(answer, dict) or not isinstance(answer.get("scores"), list):
             raise InputError(
                 f"{self.spec.url} (the reward {self.spec.component}) answered {shorten(answer)}: it must answer an "
                 'object with the list "scores", as in {"scores": [0.5, null]}'
             )
-        return checked_scores(f"{self.spec.url} (the reward {self.spec.component})", answer["scores"], expected)
+        return checked_scores(f"{self.spec.url} (the reward {self.spec.component})", answer["scores"], samples)
 
 
 def as_document(sample: Sample) -> dict[str, Any]:

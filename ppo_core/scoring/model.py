@@ -43,7 +43,8 @@ class ModelReward:
         scores: list[Score] = [
             NotScored(f"{len(sequence)} tokens, but the reward model reads 1 to {limit}") for sequence in sequences
         ]
-        for row, score in zip(fits, checked_scores(self.spec.label, scored, len(fits)), strict=True):
+        checked = checked_scores(self.spec.label, scored, [samples[row] for row in fits])
+        for row, score in zip(fits, checked, strict=True):
             scores[row] = score
         return scores
 

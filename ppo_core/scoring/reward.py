@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ppo_core.records import InputError, PromptRow
 
@@ -41,7 +41,32 @@ class NotScored:
     reason: str
 
 
-Score = float | None | NotScored
+class Span(NamedTuple):
+    """A part of a score, given for what goes from `start` to before `end`, counted from 0."""
+
+    start: int
+    end: int
+    score: float
+
+
+@dataclass(frozen=True)
+class SpanScores:
+    """A score in parts: of characters of the response's text or, `of_tokens`, of the response's tokens.
+
+    >>> SpanScores((Span(0, 7, 0.5), Span(7, 12, 1.0))).total
+    1.5
+    """
+
+    spans: tuple[Span, ...]
+    of_tokens: bool = False
+
+    @property
+    def total(self) -> float:
+        """The score as one number."""
+        return float(sum(span.score for span in self.spans))
+
+
+Score = float | None | NotScored | SpanScores
 """None: no score, as the user's own code said."""
 
 

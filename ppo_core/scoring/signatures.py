@@ -1,6 +1,6 @@
 """The forms of reward functions that users have from other trainers, told apart by the names of their parameters.
 
-trl         reward(prompts, completions, **columns) -> list             (and any that is none of these)
+trl         reward(prompts, completions, completion_ids, **columns) -> list     (and any that is none of these)
 verl        compute_score(data_source, solution_str, ground_truth, extra_info) -> float | {"score": float}
 verl batch  compute_score(data_sources, solution_strs, ground_truths, extra_infos) -> list of those
 openrlhf    reward_func(queries, prompts, labels) -> tensor | {"rewards": tensor}
@@ -16,6 +16,8 @@ from typing import Any
 from ppo_core.scoring.reward import Sample
 
 Arguments = dict[str, Any]
+TOKENS = "completion_ids"
+"""What a function in TRL's form gets if it names it: the token ids of each response."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ppo_core.records import PromptRow, RolloutRow, ScoreRow
 from ppo_core.scoring.functions import FunctionReward
@@ -11,8 +12,9 @@ from ppo_core.scoring.http import HttpReward
 from ppo_core.scoring.judge import JudgeReward
 from ppo_core.scoring.model import ModelReward
 from ppo_core.scoring.plugins import Sources
-from ppo_core.scoring.reward import NotScored, Progress, Reward, Sample, ignore_progress
+from ppo_core.scoring.reward import NotScored, Progress, Reward, Sample, Score, SpanScores, ignore_progress
 from ppo_core.scoring.rules import ExactMatch, Format, JsonSchema, Length, Number, Regex
+from ppo_core.scoring.spans import Decode, tokens_of
 from ppo_core.scoring.unit_tests import UnitTests
 from ppo_core.spec import RewardSpec
 from ppo_core.spec.reward.kinds import FunctionRewardSpec, HttpRewardSpec, JudgeSpec, ModelRewardSpec, RewardKind
@@ -29,10 +31,14 @@ from ppo_core.spec.reward.rules import (
 
 @dataclass(frozen=True)
 class Components:
-    """A sample's score by each reward, None where there is none, with the reasons that are known."""
+    """A sample's score by each reward, None where there is none, with the reasons that are known.
+
+    `parts` are those of the scores that came in parts.
+    """
 
     scores: dict[str, float | None]
     reasons: dict[str, str]
+    parts: dict[str, SpanScores] = field(default_factory=dict)
 
     def error(self) -> str | None:
         """Which rewards gave no score, and why; None where all did."""
@@ -91,8 +97,9 @@ class WeightedRewards:
         rows = [{name: values[index] for name, values in scored.items()} for index in range(len(samples))]
         return [
             Components(
-                {name: None if isinstance(value, NotScored) else value for name, value in row.items()},
+                {name: _one_number(value) for name, value in row.items()},
                 {name: value.reason for name, value in row.items() if isinstance(value, NotScored)},
+                {name: value for name, value in row.items() if isinstance(value, SpanScores)},
             )
             for row in rows
         ]
@@ -104,8 +111,31 @@ class WeightedRewards:
             return None
         return float(sum(weight * value for weight, value in terms if value is not None))
 
-    def score_rollouts(self, rows: Sequence[PromptRow], rollouts: Sequence[RolloutRow]) -> list[ScoreRow]:
-        """Scores of rollouts, row for row; `rows` are those of their prompts. None is kept and named in `error`."""
+    def token_scores(self, components: Components, rollout: RolloutRow, decode: Decode) -> dict[int, float] | None:
+        """What `total` adds up, by the token where it is credited; None where there is no sum, or nothing in parts.
+
+        A part is credited at the last token that it is for, a score in one piece at the response's last token.
+        """
+        counting = {name: weight for name, weight in self.weights.items() if weight}
+        if self.total(components.scores) is None or not counting.keys() & components.parts.keys():
+            return None
+        found: defaultdict[int, float] = defaultdict(float)
+        for name, weight in counting.items():
+            parts, score = components.parts.get(name), components.scores[name]
+            if parts is not None:
+                for token, span in zip(tokens_of(parts, rollout, decode), parts.spans, strict=True):
+                    found[token] += weight * span.score
+            elif score is not None:
+                found[len(rollout.response_token_ids) - 1] += weight * score
+        return dict(found)
+
+    def score_rollouts(
+        self, rows: Sequence[PromptRow], rollouts: Sequence[RolloutRow], decode: Decode | None = None
+    ) -> list[ScoreRow]:
+        """Scores of rollouts, row for row; `rows` are those of their prompts. None is kept and named in `error`.
+
+        Without `decode` scores in parts are told by their sums alone.
+        """
         samples = [
             Sample(row, rollout.response, rollout.response_token_ids)
             for row, rollout in zip(rows, rollouts, strict=True)
@@ -118,6 +148,13 @@ class WeightedRewards:
                 components=parts.scores,
                 truncated=not rollout.finished,
                 error=parts.error(),
+                token_scores=None if decode is None else self.token_scores(parts, rollout, decode),
             )
             for rollout, parts in zip(rollouts, self.score(samples), strict=True)
         ]
+
+
+def _one_number(score: Score) -> float | None:
+    if isinstance(score, SpanScores):
+        return score.total
+    return None if isinstance(score, NotScored) else score

@@ -35,13 +35,14 @@ def sample_until_signal(
     """The rollouts to the first `job.num_prompts` prompts with a signal; see `ppo_core.engines.selection`."""
     reward, column, begun = context.spec.reward, context.spec.dataset.answer_column, time.perf_counter()
     sources = context.rewards()
+    scoring = {**sources, "tokenizer": context.tokenizer()}
     score = ScoreJob(reward=reward, answer_column=column, split="train", samples_per_prompt=job.samples_per_prompt)
     made: dict[str, StageRef] = {}
     with_signal, batches = 0.0, 0
     while with_signal < job.num_prompts and batches < max_batches:
         rollouts = made_by(sample_responses(context, GENERATE_ROLLOUTS, batch_of(job, batches), inputs))
         scored = {"rollouts": rollouts, "dataset": inputs["dataset"]}
-        scores = made_by(run_cached(context, StageSpec(SCORE_BATCH, score, scored, sources)))
+        scores = made_by(run_cached(context, StageSpec(SCORE_BATCH, score, scored, scoring)))
         made |= {f"rollouts_{batches}": rollouts, f"scores_{batches}": scores}
         with_signal, batches = with_signal + scores.metrics[WITH_SIGNAL], batches + 1
     select = SelectJob(

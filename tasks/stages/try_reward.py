@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,28 @@ from tasks.stages.jobs import ask
 
 @dataclass(frozen=True)
 class TrialRow:
-    """One row with its trial completion and what the functions say of it."""
+    """One row with its trial completion and what the functions say of it.
+
+    `spans` are the parts of scores that came in parts: start, end and score.
+    """
 
     prompt: Any
     completion: str
     components: dict[str, float | None]
     score: float | None
     error: str | None
+    spans: dict[str, list[tuple[int, int, float]]] = field(default_factory=dict)
 
     def cells(self) -> list[str]:
         """As a table shows it."""
         prompt = self.prompt if isinstance(self.prompt, str) else str(self.prompt[-1].get("content", ""))
-        values = [*self.components.values(), self.score]
-        return [prompt, self.completion, *("none" if value is None else f"{value:g}" for value in values)]
+        values = {**self.components, "": self.score}
+        return [prompt, self.completion, *(self._cell(name, value) for name, value in values.items())]
+
+    def _cell(self, name: str, value: float | None) -> str:
+        """A score, below it its parts with the text that each is for."""
+        parts = [f"{score:g} for {self.completion[start:end]!r}" for start, end, score in self.spans.get(name, ())]
+        return "\n".join(["none" if value is None else f"{value:g}", *parts])
 
 
 def try_reward(spec: RunSpec, completions: list[str]) -> list[TrialRow]:

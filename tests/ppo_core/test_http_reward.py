@@ -10,7 +10,7 @@ import pytest
 from ppo_core.records import InputError, PromptRow, RolloutRow
 from ppo_core.scoring import endpoint
 from ppo_core.scoring.plugins import Sources
-from ppo_core.scoring.reward import RewardFailed, Sample
+from ppo_core.scoring.reward import RewardFailed, Sample, Span, SpanScores
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
 from tests.ppo_core.reward_server import Answer, lengths, reward_server
@@ -113,6 +113,17 @@ def test_a_passing_trouble_is_tried_again(status: int) -> None:
         assert scores(rewards("http", server.url, said, batch_size=5, concurrency=1)) == [float(n) for n in range(10)]
     assert len(server.asked) == 4
     assert f"http: {status} " in said[0]
+
+
+def test_a_server_may_give_parts_of_the_text() -> None:
+    def answer(number: int, document: Any) -> Answer:
+        ends = [len(sample["response"]) for sample in document["samples"]]
+        return 200, {}, {"scores": [[{"start": 0, "end": end, "score": 0.5}] * 2 if end else None for end in ends]}
+
+    with reward_server(answer) as server:
+        found = rewards("http", server.url).score(SAMPLES)
+    assert [parts.scores["http"] for parts in found] == [None, *[1.0] * 9]
+    assert found[3].parts["http"] == SpanScores((Span(0, 3, 0.5), Span(0, 3, 0.5)))
 
 
 def test_one_batch_that_always_fails_has_no_scores_and_the_others_have() -> None:

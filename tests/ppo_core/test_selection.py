@@ -36,7 +36,10 @@ def write_batch(folder: Path, scores: dict[str, list[float | None]]) -> Path:
     )
     write_scores(
         folder / "scores.parquet",
-        [ScoreRow(name, number, score, {"number": score}, False, None) for name, number, score in samples],
+        [
+            ScoreRow(name, number, score, {"number": score}, False, None, None if score is None else {0: score})
+            for name, number, score in samples
+        ],
     )
     return folder
 
@@ -84,8 +87,8 @@ def test_what_is_chosen_is_that_of_all_batches_and_counted(tmp_path: Path) -> No
         ("b", 3),
     ]
     scores = read_scores(folder / "scores.parquet")
-    assert [(row.prompt_id, row.sample_index, row.score) for row in scores] == [
-        (row.prompt_id, row.sample_index, score)
+    assert [(row.prompt_id, row.sample_index, row.score, row.token_scores) for row in scores] == [
+        (row.prompt_id, row.sample_index, score, {0: score})
         for row, score in zip(rows, [1.0, 0.0, 0.5, 0.25, 0.0, 1.0], strict=True)
     ]
     assert (facts["num_responses"], facts["num_response_tokens"]) == (6, 12)
