@@ -1,4 +1,4 @@
-"""The reward of the arithmetic task, called as TRL's GRPO calls a reward function: texts in, one number each out."""
+"""Rewards of the arithmetic task, called as TRL's GRPO calls a reward function: texts in, one score each out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+STEP = re.compile(r"([0-9])([-+*])([0-9])=([0-9])")
 WELL_FORMED = re.compile(r"(<think>[^<>]*</think>)?<answer>[0-9]</answer>")
 
 
@@ -24,6 +25,25 @@ def answered_right(prompts: list[str], completions: list[str], answer: list[str]
 def well_formed(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
     """1.0 where the completion is an answer of one digit, after some reasoning or none, and nothing else."""
     return [float(WELL_FORMED.fullmatch(text) is not None) for text in completions]
+
+
+def right_steps(prompts: list[str], completions: list[str], **columns: Any) -> list[Any]:
+    """1.0 for each step up to the first wrong one: in parts, each for the characters that earn it, so that the policy
+    is told at which step it went wrong."""
+    found = [_right_steps(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
+    return [[{"start": start, "end": end, "score": 1.0} for start, end in steps] or 0.0 for steps in found]
+
+
+def _right_steps(prompt: str, text: str) -> list[tuple[int, int]]:
+    """Where the text has the steps of the prompt, one after the other, modulo 10."""
+    value, found = prompt[0], []
+    for step, (sign, operand) in zip(STEP.finditer(text), re.findall(r"([-+*])([0-9])", prompt), strict=False):
+        left, right = int(value), int(operand)
+        value = str({"+": left + right, "-": left - right, "*": left * right}[sign] % 10)
+        if step.groups() != (str(left), sign, operand, value):
+            break
+        found.append(step.span())
+    return found
 
 
 def _answers(text: str) -> list[str]:

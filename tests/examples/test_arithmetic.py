@@ -15,6 +15,12 @@ import pytest
 from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from ppo_core.data.tokenization import decode_response
+from ppo_core.records import PromptRow, RolloutRow
+from ppo_core.scoring.plugins import Sources
+from ppo_core.scoring.weighted import WeightedRewards
+from ppo_core.spec import RewardSpec
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "arithmetic"
 TASK = re.compile(r"[0-9]([-+*][2-9]){3,5}=")
 
@@ -135,6 +141,27 @@ def test_the_script_says_what_to_ask_for(capsys: pytest.CaptureFixture[str]) -> 
 )
 def test_the_reward_of_a_completion(completion: str, score: float) -> None:
     assert reward.correct(["7+5*3-8="], [completion], ["8"]) == [score]
+
+
+def test_right_steps_are_credited_where_they_end(tokenizer: PreTrainedTokenizerBase) -> None:
+    """The tags are one token each and every other character is one; what counts ends with the first wrong step."""
+    texts = {
+        "<think>7+5=2,2*3=6,6-8=8</think><answer>8</answer>": {5: 0.1, 11: 0.1, 17: 0.1, 22: 1.1},
+        "<think>7+5=2,2*3=7,7-8=9</think><answer>9</answer>": {5: 0.1, 22: 0.1},
+        "<think>7+5=1,2*3=6</think>": None,
+        "<answer>8</answer>": None,
+    }
+    spec = {"sources": [{"function": "reward.py:correct"}, {"function": "reward.py:right_steps", "weight": 0.1}]}
+    rewards = WeightedRewards(RewardSpec.model_validate(spec), Sources(EXAMPLE), "answer")
+    ids = [[*tokenizer(text).input_ids, tokenizer.eos_token_id] for text in texts]
+    rollouts = [
+        RolloutRow("p", index, [1], ids[index], text, [0.0] * len(ids[index]), "stop")
+        for index, text in enumerate(texts)
+    ]
+    row = PromptRow("p", "7+5*3-8=", [1], "8", {})
+    scored = rewards.score_rollouts([row] * 4, rollouts, lambda tokens: decode_response(tokenizer, tokens))
+    assert [found.token_scores for found in scored] == list(texts.values())
+    assert [found.score for found in scored] == pytest.approx([1.4, 0.2, 0.0, 1.1])
 
 
 def test_the_reward_takes_batches_and_further_columns() -> None:
