@@ -2,7 +2,7 @@
 
 from ppo_core.records.digests import canonical_json, content_digest, derive_seed
 from ppo_core.records.dpo_jobs import TrainDpoJob
-from ppo_core.records.errors import InputError, needs_own_code
+from ppo_core.records.errors import NOT_IN_A_TRIAL, InputError, needs_own_code
 from ppo_core.records.jobs import (
     MAKE_ROOM,
     WITH_SIGNAL,
@@ -31,6 +31,7 @@ __all__ = [
     "LOSS_DIGITS",
     "MAKE_ROOM",
     "NOTED_LOSS",
+    "NOT_IN_A_TRIAL",
     "WITH_SIGNAL",
     "CheckRunJob",
     "CompareJob",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+NOT_IN_A_TRIAL = "nothing is sampled here: a run has them"
+"""Ends the reason for no score of a reward that reads sampled tokens, where it is only tried out."""
+
 
 class InputError(ValueError):
     """The user's input cannot be used; trying again would not help."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ppo_core.records import InputError, PromptRow
+from ppo_core.records import NOT_IN_A_TRIAL, InputError, PromptRow
 from ppo_core.scoring.plugins import RAISED, Sources, load_function, place_of
 from ppo_core.scoring.reward import NotScored, RewardFailed, Sample, Score, shorten
 from ppo_core.scoring.signatures import (
@@ -59,7 +59,7 @@ class FunctionReward:
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         """One call for all samples, or for each, as the function has it."""
         if self.reads_tokens and any(one.token_ids is None for one in samples):
-            return [NotScored(f"it reads {TOKENS}, and nothing is sampled here: a run has them")] * len(samples)
+            return [NotScored(f"it reads {TOKENS}, and {NOT_IN_A_TRIAL}")] * len(samples)
         columns = [columns_of(one.row, self.answer_column) for one in samples]
         if self.form.one_by_one:
             given = [one_by_one_arguments(self.form, one, row) for one, row in zip(samples, columns, strict=True)]

@@ -35,8 +35,9 @@ T = TypeVar("T")
 def prepare_sampling(context: RunContext, dataset: DatasetRef) -> None:
     """Have vLLM start while the policy is still fine-tuned: the first one to answer then only has to be swapped in."""
     names = [name for name in context.engines.rollout_names if context.can_prepare(name)]
-    # On a GPU vLLM would take memory that fine-tuning may need, which holds no more than an update does on CPU.
-    if not names or has_nvidia_gpu():
+    # On a GPU vLLM would take memory that fine-tuning may need, which holds no more than an update does on CPU; and who
+    # takes turns waits for them.
+    if not names or has_nvidia_gpu() or context.engines.turns.sides:
         return
     spec, engines = context.spec, context.spec.engines
     job = SamplingJob(

@@ -9,7 +9,7 @@ from typing import Any
 from infra.artifacts import open_store
 from infra.engines.protocol import EngineInput, EngineJob
 from infra.settings import Settings
-from ppo_core.records import InputError
+from ppo_core.records import NOT_IN_A_TRIAL, InputError
 from ppo_core.spec import RunSpec
 from tasks.checks.state_folder import require_writable_state
 from tasks.stages.dataset_job import reward_trial
@@ -78,6 +78,8 @@ def complaints(rows: list[TrialRow]) -> list[str]:
 
 def doubts(scores: list[float | None], errors: list[str | None]) -> list[str]:
     """What speaks against training on scores like those of these trial rows; `errors` say why there is none."""
+    if errors and all(error is not None and error.endswith(NOT_IN_A_TRIAL) for error in errors):
+        return []
     found = []
     if any(score is None for score in scores):
         why = next((error for error in errors if error), "None")

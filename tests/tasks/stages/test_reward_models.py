@@ -1,10 +1,12 @@
-"""A reward model counts by its files: with others in its folder, scores and evaluations have other keys."""
+"""Rewards as stages see them: a model counts by its files, and a trial knows what only a run can score."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from infra.engines.protocol import EngineInput
+from ppo_core.records import NOT_IN_A_TRIAL
+from tasks.stages.try_reward import doubts
 from tests.tasks.run_contexts import run_context, smoke_spec
 from tests.tasks.toy_engines import ToyEngines
 
@@ -24,3 +26,8 @@ def test_rewards_have_another_digest_with_other_files_of_a_reward_model(tmp_path
     assert first == again
     assert len({first.digest, without.digest, other.digest}) == 3
     assert first.path == without.path
+
+
+def test_a_reward_that_only_a_run_can_score_raises_no_doubt() -> None:
+    assert doubts([None, None], [f"by_token: it reads completion_ids, and {NOT_IN_A_TRIAL}"] * 2) == []
+    assert doubts([None, None], ["by_token: None"] * 2) != []
