@@ -29,8 +29,6 @@ HASH_THREADS = 4
 CONCURRENT_BYTES = 64 * 2**20
 # A file that changed this recently may change again within the same time stamp, so its check is not remembered.
 SETTLED_NS = 2 * 10**9
-# Twice as long as the clock that file systems take their time stamps from ever stands still.
-TICK_NS = 2 * 10**7
 
 Signature = tuple[tuple[str, Status], ...]
 
@@ -161,16 +159,11 @@ class Checker:
             with self._mutex:
                 self._good[place] = signature
 
-    def trust(self, place: Path, manifest: Manifest, *, unsettled: bool = True) -> None:
-        """Remember content as good that its writer has hashed, under a name that nobody else knew, just now.
-
-        Where others know the name by now, not what is still `unsettled`: their next change has to show in a time stamp.
-        """
-        now = time.time_ns()
+    def trust(self, place: Path, manifest: Manifest) -> None:
+        """Remember content as good that its writer has hashed, under a name that nobody else knew, just now."""
         signature = self.check_sizes(place, manifest)
-        if unsettled or all(status.changed_ns < now - TICK_NS for _, status in signature):
-            with self._mutex:
-                self._good[place] = signature
+        with self._mutex:
+            self._good[place] = signature
 
 
 def corrupted(manifest: Manifest, name: str, expected: str, found: str) -> ArtifactCorrupted:

@@ -229,9 +229,6 @@ class LocalStore:
                 if adopted is not None:
                     return adopted
                 self.set_aside(kind, key)
-            # Who reads it next, mostly at once, need not hash a whole checkpoint again; not to know it costs that only.
-            with suppress(OSError, ArtifactCorrupted):
-                self._checker.trust(place, manifest, unsettled=False)
             return manifest
         finally:
             if staged != folder:

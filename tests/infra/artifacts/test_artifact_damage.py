@@ -99,31 +99,6 @@ class ClockedFiles(LocalFiles):
         return None if found is None else replace(found, changed_ns=self.changed_ns)
 
 
-def test_what_was_hashed_to_store_it_is_not_hashed_to_fetch_it_until_a_file_changes(tmp_path: Path):
-    files = ClockedFiles()
-    files.changed_ns = time.time_ns() - 10**8
-    store = LocalStore(tmp_path, files=files, libraries={})
-    ref = put(store, "k1", {"x.bin": b"content"})
-    files.reads.clear()
-    store.fetch(ref)
-    assert files.reads == ["manifest.json"]
-    path = tmp_path / "checkpoint/k1/x.bin"
-    path.chmod(0o644)
-    path.write_bytes(b"CONTENT")
-    with pytest.raises(ArtifactCorrupted, match=r"x\.bin"):
-        store.fetch(ref)
-
-
-def test_what_was_stored_within_a_tick_of_the_clock_is_hashed_to_fetch_it(tmp_path: Path):
-    files = ClockedFiles()
-    files.changed_ns = time.time_ns() + 10**12
-    store = LocalStore(tmp_path, files=files, libraries={})
-    ref = put(store, "k1", {"x.bin": b"content"})
-    files.reads.clear()
-    store.fetch(ref)
-    assert files.reads.count("x.bin") == 1
-
-
 def test_a_check_is_remembered_until_a_file_changes(tmp_path: Path):
     files = ClockedFiles()
     store = LocalStore(tmp_path, files=files, libraries={})
