@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from infra.addresses import names_a_host
 from infra.engines.environment import permitted, way_out
-from infra.engines.hardware import gpus_of
+from infra.engines.hardware import gpus_of, has_nvidia_gpu
 from infra.runs.folders import RunFolders
 
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -279,7 +279,7 @@ def engine_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 def visible_gpus() -> list[str]:
     """The GPUs of this machine that engines may use."""
-    return gpus_of(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return gpus_of(os.environ.get("CUDA_VISIBLE_DEVICES")) if has_nvidia_gpu() else []
 
 
 def reward_environment(names: Sequence[str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -42,14 +43,19 @@ def nvidia_smi(query: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def smallest_memory_gib(table: str) -> float | None:
-    """Of the lines that nvidia-smi prints for `memory.total`, in MiB; None where none is a number.
+def smallest_memory_gib(table: str, gpus: Collection[str]) -> float | None:
+    """The least memory of those GPUs, by the lines that nvidia-smi prints for `index,uuid,memory.total` (MiB).
 
-    >>> smallest_memory_gib("81920\\n40960\\n"), smallest_memory_gib("[N/A]")
-    (40.0, None)
+    None where one of them is not there, or does not tell.
+
+    >>> smallest_memory_gib("0, GPU-a1, 81920\\n1, GPU-b2, 4096", ["0"])
+    80.0
+    >>> smallest_memory_gib("0, GPU-a1, [N/A]", ["0"])
     """
-    sizes = [float(line) / 1024 for line in table.split("\n") if line.strip().replace(".", "", 1).isdigit()]
-    return min(sizes, default=None)
+    lines = [[part.strip() for part in line.split(",")] for line in table.split("\n") if line.strip()]
+    known = {name: total for index, uuid, total in lines for name in (index, uuid)}
+    sizes = [known.get(name, "") for name in gpus]
+    return min(map(float, sizes)) / 1024 if sizes and all(size.isdigit() for size in sizes) else None
 
 
 def has_bf16_units(cpuinfo: Path = CPUINFO) -> bool:

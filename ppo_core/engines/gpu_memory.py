@@ -14,10 +14,11 @@ in 16 bits (Korthikanti et al. 2022, arXiv:2205.05198, section 4.1, without atte
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ppo_core.engines.rollout_limits import rounded_up
 from ppo_core.records import InputError
 
 GIB = 1 << 30
@@ -33,12 +34,15 @@ Sharing = Literal["turns", "same", "own"]
 class MemoryPlan:
     """What decides how much each GPU has to hold.
 
-    `parameters` of one network, of which `trained` learn; `networks` under training, and `references` beside them.
-    `tokens` in a microbatch, of which `longest` are the longest sequence. The cache is `kv_cache_gib` on each GPU.
+    `parameters` of the policy, of which `trained` learn; `networks` under training, of which all but one lack the
+    `head`, an output embedding of its own; `references` beside them. `tokens` in a microbatch, of which `longest` are
+    the longest sequence. The cache is `kv_cache_gib` on each GPU, and `least_cache_gib` holds one sequence. `fixed` are
+    keys of the spec that this run cannot change.
     """
 
     parameters: int
     trained: int
+    head: int
     networks: int
     references: int
     layers: int
@@ -51,17 +55,21 @@ class MemoryPlan:
     zero_stage: int
     ranks: int
     kv_cache_gib: float
+    least_cache_gib: float
     tensor_parallel_size: int
     sharing: Sharing
+    fixed: frozenset[str] = frozenset()
 
     @property
     def states_gib(self) -> float:
         """What the training engine holds on each GPU when it rests on it: weights, gradients, moments, reference."""
         size, masters = (2, 4) if self.dtype == "bfloat16" else (4, 0)
         stage, ranks = self.zero_stage, self.ranks
-        weights = size * self.parameters * self.networks / (ranks if stage == 3 else 1)
-        gradients = size * self.trained * self.networks / (ranks if stage >= 2 else 1)
-        optimizer = (8 + masters) * self.trained * self.networks / (ranks if stage >= 1 else 1)
+        without = self.head * (self.networks - 1)
+        trained = self.trained * self.networks - (without if self.trained == self.parameters else 0)
+        weights = size * (self.parameters * self.networks - without) / (ranks if stage == 3 else 1)
+        gradients = size * trained / (ranks if stage >= 2 else 1)
+        optimizer = (8 + masters) * trained / (ranks if stage >= 1 else 1)
         return (weights + gradients + optimizer + size * self.parameters * self.references) / GIB
 
     @property
@@ -106,37 +114,67 @@ def check_gpu_memory(plan: MemoryPlan, gpu_gib: float) -> float:
     return plan.needed_gib()
 
 
+def check_main_memory(plan: MemoryPlan, memory_gib: float) -> None:
+    """Raise InputError where engines that take turns have no room in main memory for what waits there."""
+    waiting = plan.states_gib * plan.ranks
+    if plan.sharing == "turns" and waiting > memory_gib:
+        raise InputError(
+            f"engines that take turns on a GPU (engines.placement) keep {waiting:.1f} GiB of the training engine in "
+            f"main memory while the policy samples, and this machine has {memory_gib:.1f}: set "
+            "engines.placement=apart, or take a smaller model"
+        )
+
+
+Change = Mapping[str, float | str]
+"""Keys of the spec, and what to set them to."""
+
+
 def changes(plan: MemoryPlan) -> Iterator[tuple[str, MemoryPlan]]:
     """Other plans with what to set for them, few changes before many; those with adapters, which learn less, last."""
-    steps = list(_steps(plan))
-    adapters = [("model.lora.rank=16", with_adapters)] if plan.trained == plan.parameters else []
-    for added in ([], adapters) if adapters else ([],):
+    steps = [step for step in _steps(plan) if not plan.fixed.intersection(step)]
+    adapters: Change = {"model.lora.rank": 16, **({"training.zero_stage": 2} if plan.zero_stage == 3 else {})}
+    adaptable = plan.trained == plan.parameters and "model.lora.rank" not in plan.fixed
+    endings: list[list[Change]] = [[], [adapters]] if adaptable else [[]]
+    for last in endings:
         for size in range(len(steps) + 1):
             for chosen in itertools.combinations(steps, size):
-                other = plan
-                for _, change in (*chosen, *added):
-                    other = change(other)
-                yield f"set {', '.join(told for told, _ in (*chosen, *added))}", other
+                settings: dict[str, float | str] = {}
+                for step in (*chosen, *last):
+                    stage = max(int(settings.get("training.zero_stage", 0)), int(step.get("training.zero_stage", 0)))
+                    settings |= {**step, **({"training.zero_stage": stage} if stage else {})}
+                told = ", ".join(f"{key}={value}" for key, value in settings.items())
+                yield f"set {told}", changed(plan, settings)
 
 
-def with_adapters(plan: MemoryPlan) -> MemoryPlan:
-    """About a hundredth of the weights learn, and the reference is the policy without them."""
-    return replace(plan, trained=plan.parameters // 100, references=0, zero_stage=min(plan.zero_stage, 2))
+def changed(plan: MemoryPlan, settings: Change) -> MemoryPlan:
+    """The plan with other settings. Of adapters about a hundredth of the weights learn, and the reference is the policy
+    without them."""
+    adapted = "model.lora.rank" in settings
+    return replace(
+        plan,
+        sharing="turns" if "engines.placement" in settings else plan.sharing,
+        kv_cache_gib=float(settings.get("engines.kv_cache_gib", plan.kv_cache_gib)),
+        tokens=int(settings.get("training.microbatch_tokens", plan.tokens)),
+        recompute=plan.recompute or "training.activation_checkpointing" in settings,
+        zero_stage=int(settings.get("training.zero_stage", plan.zero_stage)),
+        dtype="bfloat16" if "model.dtype" in settings else plan.dtype,
+        trained=plan.parameters // 100 if adapted else plan.trained,
+        references=0 if adapted else plan.references,
+    )
 
 
-def _steps(plan: MemoryPlan) -> Iterator[tuple[str, Callable[[MemoryPlan], MemoryPlan]]]:
+def _steps(plan: MemoryPlan) -> Iterator[Change]:
+    """Single changes that take less memory, from the cheapest on."""
     if plan.sharing == "same":
-        yield "engines.placement=together", lambda one: replace(one, sharing="turns")
-    if plan.kv_cache_gib > 1:
-        cache = max(1.0, plan.kv_cache_gib / 4)
-        yield f"engines.kv_cache_gib={cache:g}", lambda one: replace(one, kv_cache_gib=cache)
+        yield {"engines.placement": "together"}
+    smaller = max(rounded_up(2 * plan.least_cache_gib), rounded_up(plan.kv_cache_gib / 4))
+    if smaller < plan.kv_cache_gib:
+        yield {"engines.kv_cache_gib": smaller}
     if plan.tokens > plan.longest:
-        yield f"training.microbatch_tokens={plan.longest}", lambda one: replace(one, tokens=one.longest)
+        yield {"training.microbatch_tokens": plan.longest}
     if not plan.recompute:
-        yield "training.activation_checkpointing=true", lambda one: replace(one, recompute=True)
+        yield {"training.activation_checkpointing": "true"}
     if plan.ranks > 1 and plan.zero_stage < 2:
-        yield "training.zero_stage=2", lambda one: replace(one, zero_stage=2)
+        yield {"training.zero_stage": 2}
     if plan.dtype == "float32":
-        stage = max(1, plan.zero_stage)
-        told = f"model.dtype=bfloat16 with training.zero_stage={stage}"
-        yield told, lambda one: replace(one, dtype="bfloat16", zero_stage=max(1, one.zero_stage))
+        yield {"model.dtype": "bfloat16", **({} if plan.zero_stage else {"training.zero_stage": 1})}

@@ -53,10 +53,12 @@ class RolloutEngine:
         Writes that model as the training engine would: policies are swapped only where their config.json is the same.
         """
         from ppo_core.data.tokenization import load_tokenizer
+        from ppo_core.engines.vector_math import prepare_vector_math
         from ppo_core.models.loading import save_policy, starting_policy
 
         if self._llm is not None:
             return {}
+        prepare_vector_math()
         spec, inputs = SamplingJob.model_validate(job.spec), job.inputs
         folder = inputs["model"].path if "model" in inputs else None
         try:
@@ -121,7 +123,11 @@ class RolloutEngine:
 
     def make_room(self, job: Job) -> dict[str, Any]:
         """Free what other engines need, until the next job."""
-        return room_made(0 if self._sleep is None else self._sleep.sleep())
+        try:
+            return room_made(0 if self._sleep is None else self._sleep.sleep())
+        except Exception as error:
+            # It still has its memory, which the next engine would lack.
+            raise EngineDefect(f"vLLM did not go to sleep: {type(error).__name__}: {error}") from error
 
     def _generate(
         self, prompts: dict[int, PromptRow], wanted: list[Draw], spec: GenerateJob, job: Job

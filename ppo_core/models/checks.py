@@ -8,8 +8,10 @@ from typing import Any
 
 from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.batches import MICROBATCH_TOKENS
-from ppo_core.engines.gpu_memory import MemoryPlan, check_gpu_memory
+from ppo_core.engines.gpu_memory import MemoryPlan, check_gpu_memory, check_main_memory
 from ppo_core.engines.rollout_limits import (
+    GIB,
+    GPU_BLOCK,
     Attention,
     attention_of,
     check_cache,
@@ -52,6 +54,7 @@ def check_model(
     plan = memory_plan(model, attention, job, longest=tokens)
     if plan is not None and job.gpu_gib is not None:
         facts["gpu_memory"] = {"needed_gib": check_gpu_memory(plan, job.gpu_gib), "gpu_gib": job.gpu_gib}
+        check_main_memory(plan, machine_memory_gib())
         at_once = replace(plan, sharing="same").needed_gib()
         facts["gpu_memory"]["fits_at_once"] = plan.sharing == "turns" and at_once < ROOMY * job.gpu_gib
     if job.gpu is False:
@@ -76,7 +79,10 @@ def memory_plan(model: Any, attention: Attention | None, job: CheckRunJob, *, lo
         return None
     spec, training = learner.model, learner.training
     parameters = sum(value.numel() for value in model.parameters())
-    trained = parameters
+    output, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    head = output.weight.numel() if output is not None and output.weight is not embedding.weight else 0
+    ranks, trained = engines.tensor_parallel_size, parameters
+    least_cache = attention.cache_bytes(longest, dtype=spec.dtype, ranks=ranks, block=GPU_BLOCK) / GIB
     if spec.lora is not None:  # A and B of each layer
         sides = [
             side for layer in target_layers(model, spec.lora).values() for side in layer.get_parameter("weight").shape
@@ -85,6 +91,7 @@ def memory_plan(model: Any, attention: Attention | None, job: CheckRunJob, *, lo
     return MemoryPlan(
         parameters=parameters,
         trained=trained,
+        head=head,
         networks=len(algorithm_of(learner.algorithm).networks),
         references=int(spec.lora is None),
         layers=attention.layers,
@@ -97,8 +104,10 @@ def memory_plan(model: Any, attention: Attention | None, job: CheckRunJob, *, lo
         zero_stage=training.zero_stage,
         ranks=training.num_ranks,
         kv_cache_gib=engines.kv_cache_gib,
-        tensor_parallel_size=engines.tensor_parallel_size,
+        least_cache_gib=least_cache,
+        tensor_parallel_size=ranks,
         sharing=job.sharing,
+        fixed=frozenset(job.fixed),
     )
 
 

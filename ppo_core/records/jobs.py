@@ -122,7 +122,8 @@ class CheckRunJob(Section):
     """Check what `prepare_dataset` checks, and what the model asks of the engines; writes nothing. Inputs as there.
 
     `gpu`: whether the rollout engines have one; None where that is another machine's. `gpu_gib` is the memory of the
-    smallest, where it is known, and `sharing` how engines share it; `learner` is what is trained there.
+    smallest, where it is known, and `sharing` how engines share it; `learner` is what is trained there. `fixed` are
+    keys of the spec that it could not have otherwise.
     """
 
     dataset: PrepareDatasetJob
@@ -131,6 +132,7 @@ class CheckRunJob(Section):
     gpu_gib: float | None = None
     sharing: Literal["turns", "same", "own"] = "own"
     learner: TrainingJob | None = None
+    fixed: tuple[str, ...] = ()
 
 
 MAKE_ROOM = "make_room"

@@ -36,9 +36,10 @@ class FunctionReward:
         self.sources = sources
         self.answer_column = answer_column
         self.function = load_function(spec.function, sources)
-        parameters = list(inspect.signature(self.function).parameters)
-        self.form = form_of(parameters)
+        parameters = inspect.signature(self.function).parameters
+        self.form = form_of(list(parameters))
         self.reads_tokens = self.form is TRL and TOKENS in parameters
+        self._needs_tokens = self.reads_tokens and parameters[TOKENS].default is inspect.Parameter.empty
 
     def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
         """Each argument without a default must be a column, with a value in every row."""
@@ -58,7 +59,8 @@ class FunctionReward:
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         """One call for all samples, or for each, as the function has it."""
-        if self.reads_tokens and any(one.token_ids is None for one in samples):
+        sampled = all(one.token_ids is not None for one in samples)
+        if self._needs_tokens and not sampled:
             return [NotScored(f"it reads {TOKENS}, and {NOT_IN_A_TRIAL}")] * len(samples)
         columns = [columns_of(one.row, self.answer_column) for one in samples]
         if self.form.one_by_one:
@@ -68,7 +70,7 @@ class FunctionReward:
         else:
             given_once = batch_arguments(self.form, samples, columns)
             fixed = {name: given_once[name] for name in self.form.given}
-            if self.reads_tokens:
+            if self.reads_tokens and sampled:
                 fixed[TOKENS] = [list(one.token_ids or ()) for one in samples]
             scores = scores_in(self.form, self._run([{**given_once, **self.options, **fixed}])[0])
         return checked_scores(self.name, scores, samples)

@@ -5,6 +5,7 @@ What cannot be scored is never taken for 0: it is left out of the training, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -62,8 +63,12 @@ class SpanScores:
 
     @property
     def total(self) -> float:
-        """The score as one number."""
-        return float(sum(span.score for span in self.spans))
+        """The score as one number, the same in any order; not finite where a part is not, or where it is too large."""
+        parts = [span.score for span in self.spans]
+        try:
+            return math.fsum(parts)
+        except (OverflowError, ValueError):
+            return float(sum(parts))
 
 
 Score = float | None | NotScored | SpanScores

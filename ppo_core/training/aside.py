@@ -12,12 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+PIECE = 1 << 28
+"""Bytes that are copied at once: torch rounds pinned memory up to a power of two, which for a whole may double it."""
+
 
 class Aside:
     """Copies of storages, on the CPU, while their tensors are empty."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[Tensor, torch.UntypedStorage, torch.device]] = []
+        self._kept: list[tuple[list[Tensor], torch.UntypedStorage, torch.device]] = []
 
     def move(self, tensors: Iterable[Tensor]) -> int:
         """Empty the tensors' storages; returns their bytes. Nothing may use them before `bring_back`.
@@ -29,18 +32,18 @@ class Aside:
             storage = tensor.untyped_storage()
             if not storage.nbytes() or not storage.resizable():
                 continue
-            copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=tensor.is_cuda)
-            copy.copy_(_bytes_of(storage, tensor.device))
+            pieces = [_on_cpu(piece) for piece in _bytes_of(storage, tensor.device).split(PIECE)]
+            moved += storage.nbytes()
             storage.resize_(0)
-            self._kept.append((copy, storage, tensor.device))
-            moved += copy.numel()
+            self._kept.append((pieces, storage, tensor.device))
         return moved
 
     def bring_back(self) -> None:
         """Fill the storages again, with the same bytes."""
-        for copy, storage, device in self._kept:
-            storage.resize_(copy.numel())
-            _bytes_of(storage, device).copy_(copy)
+        for pieces, storage, device in self._kept:
+            storage.resize_(sum(piece.numel() for piece in pieces))
+            for target, piece in zip(_bytes_of(storage, device).split(PIECE), pieces, strict=True):
+                target.copy_(piece)
         self._kept.clear()
 
 
@@ -54,6 +57,11 @@ def tensors_in(holder: Any) -> Iterator[Tensor]:
     elif isinstance(holder, list | tuple):
         for value in holder:
             yield from tensors_in(value)
+
+
+def _on_cpu(piece: Tensor) -> Tensor:
+    """A copy, in memory that a GPU reads fast."""
+    return torch.empty(piece.shape, dtype=torch.uint8, pin_memory=piece.is_cuda).copy_(piece)
 
 
 def _bytes_of(storage: torch.UntypedStorage, device: torch.device) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -238,7 +239,9 @@ class TrainingEngine:
             return room_made(0)
         before = gpu_bytes_free()
         self.learner.make_room()
+        gc.collect()  # a supervised engine that is done lies in a cycle with its hooks
         torch.cuda.empty_cache()
+        self.ranks.barrier()  # the others have left their GPUs too
         return room_made(gpu_bytes_free() - before)
 
     def _with_all_back(self, handler: Handler) -> Handler:

@@ -58,7 +58,7 @@ def shape_scores(
     A response is worth the same with its score in parts and in one piece: score_norm divides, and score_clip scales,
     all of its parts alike; the running mean and penalties are subtracted at its last token.
     """
-    raw = scores = torch.tensor([row.score or 0.0 for row in rows], dtype=torch.float32)
+    scores = torch.tensor([row.score or 0.0 for row in rows], dtype=torch.float32)
     measured, unit = dict[str, float](), 1.0
     if spec.score_norm != "none":
         unit = moments.std
@@ -76,4 +76,6 @@ def shape_scores(
     parts = parts_of(rows, lengths)
     if parts is None:
         return Shaped(scores, measured)
-    return Shaped(scores - raw / unit * kept, measured, parts / unit * kept[:, None])
+    parts = parts / unit * kept[:, None]
+    rest = scores.double() - parts.double().sum(dim=1)
+    return Shaped(rest.float(), measured, parts)

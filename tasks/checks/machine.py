@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from infra.engines.hardware import has_bf16_units, has_nvidia_gpu, nvidia_smi, smallest_memory_gib
 from infra.settings import visible_gpus
 from ppo_core.records import CheckRunJob, InputError, PrepareDatasetJob, TrainingJob
-from ppo_core.spec import DpoSpec, RunSpec
+from ppo_core.spec import DpoSpec, RunSpec, SpecError
 from tasks.stages.engine_programs import gpus_wanted, takes_turns
+
+CHANGES: Mapping[str, Sequence[str]] = {
+    "engines.placement": ("engines.placement=together",),
+    "model.lora.rank": ("model.lora.rank=16", "training.zero_stage=2"),
+    "model.dtype": ("model.dtype=bfloat16", "training.zero_stage=1"),
+}
+"""Settings that take less memory of a GPU, and that not every spec can have."""
 
 
 def machine_notes(spec: RunSpec) -> list[str]:
@@ -38,12 +46,24 @@ def check_job(spec: RunSpec | DpoSpec, dataset: PrepareDatasetJob) -> CheckRunJo
     learner: dict[str, Any] = {}
     if isinstance(spec, RunSpec):
         learner["learner"] = TrainingJob(model=spec.model, algorithm=spec.algorithm, training=spec.training)
-    memory = smallest_memory_gib(nvidia_smi("memory.total"))
+        learner["fixed"] = [key for key, change in CHANGES.items() if not accepts(spec, change)]
+    memory = smallest_memory_gib(nvidia_smi("index,uuid,memory.total"), visible_gpus())
     return CheckRunJob(dataset=dataset, engines=spec.engines, gpu=True, gpu_gib=memory, sharing=shared, **learner)
+
+
+def accepts(spec: RunSpec, changes: Sequence[str]) -> bool:
+    """Whether the spec could have these settings."""
+    try:
+        spec.with_overrides(list(changes))
+    except SpecError:
+        return False
+    return True
 
 
 def check_gpus(spec: RunSpec | DpoSpec, gpus: int) -> None:
     """Raise InputError where a machine with GPUs has fewer than one of the engines needs."""
+    if gpus == 0:
+        raise InputError("CUDA_VISIBLE_DEVICES hides every GPU of this machine: unset it, or name the GPUs to use")
     engines, ranks = spec.engines, spec.training.num_ranks
     sampling = engines.rollout_engines * engines.tensor_parallel_size
     if ranks > gpus:

@@ -118,10 +118,10 @@ def _check(
     if missing:
         notes += [f"{one}, which training downloads first; data, rewards and model are checked then" for one in missing]
         return Findings(notes, {"run": f"{name}, {stands(standing.iteration, spec.iterations)}"})
+    job = check_job(tried, dataset_job(tried))
     if standing.iteration is not None and standing.unchanged and not again:
         ask_check(engine, "try_reward", tried, reward_trial(tried, []), what, downloads)
         return Findings(notes)
-    job = check_job(tried, dataset_job(tried))
     facts = ask_check(engine, "check_run", tried, job.model_dump(mode="json"), what, downloads)
     good = findings_of(tried, facts, name, standing.iteration, store.root)
     return Findings(

@@ -176,7 +176,10 @@ class RunContext:
         waited_s = self._wait_for_preparation(engine)
         handle, sent = self.engines.handles[engine], time.perf_counter()
         try:
-            self.timings.freed(self.engines.turns.take(engine, silence_s=silence, on_progress=on_progress))
+            if self.engines.turns.sides:
+                with self.timings.outside("turns"):
+                    self.timings.freed(self.engines.turns.take(engine, silence_s=silence, on_progress=on_progress))
+                sent = time.perf_counter()
             done = handle.run_job(stage_job, self.store, silence_s=silence, on_progress=on_progress)
         except EngineTimeout as error:
             key = "reward_timeout_s" if engine == "scoring" else "timeout_s"

@@ -78,7 +78,9 @@ def complaints(rows: list[TrialRow]) -> list[str]:
 
 def doubts(scores: list[float | None], errors: list[str | None]) -> list[str]:
     """What speaks against training on scores like those of these trial rows; `errors` say why there is none."""
-    if errors and all(error is not None and error.endswith(NOT_IN_A_TRIAL) for error in errors):
+    if all(
+        score is None and (error or "").endswith(NOT_IN_A_TRIAL) for score, error in zip(scores, errors, strict=True)
+    ):
         return []
     found = []
     if any(score is None for score in scores):

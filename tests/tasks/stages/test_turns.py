@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from infra import settings as settings_module
 from infra.engines.protocol import EngineDied
 from ppo_core.spec import SpecError
 from tasks.checks import machine
@@ -18,6 +19,13 @@ from tests.tasks.toy_runs import ToyRun, digests
 from tests.tasks.toy_turns import CountingEngines
 
 SHORT = ("iterations=2", "evaluation.every=2")
+
+
+def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """A machine with so many, and another one that is not to be used."""
+    for module in (settings_module, engine_programs, machine):
+        monkeypatch.setattr(module, "has_nvidia_gpu", lambda: count > 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(str(number) for number in range(count)))
 
 
 def trained(home: Path, *, together: bool, rollout_engines: int = 1) -> tuple[ToyRun, CountingEngines]:
@@ -88,15 +96,15 @@ def test_engines_that_work_elsewhere_or_at_the_same_time_take_no_turns(changes: 
 def test_who_gets_which_gpus(
     monkeypatch: pytest.MonkeyPatch, gpus: int, changes: list[str], seen: list[object], *, turns: bool
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(str(number) for number in range(gpus)))
+    with_gpus(monkeypatch, gpus)
     rollout = [plan for plan in plan_engines(smoke_spec(*changes)).values() if plan.role == "rollout"]
     assert [plan.gpus for plan in rollout] == seen
     assert {plan.takes_turns for plan in rollout} == {turns}
 
 
 def test_gpus_keep_the_names_that_the_user_gave_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with_gpus(monkeypatch, 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    monkeypatch.setattr(engine_programs, "has_nvidia_gpu", lambda: True)
     settings = engine_programs.Settings(home=tmp_path)
     assert engine_programs.rollout_environment(settings, gpus=(1,))["CUDA_VISIBLE_DEVICES"] == "5"
 
@@ -108,20 +116,35 @@ def test_gpus_keep_the_names_that_the_user_gave_them(monkeypatch: pytest.MonkeyP
 def test_the_check_knows_how_engines_share_the_gpus(
     monkeypatch: pytest.MonkeyPatch, gpus: int, changes: list[str], sharing: str
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(str(number) for number in range(gpus)))
-    monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: True)
-    monkeypatch.setattr(machine, "nvidia_smi", lambda query: "81559\n" * gpus if query == "memory.total" else "")
+    with_gpus(monkeypatch, gpus)
+    table = "0, GPU-a, 81559\n1, GPU-b, 81559\n7, GPU-c, 4096\n"
+    monkeypatch.setattr(machine, "nvidia_smi", lambda query: table if query == "index,uuid,memory.total" else "")
     spec = smoke_spec(*changes)
     job = check_job(spec, dataset_job(spec))
     assert (job.gpu, job.sharing) == (True, sharing)
     assert job.gpu_gib == pytest.approx(79.6, abs=0.1)
     assert job.learner is not None
     assert job.learner.training == spec.training
+    assert job.fixed == ()
+
+
+def test_remedies_that_the_spec_would_refuse_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, 1)
+    overlapped = smoke_spec("schedule=overlapped", "update.importance_correction=token", "algorithm.kind=ppo_shared")
+    assert set(check_job(overlapped, dataset_job(overlapped)).fixed) == {"engines.placement", "model.lora.rank"}
+
+
+def test_a_variable_alone_makes_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(settings_module, "has_nvidia_gpu", lambda: False)
+    assert settings_module.visible_gpus() == []
 
 
 def test_more_engines_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = smoke_spec("training.num_ranks=2", "engines.rollout_engines=3")
     with pytest.raises(ValueError, match=r"training.num_ranks=2 is more than the 1 GPUs here, .*: lower it to 1"):
         machine.check_gpus(spec, 1)
+    with pytest.raises(ValueError, match="CUDA_VISIBLE_DEVICES hides every GPU of this machine: unset it"):
+        machine.check_gpus(spec, 0)
     with pytest.raises(ValueError, match="rollout_engines=3 of tensor_parallel_size=1 need 3 GPUs, and there are 2"):
         machine.check_gpus(spec, 2)
