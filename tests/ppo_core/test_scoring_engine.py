@@ -118,7 +118,7 @@ def test_rewards_of_several_kinds_are_columns_of_one_table(scoring: Client, sour
     assert [row["reward/regex"] for row in rows] == [1.0, 0.0, 0.0]
     assert [row["score"] for row in rows] == [1 + 1 + 2.0, 2 + 0.5, 1.0]
     with pytest.raises(
-        EngineJobError, match=r"the reward number compares numbers, and the answer of row 2 \('eight'\)"
+        EngineJobError, match=r"the reward number compares numbers, but the answer of row 2 \('eight'\)"
     ):
         prepare(scoring, sources, model, reward={"sources": [{"kind": "number"}]})
 
