@@ -21,8 +21,8 @@ from tasks.generate_rollouts import generate_rollouts
 from tasks.runs.guards import current_attempt
 from tasks.runs.iteration_record import Attempt, IterationRecord
 from tasks.stages.context import RunContext
+from tasks.stages.jobs import all_done
 from tasks.stages.references import CheckpointRef, DatasetRef, RolloutsRef
-from tasks.stages.sharded_sampling import all_done
 from tasks.stages.table import GENERATE_ROLLOUTS
 from tasks.stages.timings import Timings
 

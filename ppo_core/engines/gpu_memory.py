@@ -19,15 +19,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ppo_core.engines.rollout_limits import rounded_up
-from ppo_core.records import InputError
+from ppo_core.records import InputError, Sharing
 
 GIB = 1 << 30
 PROCESS_GIB = 1.0
 """About what CUDA, its libraries and their workspaces take in each engine."""
 KEPT_PER_UNIT = 17
 """Values that a layer keeps for each token and hidden unit until its backward pass."""
-Sharing = Literal["turns", "same", "own"]
-"""Engines take turns on a GPU, work on the same one with all that they hold, or have their own."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,9 @@ from ppo_core.spec import (
     UpdateSpec,
 )
 
+Sharing = Literal["turns", "same", "own"]
+"""How engines have GPUs: they take turns, work on the same ones with all that they hold, or have their own."""
+
 
 class TrainingJob(Section):
     """What every job says that needs a checkpoint with all that is trained."""
@@ -130,7 +133,7 @@ class CheckRunJob(Section):
     engines: EnginesSpec
     gpu: bool | None
     gpu_gib: float | None = None
-    sharing: Literal["turns", "same", "own"] = "own"
+    sharing: Sharing = "own"
     learner: TrainingJob | None = None
     fixed: tuple[str, ...] = ()
 

@@ -9,7 +9,7 @@ from infra.engines.hardware import has_bf16_units, has_nvidia_gpu, nvidia_smi, s
 from infra.settings import visible_gpus
 from ppo_core.records import CheckRunJob, InputError, PrepareDatasetJob, TrainingJob
 from ppo_core.spec import DpoSpec, RunSpec, SpecError
-from tasks.stages.engine_programs import gpus_wanted, takes_turns
+from tasks.stages.engine_programs import sharing_of
 
 CHANGES: Mapping[str, Sequence[str]] = {
     "engines.placement": ("engines.placement=together",),
@@ -35,20 +35,17 @@ def check_job(spec: RunSpec | DpoSpec, dataset: PrepareDatasetJob) -> CheckRunJo
 
     Raises InputError where the run asks for more GPUs than are here.
     """
-    if spec.engines.backend == "ray" or not has_nvidia_gpu():
-        return CheckRunJob(dataset=dataset, engines=spec.engines, gpu=None if spec.engines.backend == "ray" else False)
-    gpus, shared = len(visible_gpus()), "same"
-    check_gpus(spec, gpus)
-    if takes_turns(spec, gpus):
-        shared = "turns"
-    elif gpus >= gpus_wanted(spec):
-        shared = "own"
+    gpu = None if spec.engines.backend == "ray" else has_nvidia_gpu()
+    if not gpu:
+        return CheckRunJob(dataset=dataset, engines=spec.engines, gpu=gpu)
+    gpus = visible_gpus()
+    check_gpus(spec, len(gpus))
     learner: dict[str, Any] = {}
     if isinstance(spec, RunSpec):
         learner["learner"] = TrainingJob(model=spec.model, algorithm=spec.algorithm, training=spec.training)
         learner["fixed"] = [key for key, change in CHANGES.items() if not accepts(spec, change)]
-    memory = smallest_memory_gib(nvidia_smi("index,uuid,memory.total"), visible_gpus())
-    return CheckRunJob(dataset=dataset, engines=spec.engines, gpu=True, gpu_gib=memory, sharing=shared, **learner)
+    memory, sharing = smallest_memory_gib(nvidia_smi("index,uuid,memory.total"), gpus), sharing_of(spec, len(gpus))
+    return CheckRunJob(dataset=dataset, engines=spec.engines, gpu=True, gpu_gib=memory, sharing=sharing, **learner)
 
 
 def accepts(spec: RunSpec, changes: Sequence[str]) -> bool:

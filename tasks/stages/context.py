@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -37,13 +37,11 @@ from tasks.stages.early_engines import engines_of
 from tasks.stages.engines import PROGRAMS, Engines, LocalHandle, require_shared_store
 from tasks.stages.holding import held
 from tasks.stages.hub_names import Downloads, hub_sources
-from tasks.stages.jobs import OnProgress, StageJob, StageResult, ask
+from tasks.stages.jobs import OnProgress, StageJob, StageResult, all_done, ask
 from tasks.stages.timings import Timings
 
 Resolve = Callable[[RunSpec, RunRecords], RunSpec]
 BACK_OFF_S = 30.0
-LOOK_S = 1.0
-"""So often a waiting main thread looks for Ctrl-C: a signal that another thread got does not wake it."""
 
 
 @dataclass(frozen=True)
@@ -205,8 +203,8 @@ class RunContext:
     def _wait_for_preparation(self, engine: str) -> float:
         """The seconds that it took still."""
         began, preparing = time.perf_counter(), self.preparing.pop(engine, None)
-        while preparing is not None and not preparing.done():
-            wait([preparing], timeout=LOOK_S)
+        if preparing is not None:
+            all_done({engine: preparing})
         return time.perf_counter() - began
 
     def _describe_sources(self) -> dict[str, str]:

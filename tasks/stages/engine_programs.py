@@ -14,7 +14,7 @@ from infra.engines.hardware import has_nvidia_gpu
 from infra.engines.process import EngineProcess
 from infra.settings import Settings, reward_environment, visible_gpus
 from ppo_core import records
-from ppo_core.records import InputError
+from ppo_core.records import InputError, Sharing
 from ppo_core.spec.flow_spec import FlowSpec
 
 PROGRAMS = {role: f"ppo_core.engines.{role}" for role in ("rollout", "training", "scoring")}
@@ -51,7 +51,7 @@ def plan_engines(spec: FlowSpec) -> dict[str, EnginePlan]:
             deterministic=deterministic,
             gpus=_share(spec, number, gpus),
             accompanied=accompanied,
-            takes_turns=takes_turns(spec, gpus),
+            takes_turns=sharing_of(spec, gpus) == "turns",
         )
         for number, name in enumerate(names)
     ]
@@ -71,24 +71,21 @@ def rollout_names(spec: FlowSpec) -> list[str]:
     return ["rollout", *(f"rollout-{number}" for number in range(2, spec.engines.rollout_engines + 1))]
 
 
-def takes_turns(spec: FlowSpec, gpus: int) -> bool:
-    """Whether rollout and training engines work one after the other on this machine, which has so many GPUs."""
-    placement = spec.engines.placement
-    if not {"rollout", "training"} <= set(spec.roles) or spec.engines.backend == "ray" or placement == "apart":
-        return False
-    return placement == "together" or (0 < gpus < gpus_wanted(spec) and not spec.engines_overlap)
-
-
-def gpus_wanted(spec: FlowSpec) -> int:
-    """How many GPUs give each engine its own."""
-    return spec.training.num_ranks + spec.engines.rollout_engines * spec.engines.tensor_parallel_size
+def sharing_of(spec: FlowSpec, gpus: int) -> Sharing:
+    """How the engines of a flow have this machine's GPUs, of which there are so many."""
+    engines, placement = spec.engines, spec.engines.placement
+    both = {"rollout", "training"} <= set(spec.roles) and engines.backend != "ray"
+    if both and placement == "together":
+        return "turns"
+    if gpus >= spec.training.num_ranks + engines.rollout_engines * engines.tensor_parallel_size:
+        return "own"
+    return "turns" if both and placement == "auto" and gpus and not spec.engines_overlap else "same"
 
 
 def _share(spec: FlowSpec, number: int, gpus: int) -> tuple[int, ...] | None:
-    """The GPUs of a rollout engine: those after the training engine's, where there are enough for both and they take
-    no turns. Ray gives them out by itself."""
-    size, together = spec.engines.tensor_parallel_size, takes_turns(spec, gpus)
-    own = gpus >= gpus_wanted(spec) and "training" in spec.roles and not together
+    """The GPUs of a rollout engine: those after the training engine's, where they have their own. Ray gives them out by
+    itself."""
+    size, own = spec.engines.tensor_parallel_size, sharing_of(spec, gpus) == "own" and "training" in spec.roles
     if spec.engines.backend == "ray" or (spec.engines.rollout_engines == 1 and not own):
         return None
     first = number * size + (spec.training.num_ranks if own else 0)

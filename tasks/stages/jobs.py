@@ -13,9 +13,10 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from infra.artifacts import ArtifactRef, ArtifactStore
 from infra.engines.protocol import Engine, EngineInput, EngineJob, EngineJobError, EngineProgress, EngineReply
@@ -23,6 +24,10 @@ from ppo_core.records import InputError
 
 STATS = "stats.json"
 OnProgress = Callable[[EngineProgress], None]
+K = TypeVar("K")
+T = TypeVar("T")
+LOOK_S = 1.0
+"""So often a waiting main thread looks for Ctrl-C: a signal that another thread got does not wake it."""
 
 
 @dataclass(frozen=True)
@@ -101,3 +106,10 @@ def ask(engine: Engine, job: EngineJob, *, silence_s: float, on_progress: OnProg
         if error.error_type == "InputError":
             raise InputError(error.reason) from None
         raise
+
+
+def all_done(sent: Mapping[K, Future[T]]) -> Mapping[K, Future[T]]:
+    """The same, when all have ended."""
+    while wait(sent.values(), timeout=LOOK_S).not_done:
+        continue
+    return sent

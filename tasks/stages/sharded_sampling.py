@@ -12,24 +12,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 from infra.engines.hardware import has_nvidia_gpu
 from infra.engines.protocol import EngineInput, EngineJob, EngineProgress
 from infra.storage.outage import stop_waiting
 from ppo_core.records import GenerateJob, GenerateShardJob, SamplingJob
-from tasks.stages.context import LOOK_S, RunContext
+from tasks.stages.context import RunContext
 from tasks.stages.find_verified import find_verified
-from tasks.stages.jobs import OnProgress, StageJob, StageResult
+from tasks.stages.jobs import OnProgress, StageJob, StageResult, all_done
 from tasks.stages.references import DatasetRef, StageRef
 from tasks.stages.stage import StageSpec, job_of, key_of, run_cached
 from tasks.stages.table import StageDefinition
 
 ROLE = "rollout"
-T = TypeVar("T")
 
 
 def prepare_sampling(context: RunContext, dataset: DatasetRef) -> None:
@@ -137,13 +136,6 @@ def cut(number: int, parts: int) -> list[range]:
     parts = min(number, parts)
     bounds = [number * part // parts for part in range(parts + 1)]
     return [range(start, stop) for start, stop in pairwise(bounds)]
-
-
-def all_done(sent: Mapping[int, Future[T]]) -> Mapping[int, Future[T]]:
-    """The same, when all have ended."""
-    while wait(sent.values(), timeout=LOOK_S).not_done:
-        continue
-    return sent
 
 
 @dataclass
