@@ -1,9 +1,10 @@
 """Whole iterations beside TRL's PPOTrainer: same policy, prompts, longest response, epochs and minibatches.
 
-    python -m benchmarks.iteration [--cases demo 27M] [--rounds 3] [--iterations 6] [--home .ppoflow/benchmarks]
+    python -m benchmarks.iteration [--cases demo 27M …] [--rounds 3] [--iterations 6] [--home .ppoflow/benchmarks]
 
 `demo` is the example after its supervised start, `27M` a new model with a vocabulary of 32,000 that never ends before
-64 tokens. TRL is installed into an environment of its own (`--trl`), the first time. Each round runs every side once,
+64 tokens, `27M-mixed` the same after a supervised start on responses of 8 to 64 tokens: both sides stop at its <eos>.
+TRL is installed into an environment of its own (`--trl`), the first time. Each round runs every side once,
 so that a busy machine is busy for all. Prints medians over iterations from the third on, and writes them into
 `benchmarks/results/iteration.json`, beside those of cases that are not run.
 """
@@ -16,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -47,6 +48,8 @@ OURS = {
 }
 PEERS: Mapping[str, tuple[str, ...]] = {TRL: (), f"{TRL}, bf16": ("--bf16",)}
 WARM_UP = 2
+SFT_STEPS, SFT_ROWS = 60, 32
+CASES = ("demo", "27M", "27M-mixed")
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Case:
 def main() -> None:
     """All cases, all sides, in turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=["demo", "27M"], default=["demo", "27M"])
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=6)
     parser.add_argument("--home", type=Path, default=Path(".ppoflow/benchmarks"))
@@ -81,7 +84,7 @@ def main() -> None:
     facts = {"machine": machine(), "versions": {**versions(), "trl": TRL}, "settings": settings}
     document: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in given.cases:
-        case = Case(Path("examples/arithmetic/demo.yaml")) if name == "demo" else large_case(home / "27M")
+        case = Case(Path("examples/arithmetic/demo.yaml")) if name == "demo" else large_case(home / name)
         found = compare(case, home, python, given.rounds, given.iterations)
         medians = {
             side: {part: statistics.median(one[part] for one in iterations) for part in PARTS}
@@ -113,16 +116,19 @@ def say(side: str, iterations: list[dict[str, float]]) -> None:
 
 def large_case(folder: Path) -> Case:
     """A spec with a tokenizer of words, prompts of 16 of them, and a model that is made at the start."""
-    shape, dice = SHAPES["27M-fixed"], Random(0)
+    mixed, dice = folder.name == "27M-mixed", Random(0)
+    shape = SHAPES["27M" if mixed else "27M-fixed"]
+
+    def words(number: int) -> str:
+        return " ".join(f"w{dice.randrange(2, shape.vocabulary)}" for _ in range(number))
+
     folder.mkdir(parents=True, exist_ok=True)
     write_tokenizer(shape.vocabulary, folder / "tokenizer")
-    rows = [
-        {"prompt": " ".join(f"w{dice.randrange(2, shape.vocabulary)}" for _ in range(PROMPT)), "answer": "w2"}
-        for _ in range(2 * shape.responses)
-    ]
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(
+        folder / "prompts.jsonl", [{"prompt": words(PROMPT), "answer": "w2"} for _ in range(2 * shape.responses)]
+    )
     spec = {
-        "name": "iteration-27M",
+        "name": f"iteration-{folder.name}",
         "dataset": {"train": "prompts.jsonl", "max_prompt_tokens": PROMPT},
         "model": {"tokenizer": "tokenizer", "config": shape.config},
         "rollout": {"prompts_per_iteration": shape.responses, "max_response_tokens": shape.longest},
@@ -130,8 +136,18 @@ def large_case(folder: Path) -> Case:
         "update": {"num_ppo_epochs": shape.epochs},
         "evaluation": {"num_prompts": 8},
     }
+    if mixed:
+        lengths = (dice.randint(shape.shortest, shape.longest - 1) for _ in range(SFT_STEPS * SFT_ROWS))
+        examples = [{"prompt": words(PROMPT), "completion": words(length)} for length in lengths]
+        write_rows(folder / "examples.jsonl", examples)
+        spec["sft"] = {"data": "examples.jsonl", "num_steps": SFT_STEPS, "batch_size": SFT_ROWS, "learning_rate": 1e-3}
     (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
     return Case(folder / "spec.yaml", shape.responses, shape.epochs, shape.longest)
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
+    """As JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def environment(folder: Path) -> Path:

@@ -76,9 +76,8 @@ def series_of(shape: Shape) -> dict[str, dict[int, Setting]]:
 
 
 def with_ranks(shape: Shape, ranks: int) -> Setting:
-    """Half of the shape's responses, by ranks of one thread."""
-    responses = str(max(shape.responses // 2, shape.minibatches))
-    return Setting(f"{ranks} of 1 thread", ("--responses", responses), ranks=ranks, threads=1)
+    """The shape's responses, by ranks of one thread."""
+    return Setting(f"{ranks} of 1 thread", ("--responses", str(shape.responses)), ranks=ranks, threads=1)
 
 
 def fitted(sizes: Sequence[int], seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:

@@ -55,11 +55,12 @@ SHAPES = {
 
 def write_tokenizer(vocabulary: int, folder: Path) -> None:
     """Words w0, w1, …"""
-    from tokenizers import Tokenizer, models
+    from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     words = {"<eos>": 0, "<unk>": 1} | {f"w{number}": number for number in range(2, vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>").save_pretrained(folder)
 
 

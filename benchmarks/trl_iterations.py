@@ -1,8 +1,12 @@
 """TRL's PPOTrainer on a given policy and given prompts; a line of JSON for each iteration. Runs in TRL's environment.
 
     python trl_iterations.py FOLDER PROMPTS.json [--iterations 6] [--responses 256] [--epochs 2] [--length 48] [--bf16]
+    python trl_iterations.py FOLDER PROMPTS.json --task REWARD.py HELD_OUT.json --learning-rate 1e-4 [...]
 
-Imports nothing of ppoflow. `benchmarks.iteration` calls it.
+With a task it learns that: REWARD.py has `correct` and `answered_right` of texts and answers, the prompts' and those
+held out come as rows {"ids": [...], "prompt": "…", "answer": "…"}, and every fifth iteration tells the held-out
+accuracy. Without one the reward is a rule that nobody can learn. Imports nothing of ppoflow; `benchmarks.iteration` and
+`benchmarks.learning` call it.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import runpy
 import time
 from pathlib import Path
 from typing import Any
@@ -23,18 +28,53 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
+EVERY = 5
+
+
+class Task:
+    """Prompts with answers, rewards by a function of texts, and the accuracy on prompts that are held out."""
+
+    def __init__(
+        self, tokenizer: Any, reward: Path, rows: list[dict[str, Any]], held_out: list[dict[str, Any]]
+    ) -> None:
+        self.functions = runpy.run_path(str(reward))
+        self.tokenizer, self.held_out = tokenizer, held_out
+        self.answers = {row["prompt"]: row["answer"] for row in rows}
+
+    def scores(self, input_ids: Tensor) -> list[float]:
+        """Of rows of prompt and response; a prompt ends with its first `=`."""
+        texts = self.tokenizer.batch_decode(input_ids, skip_special_tokens=True)
+        parts = [text.partition("=") for text in texts]
+        prompts, completions = [f"{part[0]}=" for part in parts], [part[2] for part in parts]
+        scores: list[float] = self.functions["correct"](prompts, completions, [self.answers[one] for one in prompts])
+        return scores
+
+    @torch.no_grad()
+    def accuracy(self, policy: Any, length: int) -> float:
+        """Sampled at temperature 1."""
+        prompts, answers = ([row[name] for row in self.held_out] for name in ("prompt", "answer"))
+        batch = self.tokenizer.pad({"input_ids": [row["ids"] for row in self.held_out]}, return_tensors="pt")
+        options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+        found = policy.generate(**batch, max_new_tokens=length, pad_token_id=self.tokenizer.pad_token_id, **options)
+        texts = self.tokenizer.batch_decode(found[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+        right = self.functions["answered_right"](prompts, texts, answers)
+        return float(sum(right) / len(right))
+
 
 class RuleBackbone(nn.Module):
-    """TRL wants a reward network: this one scores by a rule, at every position."""
+    """TRL wants a reward network: this one scores by a rule or by a task, at every position."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, task: Task | None) -> None:
         super().__init__()
-        self.tokenizer = tokenizer
+        self.tokenizer, self.task = tokenizer, task
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> Any:
         """A score for each row, as the hidden state of each of its tokens."""
-        texts = self.tokenizer.batch_decode(input_ids)
-        scores = torch.tensor([float(len(text) % 3 == 0) for text in texts])
+        if self.task is None:
+            texts = self.tokenizer.batch_decode(input_ids)
+            scores = torch.tensor([float(len(text) % 3 == 0) for text in texts])
+        else:
+            scores = torch.tensor(self.task.scores(input_ids))
         hidden = scores[:, None, None].expand(-1, input_ids.shape[1], 1)
         return BaseModelOutputWithPast(last_hidden_state=hidden, hidden_states=(hidden,))
 
@@ -44,16 +84,17 @@ class RuleReward(nn.Module):
 
     base_model_prefix = "model"
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, task: Task | None) -> None:
         super().__init__()
-        self.model, self.score = RuleBackbone(tokenizer), nn.Identity()
+        self.model, self.score = RuleBackbone(tokenizer, task), nn.Identity()
 
 
 class Clock(TrainerCallback):
     """When an iteration's parts began and ended; rollouts and the first forward pass with gradients tell them apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: Task | None, length: int) -> None:
         self.marks: dict[str, float] = {}
+        self.task, self.length = task, length
         generate, forward = ppo_trainer.batch_generation, ppo_trainer.forward
 
         def timed_generate(*arguments: Any, **options: Any) -> Any:
@@ -69,7 +110,7 @@ class Clock(TrainerCallback):
 
         ppo_trainer.batch_generation, ppo_trainer.forward = timed_generate, timed_forward
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
+    def on_step_end(self, _: Any, state: Any, __: Any, model: Any = None, **___: Any) -> None:
         """Print the iteration."""
         now, marks = time.perf_counter(), self.marks
         updating = marks.get("updating", now)  # without an epoch there is no update
@@ -79,6 +120,8 @@ class Clock(TrainerCallback):
             "update": now - updating,
             "iteration": now - marks["began"],
         }
+        if self.task is not None and state.global_step % EVERY == 0:
+            parts["accuracy"] = self.task.accuracy(model.policy, self.length)
         print(json.dumps(parts), flush=True)
 
 
@@ -100,7 +143,7 @@ def config_of(given: argparse.Namespace) -> PPOConfig:
         cliprange_value=10.0,
         gamma=1.0,
         lam=0.95,
-        learning_rate=1e-5,
+        learning_rate=given.learning_rate,
         max_grad_norm=1.0,
         bf16=given.bf16,
         fp16=False,
@@ -110,7 +153,7 @@ def config_of(given: argparse.Namespace) -> PPOConfig:
         num_sample_generations=0,
         save_strategy="no",
         logging_steps=1,
-        seed=0,
+        seed=given.seed,
         disable_tqdm=True,
     )
 
@@ -125,24 +168,30 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--length", type=int, default=48)
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--learning-rate", type=float, default=1e-5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--task", type=Path, nargs=2, metavar=("REWARD.py", "HELD_OUT.json"))
     given = parser.parse_args()
-    torch.manual_seed(0)
+    torch.manual_seed(given.seed)
 
     tokenizer = AutoTokenizer.from_pretrained(given.folder, padding_side="left")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
-    prompts = Dataset.from_dict({"input_ids": json.loads(given.prompts.read_text())})
+    prompts, task = json.loads(given.prompts.read_text()), None
+    if given.task:
+        task = Task(tokenizer, given.task[0], prompts, json.loads(given.task[1].read_text()))
+        prompts = [row["ids"] for row in prompts]
     policy, reference = (AutoModelForCausalLM.from_pretrained(given.folder, dtype=torch.float32) for _ in range(2))
     critic = AutoModelForSequenceClassification.from_pretrained(given.folder, num_labels=1, dtype=torch.float32)
-    clock = Clock()
+    clock = Clock(task, given.length)
     trainer = PPOTrainer(
         args=config_of(given),
         processing_class=tokenizer,
         model=policy,
         ref_model=reference,
-        reward_model=RuleReward(tokenizer),
+        reward_model=RuleReward(tokenizer, task),
         value_model=critic,
-        train_dataset=prompts,
+        train_dataset=Dataset.from_dict({"input_ids": prompts}),
         callbacks=[clock],
     )
     kept = ("DefaultFlowCallback", "Clock")  # the others print, or ask for packages
