@@ -56,13 +56,13 @@ lint: $(STAMP) ## ruff (rules and format) and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP) ## what is fast and what is not, one after the other at short settings: about an hour; each alone: make bench-...
+bench: $(STAMP) ## what is fast and what is not, one after the other at short settings, into .ppoflow/bench: about an hour; each alone: make bench-...
 	@for run in "update --rounds 1 --iterations 2 --settings 2" "experience --rounds 2" "rollout --rounds 2" \
 	    "scaling --shape demo --rounds 1" "overhead --rounds 1" "startup --rounds 1" "rewards --rounds 2" \
-	    "data --prompts 100000" "iteration --rounds 1 --iterations 4"; do
-		$(BIN)/python -m benchmarks.$$run
+	    "data --prompts 100000" "iteration --rounds 1 --iterations 4 --cases demo 27M-mixed"; do
+		$(BIN)/python -m benchmarks.$$run --results .ppoflow/bench
 	done
-	if [ "$(GPU)" = 1 ]; then $(BIN)/python -m benchmarks.gpu; fi
+	if [ "$(GPU)" = 1 ]; then $(BIN)/python -m benchmarks.gpu --results .ppoflow/bench; fi
 
 bench-learning: $(STAMP) ## learning curves of the demo on three seeds, into benchmarks/results
 	@$(BIN)/python -m benchmarks.learning $(if $(AGAINST),--against $(AGAINST))

@@ -8,11 +8,8 @@ writes `benchmarks/results/data.json`.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
-import os
-import platform
 import random
 import tempfile
 import time
@@ -24,17 +21,15 @@ import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from rich.console import Console
-from rich.table import Table
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks import report
 from infra.engines.protocol import EngineInput, EngineJob
 from infra.settings import Settings
 from tasks.stages.engine_programs import EnginePlan, launch
 from tasks.stages.jobs import ask
 
-RESULTS = Path("benchmarks/results/data.json")
 LETTERS = "aeiourstlnmdcphbgkf"
 SILENCE_S = 300.0
 KIB = 2**10
@@ -42,9 +37,10 @@ KIB = 2**10
 
 def main() -> None:
     """Measure every form."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.arguments(__doc__)
     parser.add_argument("--prompts", type=int, default=1_000_000)
-    count = parser.parse_args().prompts
+    given = parser.parse_args()
+    count = given.prompts
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_tokenizer(folder / "tokenizer")
@@ -58,22 +54,20 @@ def main() -> None:
             },
         }  # fmt: skip
         rows = [{"case": name, **measured(folder, dataset)} for name, dataset in cases.items()]
-    machine = {"cores": os.cpu_count(), "python": platform.python_version()}
-    RESULTS.write_text(json.dumps({"prompts": count, "machine": machine, "cases": rows}, indent=1) + "\n")
-    table = Table(title=f"{count:,} short prompts to a dataset")
-    for column in ("form", "seconds", "of all cores", "prompts a second", "tokens a prompt", "peak memory, MiB"):
-        table.add_column(column, justify="left" if column == "form" else "right")
-    for row in rows:
-        rate, memory = f"{count / row['seconds']:,.0f}", f"{row['peak_mib']:,.0f}"
-        table.add_row(
+    columns = ("form", "seconds", "of all cores", "prompts a second", "tokens a prompt", "peak memory, MiB")
+    table = [
+        [
             row["case"],
-            f"{row['seconds']:.1f}",
-            f"{row['cpu_seconds']:.1f}",
-            rate,
-            f"{row['tokens_per_prompt']:.1f}",
-            memory,
-        )
-    Console().print(table)
+            row["seconds"],
+            row["cpu_seconds"],
+            f"{count / row['seconds']:,.0f}",
+            row["tokens_per_prompt"],
+            f"{row['peak_mib']:,.0f}",
+        ]
+        for row in rows
+    ]
+    report.show(f"{count:,} short prompts to a dataset", columns, table)
+    report.save("data", given, rows)
 
 
 def measured(folder: Path, dataset: dict[str, Any]) -> dict[str, float]:

@@ -11,7 +11,6 @@ so that a busy machine is busy for all. Prints medians over iterations from the 
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -28,10 +27,9 @@ from pyarrow import parquet
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.report import machine, versions
+from benchmarks.report import arguments, machine, versions
 from benchmarks.shapes import PROMPT, SHAPES, write_tokenizer
 
-RESULTS = Path("benchmarks/results/iteration.json")
 TRL = "trl==1.12.0"  # the last version with a PPOTrainer
 PARTS = ("rollout", "experience", "update", "iteration")
 STAGES = {
@@ -72,7 +70,7 @@ class Case:
 
 def main() -> None:
     """All cases, all sides, in turns."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=6)
@@ -82,7 +80,9 @@ def main() -> None:
     home, python = given.home.absolute(), environment(given.trl.absolute())
     settings = {"rounds": given.rounds, "iterations": given.iterations}
     facts = {"machine": machine(), "versions": {**versions(), "trl": TRL}, "settings": settings}
-    document: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    given.results.mkdir(parents=True, exist_ok=True)
+    path = given.results / "iteration.json"
+    document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     for name in given.cases:
         case = Case(Path("examples/arithmetic/demo.yaml")) if name == "demo" else large_case(home / name)
         found = compare(case, home, python, given.rounds, given.iterations)
@@ -91,7 +91,7 @@ def main() -> None:
             for side, iterations in found.items()
         }
         document[name] = {**facts, "medians": medians, "iterations": found}
-        RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+        path.write_text(json.dumps(document, indent=1) + "\n")
         show(name, medians)
 
 

@@ -7,12 +7,8 @@ The server runs beside it, in a process of its own. Prints medians and writes `b
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import multiprocessing
-import os
-import platform
 import socket
 import statistics
 import tempfile
@@ -22,16 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks import report
 from ppo_core.records import PromptRow
 from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.reward import Sample
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
 
-RESULTS = Path("benchmarks/results/rewards.json")
 LATENCY_S = 0.05
 IN_FLIGHT = 64
 RULE = "def words(completions, **columns):\n    return [float(len(text.split())) for text in completions]\n"
@@ -39,9 +33,9 @@ RULE = "def words(completions, **columns):\n    return [float(len(text.split()))
 
 def main() -> None:
     """Measure every case in turn, several rounds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    given = parser.parse_args()
     ours, theirs = multiprocessing.Pipe()
     server = multiprocessing.Process(target=serve, args=(theirs,), daemon=True)
     server.start()
@@ -54,7 +48,7 @@ def main() -> None:
             "http, 16 samples a request": ({**http, "batch_size": 16}, 10_000),
         }
         spent: dict[str, list[float]] = {name: [] for name in cases}
-        for _ in range(rounds):
+        for _ in range(given.rounds):
             for name, (source, count) in cases.items():
                 spent[name].append(seconds(source, count, Path(folder)))
     server.terminate()
@@ -62,16 +56,12 @@ def main() -> None:
         {"case": name, "samples": count, "seconds": statistics.median(spent[name]), "rounds": spent[name]}
         for name, (_, count) in cases.items()
     ]
-    machine = {"cores": os.cpu_count(), "python": platform.python_version()}
-    facts = {"latency_s": LATENCY_S, "requests_in_flight": IN_FLIGHT, "machine": machine}
-    RESULTS.write_text(json.dumps({**facts, "cases": rows}, indent=1) + "\n")
-    table = Table(title=f"scoring; the server answers after {LATENCY_S * 1000:.0f} ms, {IN_FLIGHT} requests in flight")
-    for column in ("reward", "samples", "seconds", "samples a second"):
-        table.add_column(column, justify="left" if column == "reward" else "right")
-    for row in rows:
-        rate = row["samples"] / row["seconds"]
-        table.add_row(row["case"], f"{row['samples']:,}", f"{row['seconds']:.2f}", f"{rate:,.0f}")
-    Console().print(table)
+    title = f"scoring; the server answers after {LATENCY_S * 1000:.0f} ms, {IN_FLIGHT} requests in flight"
+    table = [
+        [row["case"], f"{row['samples']:,}", row["seconds"], f"{row['samples'] / row['seconds']:,.0f}"] for row in rows
+    ]
+    report.show(title, ("reward", "samples", "seconds", "samples a second"), table)
+    report.save("rewards", given, {"latency_s": LATENCY_S, "requests_in_flight": IN_FLIGHT, "cases": rows})
 
 
 def seconds(source: dict[str, Any], count: int, folder: Path) -> float:
