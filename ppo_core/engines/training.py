@@ -24,14 +24,14 @@ def main(
     """Serve training jobs on standard input and output (rank 0), or follow rank 0."""
     replies = take_over_stdout()
     # DeepSpeed prints while it is imported, so only now that the protocol's stream is safe.
-    from ppo_core.training.ranks import Ranks, open_meeting, start_other_ranks
+    from ppo_core.training.ranks import Ranks, follow, leading, open_meeting, start_other_ranks
 
     trusted = ["--trust-remote-code"] if trust_remote_code else []
     children = []
     if rank == 0 and num_ranks > 1:
         meeting = open_meeting()
         children = start_other_ranks(num_ranks, meeting, *trusted)
-    from ppo_core.training.service import TrainingEngine, follow, leading
+    from ppo_core.training.service import TrainingEngine
     from ppo_core.training.threads import Threads
 
     ranks = Ranks(rank, num_ranks, children, meeting, Threads.of_machine())

@@ -1,4 +1,4 @@
-"""The training engine's ranks: rank 0 serves jobs, the others do the same work on their share of the rows."""
+"""Ranks of one program: rank 0 serves jobs, the others do the same work on their share of the rows."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ppo_core.data.batches import MICROBATCH_TOKENS, microbatches
-from ppo_core.engines.protocol import EngineDefect
+from ppo_core.engines.protocol import EngineDefect, Handler, Job, JobInput
+from ppo_core.records import InputError
 from ppo_core.spec import TrainingSpec
 from ppo_core.training.threads import Threads
 
@@ -29,7 +31,7 @@ IDLE = datetime.timedelta(days=365)
 class Ranks:
     """This process's place among `world_size`; small messages go through gloo on the CPU on every kind of machine.
 
-    Several ranks meet in the file of the descriptor `meeting`, see `open_meeting`.
+    Several ranks meet in the file of the descriptor `meeting`, see `open_meeting`. `kind` is what messages call a rank.
     """
 
     rank: int
@@ -38,6 +40,7 @@ class Ranks:
     meeting: int | None = None
     threads: Threads = field(default_factory=Threads)
     dismissed: bool = False
+    kind: str = "training"
 
     def __post_init__(self) -> None:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -84,7 +87,7 @@ class Ranks:
         """Raise EngineDefect when another rank has ended: the engine must start anew."""
         for rank, child in enumerate(self.children, 1):
             if child.poll() is not None:
-                raise EngineDefect(f"training rank {rank} of {self.world_size} ended with status {child.returncode}")
+                raise EngineDefect(f"{self.kind} rank {rank} of {self.world_size} ended with status {child.returncode}")
 
     def end_with_children(self) -> None:
         """From now on end this process when another rank ends: a collective call could wait for it for ever."""
@@ -94,7 +97,8 @@ class Ranks:
     def _end_with(self, rank: int, child: subprocess.Popen[bytes]) -> None:
         status = child.wait()
         if not self.dismissed:
-            print(f"training rank {rank} of {self.world_size} ended with status {status}", file=sys.stderr, flush=True)
+            told = f"{self.kind} rank {rank} of {self.world_size} ended with status {status}"
+            print(told, file=sys.stderr, flush=True)
             os._exit(1)
 
     def dismiss(self) -> None:
@@ -154,9 +158,11 @@ def _store(world_size: int, meeting: int | None) -> dist.Store:
     return dist.HashStore()
 
 
-def start_other_ranks(world_size: int, meeting: int, *options: str) -> list[subprocess.Popen[bytes]]:
+def start_other_ranks(
+    world_size: int, meeting: int, *options: str, module: str = "ppo_core.engines.training"
+) -> list[subprocess.Popen[bytes]]:
     """Start ranks 1..N-1 of this program; `env` adds their place to the environment they inherit."""
-    program = [sys.executable, "-m", "ppo_core.engines.training", "--num-ranks", str(world_size), *options]
+    program = [sys.executable, "-m", module, "--num-ranks", str(world_size), *options]
     return [
         subprocess.Popen(
             ["env", f"RANK={rank}", f"LOCAL_RANK={rank}", *program, "--rank", str(rank), "--meeting", str(meeting)],
@@ -166,3 +172,48 @@ def start_other_ranks(world_size: int, meeting: int, *options: str) -> list[subp
         )
         for rank in range(1, world_size)
     ]
+
+
+class Follower(Protocol):
+    """What does jobs on one rank, by the same handlers as on every other."""
+
+    @property
+    def ranks(self) -> Ranks: ...
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]: ...
+
+
+def leading(engine: Follower, name: str) -> Handler:
+    """Rank 0's handler: tell the others, then do the own share."""
+
+    def handle(job: Job) -> dict[str, Any]:
+        engine.ranks.check_children()
+        inputs = {key: [str(i.path), i.digest] for key, i in job.inputs.items()}
+        try:
+            engine.ranks.broadcast({"name": name, "inputs": inputs, "output": str(job.output), "spec": dict(job.spec)})
+            return engine.handlers[name](job)
+        except InputError:
+            engine.ranks.dismiss()
+            raise
+        except EngineDefect:
+            raise
+        except Exception as error:
+            # Collective calls may hang half way, and weights may have moved: only a new process is known to be sound.
+            # There numbers that are not finite would come out the same again.
+            retryable = not isinstance(error, FloatingPointError)
+            raise EngineDefect(f"{type(error).__name__}: {error}", retryable=retryable) from error
+
+    return handle
+
+
+def follow(engine: Follower) -> NoReturn:
+    """Do what rank 0 broadcasts, for ever; any error ends this rank, and so the engine.
+
+    Also bad input: nothing says that rank 0 found it bad too, and it would wait for this rank in a collective call.
+    """
+    while True:
+        document = engine.ranks.broadcast()
+        inputs = {key: JobInput(Path(path), digest) for key, (path, digest) in document["inputs"].items()}
+        job = Job(document["name"], inputs, Path(document["output"]), document["spec"], lambda *_: None)
+        engine.handlers[job.name](job)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +13,7 @@ from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.preferences import read_rankings
 from ppo_core.data.tables import check_aligned, read_rollouts, read_scores
 from ppo_core.data.tokenization import load_tokenizer
-from ppo_core.engines.protocol import EngineDefect, Handler, Job, JobInput
+from ppo_core.engines.protocol import Handler, Job
 from ppo_core.engines.turns import gpu_bytes_free, room_made
 from ppo_core.engines.vector_math import prepare_vector_math
 from ppo_core.models.loading import load_policy, save_policy, starting_policy
@@ -262,38 +260,3 @@ class TrainingEngine:
         folder = job.inputs["model"].path if "model" in job.inputs else None
         seed = derive_seed(spec.seed, "weights")
         return starting_policy(spec.model, folder, tokenizer, seed=seed, trust_remote_code=self.trust_remote_code)
-
-
-def leading(engine: TrainingEngine, name: str) -> Callable[[Job], dict[str, Any]]:
-    """Rank 0's handler: tell the others, then do the own share."""
-
-    def handle(job: Job) -> dict[str, Any]:
-        engine.ranks.check_children()
-        inputs = {key: [str(i.path), i.digest] for key, i in job.inputs.items()}
-        try:
-            engine.ranks.broadcast({"name": name, "inputs": inputs, "output": str(job.output), "spec": dict(job.spec)})
-            return engine.handlers[name](job)
-        except InputError:
-            engine.ranks.dismiss()
-            raise
-        except EngineDefect:
-            raise
-        except Exception as error:
-            # Collective calls may hang half way, and weights may have moved: only a new process is known to be sound.
-            # There numbers that are not finite would come out the same again.
-            retryable = not isinstance(error, FloatingPointError)
-            raise EngineDefect(f"{type(error).__name__}: {error}", retryable=retryable) from error
-
-    return handle
-
-
-def follow(engine: TrainingEngine) -> None:
-    """Do what rank 0 broadcasts, for ever; any error ends this rank, and so the engine.
-
-    Also bad input: nothing says that rank 0 found it bad too, and it would wait for this rank in a collective call.
-    """
-    while True:
-        document = engine.ranks.broadcast()
-        inputs = {key: JobInput(Path(path), digest) for key, (path, digest) in document["inputs"].items()}
-        job = Job(document["name"], inputs, Path(document["output"]), document["spec"], lambda *_: None)
-        engine.handlers[job.name](job)
