@@ -4,10 +4,30 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 OWN_FOLDER = "."
+NAMES = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV"),
+        *(
+            "XDG_CACHE_HOME",
+            "HF_HOME",
+            "HF_HUB_CACHE",
+            "HF_MODULES_CACHE",
+            "HF_HUB_OFFLINE",
+            "HF_HUB_DISABLE_TELEMETRY",
+        ),
+        *("TRANSFORMERS_OFFLINE", "TRANSFORMERS_VERBOSITY", "DO_NOT_TRACK", "GLIBC_TUNABLES"),
+        *("PPOFLOW_HOME", "PPOFLOW_GUARDED"),  # who lists or ends processes knows by them whose they are
+    }
+)
+PREFIXES = (
+    *("LC_", "PYTHON", "MALLOC_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_"),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "DNNL_", "ONEDNN_", "ATEN_"),
+)
+SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS", "AUTH")
 
 
 @dataclass(frozen=True)
@@ -40,3 +60,12 @@ def permissions_of(arguments: Sequence[str]) -> Permissions:
 def passed_on(name: str) -> str | None:
     """A variable of this engine's environment, which is built by name: PPOFLOW_REWARD_ENV names what rewards get."""
     return os.environ.get(name)
+
+
+def ranks_environment(added: Mapping[str, str]) -> dict[str, str]:
+    """For ranks of a model that this engine starts: what computing needs, by name, and `added` on top.
+
+    They run no code of rewards, so what PPOFLOW_REWARD_ENV names, such as the keys of servers, stays here.
+    """
+    known = {name: value for name, value in os.environ.items() if name in NAMES or name.startswith(PREFIXES)}
+    return {**{name: value for name, value in known.items() if not name.upper().endswith(SECRET_WORDS)}, **added}

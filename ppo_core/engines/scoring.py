@@ -1,7 +1,7 @@
 """The scoring engine: runs user code (reward functions, row generators), away from models and orchestration.
 
 Jobs: describe_sources, describe_dataset, check_run, try_reward, prepare_dataset, score_rollouts, select_rollouts,
-score_evaluation, compare_evaluations; check_preferences, prepare_preferences, evaluate_reward_model.
+score_evaluation, compare_evaluations; check_preferences, prepare_preferences, evaluate_reward_model; make_room.
 Jobs that run user code get `folder`, where the spec's relative paths start, as the input `sources`.
 """
 
@@ -24,14 +24,16 @@ from ppo_core.data.tables import (
     write_scores,
     write_sources,
 )
-from ppo_core.engines.protocol import Job, serve, take_over_stdout
+from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.engines.reward_models import check_preferences, evaluate_reward_model, prepare_preferences
 from ppo_core.engines.selection import scores_beside, select_rollouts, signals
 from ppo_core.engines.start import example_completions, read_start, rows_of_splits, scan, sources_of
+from ppo_core.engines.turns import room_made
 from ppo_core.models.weight_files import tensor_shapes
 from ppo_core.permissions import permissions_of
 from ppo_core.records import WITH_SIGNAL, CheckRunJob, EvaluateJob, PrepareDatasetJob, RolloutRow, ScoreJob, ScoreRow
 from ppo_core.scoring.comparison import compare_evaluations
+from ppo_core.scoring.held_models import held_models
 from ppo_core.scoring.overoptimisation import response_metrics
 from ppo_core.scoring.plugins import source_digest
 from ppo_core.scoring.reward import RewardFailed, Sample
@@ -160,6 +162,15 @@ def try_reward(job: Job) -> dict[str, Any]:
     return {"rows": table}
 
 
+def make_room(job: Job) -> dict[str, Any]:
+    """Have reward models leave the GPU to other engines, until the next scores."""
+    try:
+        return room_made(held_models().make_room())
+    except Exception as error:
+        # They still have their memory, which the next engine would lack.
+        raise EngineDefect(f"a reward model made no room: {type(error).__name__}: {error}") from error
+
+
 def score_metrics(scores: list[ScoreRow], prefix: str) -> dict[str, float]:
     """Mean, spread and count of what could be scored, and the mean of each component; left out where nothing could.
 
@@ -243,7 +254,15 @@ def main() -> None:
     replies = take_over_stdout()
     preparing = (describe_sources, describe_dataset, check_run, try_reward, prepare_dataset)
     of_reward_models = (check_preferences, prepare_preferences, evaluate_reward_model)
-    jobs = (*preparing, score_rollouts, select_rollouts, score_evaluation, compare_evaluations, *of_reward_models)
+    jobs = (
+        *preparing,
+        score_rollouts,
+        select_rollouts,
+        score_evaluation,
+        compare_evaluations,
+        make_room,
+        *of_reward_models,
+    )
     serve({job.__name__: job for job in jobs}, replies, permissions_of(sys.argv[1:]))
 
 

@@ -20,6 +20,7 @@ from ppo_core.spec.flow_spec import (
     check_ranks_divide,
 )
 from ppo_core.spec.hub import HubCommit
+from ppo_core.spec.reward.kinds import ModelRewardSpec
 from ppo_core.spec.reward.section import RewardSpec
 from ppo_core.spec.reward_model import DescentSpec, PreferencesSpec, RewardRegistrySpec, check_rows_stay_whole
 from ppo_core.spec.sections import (
@@ -134,6 +135,11 @@ class DpoSpec(FlowSpec):
     def model_folders(self) -> tuple[str, ...]:
         """Reward models."""
         return self.reward.folders
+
+    @property
+    def reward_models(self) -> tuple[ModelRewardSpec, ...]:
+        """Reward models."""
+        return self.reward.models
 
     @property
     def model_name(self) -> str:

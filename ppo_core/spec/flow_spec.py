@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ppo_core.spec.hub import HubCommit
 from ppo_core.spec.loading import load_spec, overridden
-from ppo_core.spec.reward.kinds import HttpRewardSpec, JudgeSpec
+from ppo_core.spec.reward.kinds import HttpRewardSpec, JudgeSpec, ModelRewardSpec
 from ppo_core.spec.reward.rules import UnitTestsSpec
 from ppo_core.spec.reward.section import RewardSpec
 from ppo_core.spec.section import Section
@@ -80,6 +80,11 @@ class FlowSpec(NamedSpec):
     @property
     def model_folders(self) -> tuple[str, ...]:
         """Folders of sequence classifiers that it reads."""
+        return ()
+
+    @property
+    def reward_models(self) -> tuple[ModelRewardSpec, ...]:
+        """Sequence classifiers that score responses."""
         return ()
 
 

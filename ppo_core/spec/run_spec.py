@@ -20,6 +20,7 @@ from ppo_core.spec.flow_spec import (
 )
 from ppo_core.spec.hub import HubCommit
 from ppo_core.spec.promotion import PromotionSpec
+from ppo_core.spec.reward.kinds import ModelRewardSpec
 from ppo_core.spec.reward.section import RewardSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
 from ppo_core.spec.sections import (
@@ -284,6 +285,11 @@ class RunSpec(FlowSpec):
     def model_folders(self) -> tuple[str, ...]:
         """Reward models."""
         return self.reward.folders
+
+    @property
+    def reward_models(self) -> tuple[ModelRewardSpec, ...]:
+        """Reward models."""
+        return self.reward.models
 
     @property
     def model_name(self) -> str:

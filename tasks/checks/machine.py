@@ -35,6 +35,7 @@ def check_job(spec: RunSpec | DpoSpec, dataset: PrepareDatasetJob) -> CheckRunJo
 
     Raises InputError where the run asks for more GPUs than are here.
     """
+    check_reward_gpus(spec, len(visible_gpus()))
     gpu = None if spec.engines.backend == "ray" else has_nvidia_gpu()
     if not gpu:
         return CheckRunJob(dataset=dataset, engines=spec.engines, gpu=gpu)
@@ -72,3 +73,21 @@ def check_gpus(spec: RunSpec | DpoSpec, gpus: int) -> None:
             f"engines.rollout_engines={engines.rollout_engines} of tensor_parallel_size={engines.tensor_parallel_size} "
             f"need {sampling} GPUs, and there are {gpus}: lower one of them"
         )
+
+
+def check_reward_gpus(spec: RunSpec | DpoSpec, gpus: int) -> None:
+    """Raise InputError where this machine, with so many GPUs, has fewer than a reward model needs.
+
+    The engine that scores is here, wherever the others are. On CPUs any number of ranks goes.
+    """
+    for reward in spec.reward_models:
+        if reward.device == "cuda" and not gpus:
+            raise InputError(
+                f"the reward {reward.component} asks for device=cuda, and there is no GPU here: set it to cpu, or to "
+                "auto, which takes a GPU where there is one"
+            )
+        if reward.device != "cpu" and 0 < gpus < reward.num_ranks:
+            raise InputError(
+                f"num_ranks={reward.num_ranks} of the reward {reward.component} is more than the {gpus} GPUs here, and "
+                f"each rank has one: lower it to {gpus}, or set its device to cpu"
+            )

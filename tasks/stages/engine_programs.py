@@ -44,6 +44,7 @@ def plan_engines(spec: FlowSpec) -> dict[str, EnginePlan]:
     """The engines of a flow by name."""
     deterministic, names = spec.engines.deterministic, rollout_names(spec)
     accompanied, gpus = spec.engines_overlap or len(names) > 1, len(visible_gpus())
+    in_turns = sharing_of(spec, gpus) == "turns"
     rollout = [
         EnginePlan(
             "rollout",
@@ -51,7 +52,7 @@ def plan_engines(spec: FlowSpec) -> dict[str, EnginePlan]:
             deterministic=deterministic,
             gpus=_share(spec, number, gpus),
             accompanied=accompanied,
-            takes_turns=sharing_of(spec, gpus) == "turns",
+            takes_turns=in_turns,
         )
         for number, name in enumerate(names)
     ]
@@ -62,7 +63,8 @@ def plan_engines(spec: FlowSpec) -> dict[str, EnginePlan]:
         deterministic=deterministic,
         accompanied=spec.engines_overlap,
     )
-    plans = (EnginePlan("scoring", "scoring"), training, *rollout)
+    scoring = EnginePlan("scoring", "scoring", takes_turns=in_turns and rewards_on_gpu(spec, gpus))
+    plans = (scoring, training, *rollout)
     return {plan.name: plan for plan in plans if plan.role in spec.roles}
 
 
@@ -80,6 +82,11 @@ def sharing_of(spec: FlowSpec, gpus: int) -> Sharing:
     if gpus >= spec.training.num_ranks + engines.rollout_engines * engines.tensor_parallel_size:
         return "own"
     return "turns" if both and placement == "auto" and gpus and not spec.engines_overlap else "same"
+
+
+def rewards_on_gpu(spec: FlowSpec, gpus: int) -> bool:
+    """Whether reward models compute on this machine's GPUs, of which there are so many."""
+    return gpus > 0 and any(reward.device != "cpu" for reward in spec.reward_models)
 
 
 def _share(spec: FlowSpec, number: int, gpus: int) -> tuple[int, ...] | None:
@@ -109,7 +116,7 @@ def _command(plan: EnginePlan, settings: Settings) -> list[str]:
     if plan.role == "training":
         return [*training_command(plan.num_ranks), *trusted]
     permitted = scoring_permissions(settings) if plan.role == "scoring" else []
-    turns = ["--take-turns"] if plan.takes_turns else []
+    turns = ["--take-turns"] if plan.role == "rollout" and plan.takes_turns else []
     return [sys.executable, "-m", PROGRAMS[plan.role], *permitted, *trusted, *turns]
 
 

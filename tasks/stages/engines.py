@@ -111,7 +111,9 @@ class Turns:
         rollout: generate ─► makes room                                            evaluate ─► generate ─► …
                                    training: advantages ─► update ─► makes room ─┘
 
-    `sides` has the engines that work at the same time, by role."""
+    `sides` has the engines that work at the same time, by role. That of scoring is one where reward models compute on
+    GPUs: it works between rollout and training.
+    """
 
     sides: Mapping[str, Mapping[str, Engine]]
     holding: dict[str, Engine] = field(default_factory=dict)
@@ -146,12 +148,13 @@ class Engines:
     def __init__(self, spec: FlowSpec, settings: Settings, logs: Path, *, run: str = "") -> None:
         require_shared_store(spec, settings.store_root)
         plans = plan_engines(spec)
-        scoring = launch(plans.pop("scoring"), settings, logs)
+        scores = plans.pop("scoring")
+        scoring = launch(scores, settings, logs)
         self._cluster = RayCluster(spec.engines.address)
         self.scoring: Engine = scoring
         self.rollout_names = rollout_names(spec)
         self.handles: dict[str, EngineHandle] = {"scoring": LocalHandle(scoring)}
-        sides: dict[str, dict[str, Engine]] = {}
+        sides: dict[str, dict[str, Engine]] = {"scoring": {"scoring": scoring}} if scores.takes_turns else {}
         for name, plan in plans.items():
             if spec.engines.backend == "ray":
                 self.handles[name] = RayHandle(self._on_ray(plan, spec, settings, logs, run or spec.name))

@@ -135,3 +135,32 @@ def test_what_is_no_reward_model_is_refused(tmp_path: Path) -> None:
         InputError, match=r"has no tokenizer that can be loaded .* put the reward model's own tokenizer"
     ):
         rewards(tmp_path / "bare").score(SAMPLES)
+
+
+def test_a_device_is_chosen_and_a_gpu_that_is_not_there_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    reward_model(tmp_path / "rm")
+    assert scores(rewards(tmp_path, device="cpu")) == scores(rewards(tmp_path))
+    with pytest.raises(
+        InputError,
+        match=r"the device of the reward model=cuda, but this machine has no GPU .*: set it to cpu, or to auto",
+    ):
+        rewards(tmp_path, device="cuda")
+
+
+def test_more_ranks_than_gpus_are_refused_where_there_are_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(
+        InputError, match=r"num_ranks=3 of the reward model is more than the 2 GPUs here, .* device to cpu"
+    ):
+        rewards(tmp_path, num_ranks=3).score(SAMPLES)
+
+
+def test_a_model_on_a_cpu_has_no_room_to_make(tmp_path: Path) -> None:
+    model = Classifier(reward_model(tmp_path / "rm"), dtype="float32", trust_remote_code=False, device="cpu")
+    before = model.scores([[3, 4], [5]], 4096)
+    assert model.make_room() == 0
+    assert model.scores([[3, 4], [5]], 4096) == before

@@ -25,6 +25,7 @@ from tests.ppo_core import (
     reward_model_program,
     rloo_program,
     shared_program,
+    shared_rewards_program,
     skip_program,
     threads_program,
 )
@@ -41,6 +42,7 @@ PROGRAMS = {
     "reward_model": reward_model_program.SCENARIOS,
     "dpo": dpo_program.SCENARIOS,
     "threaded": threads_program.SCENARIOS,
+    "scored": shared_rewards_program.SCENARIOS,
 }
 
 

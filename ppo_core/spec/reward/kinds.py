@@ -164,6 +164,14 @@ class ModelRewardSpec(AnyReward):
     microbatch_tokens: PositiveInt = Field(
         4096, description="Most tokens per forward pass of the reward model, padding included"
     )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the reward model computes; auto: on a GPU where there is one"
+    )
+    num_ranks: PositiveInt = Field(
+        1,
+        le=256,
+        description="Processes that share the weights of the reward model among them (ZeRO-3); on GPUs each has one",
+    )
 
     @property
     def label(self) -> str:

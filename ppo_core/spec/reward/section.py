@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from ppo_core.spec.reward.kinds import FunctionRewardSpec, RewardKind
+from ppo_core.spec.reward.kinds import FunctionRewardSpec, ModelRewardSpec, RewardKind
 from ppo_core.spec.section import Fraction, Section
 
 
@@ -51,6 +51,11 @@ class RewardSpec(Section):
     def folders(self) -> tuple[str, ...]:
         """Folders of all reward models."""
         return tuple(dict.fromkeys(name for reward in self.rewards for name in reward.folders))
+
+    @property
+    def models(self) -> tuple[ModelRewardSpec, ...]:
+        """Those that are models which this machine computes."""
+        return tuple(reward for reward in self.rewards if isinstance(reward, ModelRewardSpec))
 
     @property
     def labels(self) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from infra import settings as settings_module
 from infra.engines.protocol import EngineDied
-from ppo_core.spec import SpecError
+from ppo_core.spec import RunSpec, SpecError
 from tasks.checks import machine
 from tasks.checks.machine import check_job
 from tasks.stages import engine_programs
@@ -48,6 +48,20 @@ def test_one_side_holds_the_gpu_at_a_time_and_the_same_comes_out(
     assert measured["memory/rollout_freed_gib"] == 2.0 * rollout_engines
     assert measured["memory/training_freed_gib"] == 3.0
     assert not [name for name in apart.records()[2].metrics if name.startswith("memory/")]
+
+
+def test_rewards_on_a_gpu_are_one_more_side(tmp_path: Path, prefect_server: None) -> None:
+    engines = CountingEngines(together=True, rollout_engines=2, rewards_on_gpu=True)
+    run = ToyRun(tmp_path / "together", SHORT, engines=engines)
+    run.train()
+    alone = {("training",), ("scoring",), ("rollout",), ("rollout-2",), ("rollout", "rollout-2")}
+    assert {"training", "scoring", "rollout"} <= {name for held in engines.held for name in held}
+    assert set(engines.held) <= alone
+    apart, _ = trained(tmp_path / "apart", together=False)
+    assert digests(run.records()) == digests(apart.records())
+    measured = run.records()[2].metrics
+    # With the scores of the rollouts, and those of the evaluation.
+    assert measured["memory/scoring_freed_gib"] == 1.0
 
 
 def test_an_engine_that_dies_making_room_is_not_asked_again(tmp_path: Path, prefect_server: None) -> None:
@@ -100,6 +114,48 @@ def test_who_gets_which_gpus(
     rollout = [plan for plan in plan_engines(smoke_spec(*changes)).values() if plan.role == "rollout"]
     assert [plan.gpus for plan in rollout] == seen
     assert {plan.takes_turns for plan in rollout} == {turns}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes", "turns"),
+    [
+        (1, [], True),
+        (1, [("device", "cuda")], True),
+        (1, [("device", "cpu")], False),
+        (2, [], False),
+        (0, [], False),
+    ],
+)
+def test_scoring_takes_turns_where_its_models_are_on_gpus_that_engines_share(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, changes: list[tuple[str, str]], *, turns: bool
+) -> None:
+    with_gpus(monkeypatch, gpus)
+    plan = plan_engines(scored_by_a_model(**dict(changes)))["scoring"]
+    assert plan.takes_turns == turns
+    assert plan_engines(smoke_spec())["scoring"].takes_turns is False
+
+
+def scored_by_a_model(**options: object) -> RunSpec:
+    spec = smoke_spec().model_dump()
+    return RunSpec.model_validate(spec | {"reward": {"sources": [{"kind": "model", "path": "rm", **options}]}})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "message"),
+    [
+        (0, {"device": "cuda"}, "the reward model asks for device=cuda, and there is no GPU here: set it to cpu, or"),
+        (1, {"num_ranks": 2}, "num_ranks=2 of the reward model is more than the 1 GPUs here, .* lower it to 1, or set"),
+        (1, {"num_ranks": 2, "device": "cuda"}, "num_ranks=2 of the reward model is more than the 1 GPUs here"),
+    ],
+)
+def test_a_reward_model_gets_no_more_gpus_than_there_are(gpus: int, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        machine.check_reward_gpus(scored_by_a_model(**options), gpus)
+
+
+def test_on_cpus_a_reward_model_has_as_many_ranks_as_it_likes() -> None:
+    machine.check_reward_gpus(scored_by_a_model(num_ranks=8), 0)
+    machine.check_reward_gpus(scored_by_a_model(num_ranks=8, device="cpu"), 1)
 
 
 def test_gpus_keep_the_names_that_the_user_gave_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
