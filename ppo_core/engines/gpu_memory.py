@@ -24,6 +24,7 @@ from ppo_core.records import InputError, Sharing
 GIB = 1 << 30
 PROCESS_GIB = 1.0
 """About what CUDA, its libraries and their workspaces take in each engine."""
+REWARD_RANKS, REWARD_DEVICE = "the reward model's num_ranks", "the reward model's device"
 KEPT_PER_UNIT = 17
 """Values that a layer keeps for each token and hidden unit until its backward pass."""
 
@@ -35,7 +36,8 @@ class MemoryPlan:
     `parameters` of the policy, of which `trained` learn; `networks` under training, of which all but one lack the
     `head`, an output embedding of its own; `references` beside them. `tokens` in a microbatch, of which `longest` are
     the longest sequence. The cache is `kv_cache_gib` on each GPU, and `least_cache_gib` holds one sequence. `fixed` are
-    keys of the spec that this run cannot change.
+    keys of the spec that this run cannot change. Reward models have weights of `reward_gib` on each of `reward_ranks`
+    GPUs, from the first on, of all `gpus`.
     """
 
     parameters: int
@@ -57,6 +59,9 @@ class MemoryPlan:
     tensor_parallel_size: int
     sharing: Sharing
     fixed: frozenset[str] = frozenset()
+    reward_gib: float = 0.0
+    reward_ranks: int = 1
+    gpus: int = 1
 
     @property
     def states_gib(self) -> float:
@@ -86,13 +91,17 @@ class MemoryPlan:
     def needed_gib(self, *, surely: bool = False) -> float:
         """On the fullest GPU, about; `surely`: at least, which leaves out what is only estimated."""
         rest, training = 0.0 if surely else PROCESS_GIB, self.states_gib + (0.0 if surely else self.activations_gib)
+        scoring = rest if self.reward_gib else 0.0
         match self.sharing:
             case "turns":
-                return 2 * rest + max(training, self.rollout_gib)
+                return 2 * rest + scoring + max(training, self.rollout_gib, self.reward_gib)
             case "same":
-                return 2 * rest + training + self.rollout_gib
+                return 2 * rest + scoring + training + self.rollout_gib + self.reward_gib
             case "own":
-                return rest + max(training, self.rollout_gib)
+                # The training engine has the first GPUs, and so have reward models.
+                beside = scoring + self.reward_gib
+                sampling = self.rollout_gib + (beside if self.reward_ranks > self.ranks else 0.0)
+                return rest + max(training + beside, sampling)
 
 
 def check_gpu_memory(plan: MemoryPlan, gpu_gib: float) -> float:
@@ -103,10 +112,11 @@ def check_gpu_memory(plan: MemoryPlan, gpu_gib: float) -> float:
     if plan.needed_gib(surely=True) > gpu_gib:
         remedy = next((told for told, other in changes(plan) if other.needed_gib() <= gpu_gib), None)
         remedy = remedy or "take a smaller model, or more GPUs (training.zero_stage=3 shares all states among them)"
+        scoring = f", {plan.reward_gib:.1f} for reward models (weights)" if plan.reward_gib else ""
         how = {"turns": "one after the other", "same": "at the same time", "own": "each on its own"}[plan.sharing]
         raise InputError(
             f"this run needs at least {plan.needed_gib(surely=True):.1f} GiB of a GPU and there are {gpu_gib:.1f}: "
-            f"{plan.states_gib:.1f} for training (weights, gradients, moments and reference) and "
+            f"{plan.states_gib:.1f} for training (weights, gradients, moments and reference){scoring} and "
             f"{plan.rollout_gib:.1f} for sampling (weights and cache), {how}. {remedy[0].upper()}{remedy[1:]}"
         )
     return plan.needed_gib()
@@ -114,10 +124,11 @@ def check_gpu_memory(plan: MemoryPlan, gpu_gib: float) -> float:
 
 def check_main_memory(plan: MemoryPlan, memory_gib: float) -> None:
     """Raise InputError where engines that take turns have no room in main memory for what waits there."""
-    waiting = plan.states_gib * plan.ranks
+    waiting = plan.states_gib * plan.ranks + plan.reward_gib * plan.reward_ranks
+    whose = "the training engine and reward models" if plan.reward_gib else "the training engine"
     if plan.sharing == "turns" and waiting > memory_gib:
         raise InputError(
-            f"engines that take turns on a GPU (engines.placement) keep {waiting:.1f} GiB of the training engine in "
+            f"engines that take turns on a GPU (engines.placement) keep {waiting:.1f} GiB of {whose} in "
             f"main memory while the policy samples, and this machine has {memory_gib:.1f}: set "
             "engines.placement=apart, or take a smaller model"
         )
@@ -148,6 +159,8 @@ def changed(plan: MemoryPlan, settings: Change) -> MemoryPlan:
     """The plan with other settings. Of adapters about a hundredth of the weights learn, and the reference is the policy
     without them."""
     adapted = "model.lora.rank" in settings
+    reward_ranks = int(settings.get(REWARD_RANKS, plan.reward_ranks))
+    whole = 0.0 if REWARD_DEVICE in settings else plan.reward_gib * plan.reward_ranks
     return replace(
         plan,
         sharing="turns" if "engines.placement" in settings else plan.sharing,
@@ -158,6 +171,8 @@ def changed(plan: MemoryPlan, settings: Change) -> MemoryPlan:
         dtype="bfloat16" if "model.dtype" in settings else plan.dtype,
         trained=plan.parameters // 100 if adapted else plan.trained,
         references=0 if adapted else plan.references,
+        reward_gib=whole / reward_ranks,
+        reward_ranks=reward_ranks,
     )
 
 
@@ -165,6 +180,8 @@ def _steps(plan: MemoryPlan) -> Iterator[Change]:
     """Single changes that take less memory, from the cheapest on."""
     if plan.sharing == "same":
         yield {"engines.placement": "together"}
+    if plan.reward_gib and plan.reward_ranks < plan.gpus:
+        yield {REWARD_RANKS: plan.gpus}
     smaller = max(rounded_up(2 * plan.least_cache_gib), rounded_up(plan.kv_cache_gib / 4))
     if smaller < plan.kv_cache_gib:
         yield {"engines.kv_cache_gib": smaller}
@@ -174,5 +191,7 @@ def _steps(plan: MemoryPlan) -> Iterator[Change]:
         yield {"training.activation_checkpointing": "true"}
     if plan.ranks > 1 and plan.zero_stage < 2:
         yield {"training.zero_stage": 2}
+    if plan.reward_gib:
+        yield {REWARD_DEVICE: "cpu"}
     if plan.dtype == "float32":
         yield {"model.dtype": "bfloat16", **({} if plan.zero_stage else {"training.zero_stage": 1})}

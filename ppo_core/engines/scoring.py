@@ -79,6 +79,7 @@ def check_run(job: Job) -> dict[str, Any]:
         spec,
         tokens=found.longest_prompt + spec.dataset.max_response_tokens,
         trust_remote_code=job.permissions.trust_remote_code,
+        rewards=[(reward, sources_of(job).place(reward.path)) for reward in spec.dataset.reward.models],
     )
     return {
         "counts": found.counts(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from ppo_core.models.loading import empty_policy, load_policy
 from ppo_core.models.lora import target_layers
 from ppo_core.models.weight_files import tensor_shapes, weight_files
 from ppo_core.records import CheckRunJob, InputError
+from ppo_core.spec.reward.kinds import ModelRewardSpec
 
 ROOMY = 0.8
 """Where so much of a GPU holds both engines at once they need no turns; the rest is for what is not known."""
@@ -31,11 +34,18 @@ LARGEST_TRIAL = 4 << 30
 
 
 def check_model(
-    config: Any, folder: Path | None, job: CheckRunJob, *, tokens: int, trust_remote_code: bool
+    config: Any,
+    folder: Path | None,
+    job: CheckRunJob,
+    *,
+    tokens: int,
+    trust_remote_code: bool,
+    rewards: Sequence[tuple[ModelRewardSpec, Path]] = (),
 ) -> dict[str, Any]:
     """Facts of the model. Raises InputError where the training engine or the rollout engine would refuse it.
 
     `tokens` are those of the longest prompt plus the response; without a `folder` the model is made of `config`.
+    `rewards` are reward models with their folders.
     """
     spec = job.dataset.model
     _refuse_quantised(config, str(folder or "model.config"))
@@ -51,7 +61,7 @@ def check_model(
         "model_type": config.model_type,
         "parameters": sum(value.numel() for value in model.parameters()),
     }
-    plan = memory_plan(model, attention, job, longest=tokens)
+    plan = memory_plan(model, attention, job, longest=tokens, rewards=rewards)
     if plan is not None and job.gpu_gib is not None:
         facts["gpu_memory"] = {"needed_gib": check_gpu_memory(plan, job.gpu_gib), "gpu_gib": job.gpu_gib}
         check_main_memory(plan, machine_memory_gib())
@@ -72,7 +82,14 @@ def check_model(
     return {**facts, "sequences": sequences}
 
 
-def memory_plan(model: Any, attention: Attention | None, job: CheckRunJob, *, longest: int) -> MemoryPlan | None:
+def memory_plan(
+    model: Any,
+    attention: Attention | None,
+    job: CheckRunJob,
+    *,
+    longest: int,
+    rewards: Sequence[tuple[ModelRewardSpec, Path]] = (),
+) -> MemoryPlan | None:
     """What the run asks of a GPU; None for a flow or a model of which that is not known."""
     learner, engines = job.learner, job.engines
     if learner is None or attention is None:
@@ -108,6 +125,19 @@ def memory_plan(model: Any, attention: Attention | None, job: CheckRunJob, *, lo
         tensor_parallel_size=ranks,
         sharing=job.sharing,
         fixed=frozenset(job.fixed),
+        reward_gib=rewards_gib(rewards),
+        reward_ranks=max((spec.num_ranks for spec, _ in rewards if spec.device != "cpu"), default=1),
+        gpus=job.gpus,
+    )
+
+
+def rewards_gib(rewards: Sequence[tuple[ModelRewardSpec, Path]]) -> float:
+    """GiB of weights that reward models have on each GPU that they use, by the headers of their files."""
+    size = {"bfloat16": 2, "float32": 4}
+    return sum(
+        size[spec.dtype] * sum(map(math.prod, tensor_shapes(folder).values())) / spec.num_ranks / GIB
+        for spec, folder in rewards
+        if spec.device != "cpu"
     )
 
 

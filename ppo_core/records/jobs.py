@@ -125,14 +125,15 @@ class CheckRunJob(Section):
     """Check what `prepare_dataset` checks, and what the model asks of the engines; writes nothing. Inputs as there.
 
     `gpu`: whether the rollout engines have one; None where that is another machine's. `gpu_gib` is the memory of the
-    smallest, where it is known, and `sharing` how engines share it; `learner` is what is trained there. `fixed` are
-    keys of the spec that it could not have otherwise.
+    smallest of the `gpus`, where it is known, and `sharing` how engines share it; `learner` is what is trained there.
+    `fixed` are keys of the spec that it could not have otherwise.
     """
 
     dataset: PrepareDatasetJob
     engines: EnginesSpec
     gpu: bool | None
     gpu_gib: float | None = None
+    gpus: int = 1
     sharing: Sharing = "own"
     learner: TrainingJob | None = None
     fixed: tuple[str, ...] = ()

@@ -46,7 +46,9 @@ def check_job(spec: RunSpec | DpoSpec, dataset: PrepareDatasetJob) -> CheckRunJo
         learner["learner"] = TrainingJob(model=spec.model, algorithm=spec.algorithm, training=spec.training)
         learner["fixed"] = [key for key, change in CHANGES.items() if not accepts(spec, change)]
     memory, sharing = smallest_memory_gib(nvidia_smi("index,uuid,memory.total"), gpus), sharing_of(spec, len(gpus))
-    return CheckRunJob(dataset=dataset, engines=spec.engines, gpu=True, gpu_gib=memory, sharing=sharing, **learner)
+    return CheckRunJob(
+        dataset=dataset, engines=spec.engines, gpu=True, gpu_gib=memory, gpus=len(gpus), sharing=sharing, **learner
+    )
 
 
 def accepts(spec: RunSpec, changes: Sequence[str]) -> bool:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from ppo_core.engines.gpu_memory import GIB, PROCESS_GIB, MemoryPlan, changes, check_gpu_memory, check_main_memory
+from ppo_core.models.checks import rewards_gib
 from ppo_core.records import InputError
+from ppo_core.spec.reward.kinds import ModelRewardSpec
 
 BILLION = MemoryPlan(
     parameters=GIB,  # so that a byte of each is a GiB
@@ -64,6 +69,57 @@ def test_the_fullest_gpu_holds_one_side_or_both() -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "surely", "processes"),
+    [
+        ({"sharing": "turns"}, 36.0, 3),
+        ({"sharing": "turns", "reward_gib": 40.0}, 40.0, 3),
+        ({"sharing": "same"}, 36.0 + 14.0 + 8.0, 3),
+        ({"sharing": "own"}, 36.0 + 8.0, 2),
+        ({"sharing": "own", "kv_cache_gib": 80.0}, 4.0 + 80.0, 1),
+        ({"sharing": "own", "kv_cache_gib": 80.0, "reward_ranks": 2}, 4.0 + 80.0 + 8.0, 2),
+    ],
+)
+def test_a_reward_model_takes_its_turn_or_lies_beside_the_others(
+    change: dict[str, object], surely: float, processes: int
+) -> None:
+    plan = replace(BILLION, **{"reward_gib": 8.0, "gpus": 2, "layers": 0, **change})  # type: ignore[arg-type]
+    assert plan.activations_gib == 0.0
+    assert plan.needed_gib(surely=True) == surely
+    assert plan.needed_gib() == surely + processes * PROCESS_GIB
+
+
+@pytest.mark.parametrize(
+    ("change", "gpu_gib", "remedy"),
+    [
+        ({}, 41.0, "Set the reward model's device=cpu"),
+        ({"gpus": 4}, 41.0, "Set the reward model's num_ranks=4"),
+        ({"gpus": 4, "reward_ranks": 4}, 41.0, "Set the reward model's device=cpu"),
+    ],
+)
+def test_a_reward_model_that_does_not_fit_goes_elsewhere(
+    change: dict[str, object], gpu_gib: float, remedy: str
+) -> None:
+    fixed = frozenset({"model.dtype", "model.lora.rank"})
+    plan = replace(BILLION, reward_gib=8.0, sharing="own", recompute=True, tokens=1024, fixed=fixed, **change)  # type: ignore[arg-type]
+    check_gpu_memory(replace(plan, reward_gib=0.0), gpu_gib)
+    with pytest.raises(InputError, match=rf"and reference\), 8.0 for reward models \(weights\) and 14.0 .*{remedy}$"):
+        check_gpu_memory(plan, gpu_gib)
+
+
+def test_weights_of_reward_models_are_counted_by_their_files(tmp_path: Path) -> None:
+    numbers = {"a": torch.zeros(3, 5), "b": torch.zeros(7)}  # 22 of them
+    save_file(numbers, tmp_path / "model.safetensors")
+    whole, bf16, shared, elsewhere = (
+        (ModelRewardSpec.model_validate({"path": "rm", **options}), tmp_path)
+        for options in ({}, {"dtype": "bfloat16"}, {"num_ranks": 4}, {"device": "cpu"})
+    )
+    assert rewards_gib([whole]) * GIB == 22 * 4
+    assert rewards_gib([bf16]) * GIB == 22 * 2
+    assert rewards_gib([shared, elsewhere]) * GIB == 22 * 4 / 4
+    assert rewards_gib([]) == 0
+
+
+@pytest.mark.parametrize(
     ("change", "gpu_gib", "remedy"),
     [
         ({"sharing": "same", "recompute": True}, 48.0, "Set engines.placement=together"),
@@ -107,6 +163,8 @@ def test_what_waits_for_its_turn_needs_main_memory() -> None:
     check_main_memory(replace(BILLION, sharing="own"), 1.0)
     with pytest.raises(InputError, match=r"keep 36\.0 GiB of the training engine in main memory .* has 35\.9"):
         check_main_memory(BILLION, 35.9)
+    with pytest.raises(InputError, match=r"keep 44\.0 GiB of the training engine and reward models in main memory"):
+        check_main_memory(replace(BILLION, reward_gib=2.0, reward_ranks=4), 43.9)
 
 
 def test_what_fits_is_told() -> None:
