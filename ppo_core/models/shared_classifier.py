@@ -3,9 +3,8 @@
     rank 0: the whole model in main memory ──one parameter at a time──► its part on each rank's device
     a pass: each layer's weights are gathered before it computes, and freed after it
 
-So rank 0 needs main memory for the whole model while it loads, and less with each parameter that is shared out; the
-others never have more than their part and one parameter. Parameters of up to `PERSISTENT` numbers, such as the scales
-of norms, stay whole on every rank.
+So rank 0 needs main memory for the whole model and its own part while it loads; the others never have more than their
+part and one parameter. Parameters of up to `PERSISTENT` numbers, such as the scales of norms, stay whole on every rank.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ from ppo_core.training.aside import tensors_in
 from ppo_core.training.ranks import Ranks
 
 PERSISTENT = 10_000
+PREFETCHED = 50_000_000
 NOTHING = Pass([], NO_PADDING)
 
 
@@ -92,6 +92,8 @@ def _config(dtype: str) -> dict[str, Any]:
         "zero_optimization": {
             "stage": 3,
             "stage3_param_persistence_threshold": PERSISTENT,
+            # On a GPU weights are gathered ahead while a layer computes; on a CPU that takes memory and gains nothing.
+            "stage3_prefetch_bucket_size": PREFETCHED if torch.cuda.is_available() else 0,
             # DeepSpeed's own linear layer, which saves memory in backward passes, rounds otherwise than torch's.
             "memory_efficient_linear": False,
         },

@@ -10,13 +10,16 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
 
+from ppo_core.engines.protocol import Job, JobInput
+from ppo_core.engines.scoring import check_run
 from ppo_core.models.classifier import Classifier
-from ppo_core.records import InputError, PromptRow
+from ppo_core.records import CheckRunJob, InputError, PromptRow, TrainingJob
 from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.reward import Sample
 from ppo_core.scoring.weighted import WeightedRewards
-from ppo_core.spec import RewardSpec
-from tests.ppo_core.tiny_models import CONTEXT, VOCABULARY, tiny_policy, tiny_tokenizer
+from ppo_core.spec import RewardSpec, RunSpec
+from tests.ppo_core.scoring_jobs import write_lines
+from tests.ppo_core.tiny_models import CONTEXT, VOCABULARY, tiny_folder, tiny_policy, tiny_tokenizer
 
 TEXTS = ["w3", "w4 w5 <eos>", "w6 w7 w8 w9 w3 w3", "<eos> <eos>", "w30 w31", " ".join(["w5"] * 20)]
 SAMPLES = [Sample(PromptRow(str(n), "w9 w8 ", [1], None, {}), text) for n, text in enumerate(TEXTS)]
@@ -164,3 +167,31 @@ def test_a_model_on_a_cpu_has_no_room_to_make(tmp_path: Path) -> None:
     before = model.scores([[3, 4], [5]], 4096)
     assert model.make_room() == 0
     assert model.scores([[3, 4], [5]], 4096) == before
+
+
+def test_the_check_of_a_run_counts_its_reward_models(tmp_path: Path) -> None:
+    """The cache alone is too large for this GPU; what the message counts says what was looked at."""
+    write_lines(tmp_path / "train.jsonl", [{"prompt": "w9 w8", "answer": number} for number in range(3)])
+    policy, model = tiny_folder(tmp_path / "policy", "llama"), reward_model(tmp_path / "rm")
+    spec = RunSpec.model_validate(
+        {
+            "dataset": {"train": "train.jsonl"},
+            "model": {"path": "policy"},
+            "reward": {"sources": [{"kind": "model", "path": "rm"}]},
+        }
+    )
+    data = {"sft_data": None, "max_response_tokens": 8, "num_eval_prompts": 2}
+    checked = {"dataset": spec.dataset, "model": spec.model, "reward": spec.reward, **data}
+    learner = TrainingJob(model=spec.model, algorithm=spec.algorithm, training=spec.training)
+    gpu = {"gpu": True, "gpu_gib": 0.5, "sharing": "own", "learner": learner}
+    job = CheckRunJob.model_validate({"dataset": checked, "engines": spec.engines, **gpu})
+    folders = {"sources": tmp_path, "tokenizer": policy, "model": policy}
+    inputs = {name: JobInput(folder, "") for name, folder in folders.items()}
+    asked = Job("check_run", inputs, tmp_path, job.model_dump(mode="json"), lambda *_: None)
+    with pytest.raises(InputError, match=r"0\.0 for reward models \(weights\) and 1\.0 for sampling"):
+        check_run(asked)
+    (model / "model.safetensors").rename(model / "elsewhere.safetensors")
+    with pytest.raises(
+        InputError, match=r"rm has neither model\.safetensors nor"
+    ):  # its headers are read, not its weights
+        check_run(asked)

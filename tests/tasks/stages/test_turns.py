@@ -153,6 +153,13 @@ def test_a_reward_model_gets_no_more_gpus_than_there_are(gpus: int, options: dic
         machine.check_reward_gpus(scored_by_a_model(**options), gpus)
 
 
+def test_the_check_refuses_a_reward_model_that_asks_for_a_gpu_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, 0)
+    spec = scored_by_a_model(device="cuda")
+    with pytest.raises(ValueError, match="asks for device=cuda, and there is no GPU here"):
+        check_job(spec, dataset_job(spec))
+
+
 def test_on_cpus_a_reward_model_has_as_many_ranks_as_it_likes() -> None:
     machine.check_reward_gpus(scored_by_a_model(num_ranks=8), 0)
     machine.check_reward_gpus(scored_by_a_model(num_ranks=8, device="cpu"), 1)
@@ -177,7 +184,7 @@ def test_the_check_knows_how_engines_share_the_gpus(
     monkeypatch.setattr(machine, "nvidia_smi", lambda query: table if query == "index,uuid,memory.total" else "")
     spec = smoke_spec(*changes)
     job = check_job(spec, dataset_job(spec))
-    assert (job.gpu, job.sharing) == (True, sharing)
+    assert (job.gpu, job.gpus, job.sharing) == (True, gpus, sharing)
     assert job.gpu_gib == pytest.approx(79.6, abs=0.1)
     assert job.learner is not None
     assert job.learner.training == spec.training
