@@ -1,8 +1,9 @@
 """What we and an engine say to each other: one JSON document per line, a job down its stdin, replies up its stdout.
 
     job    {"id": 7, "name": "update_policy", "inputs": {"experience": {"path": "/…", "digest": "9f…"}},
-            "output": "/…" or null, "spec": {…}}
+            "output": "/…" or null, "spec": {…}}                             perhaps with "reports_rows": true
     reply  {"event": "progress", "id": 7, "done": 3, "total": 8, "note": "epoch 1"}      any number of times, then
+                                                                                         (with "rows": [{…}], if asked)
            {"event": "result", "id": 7, "seconds": 1.25, "result": {…}}                  one of these two
            {"event": "error", "id": 7, "error": {"type": "InputError", "message": "…", "retryable": false}}
 
@@ -33,10 +34,13 @@ class EngineInput:
 
 @dataclass(frozen=True)
 class EngineJob:
+    """`reports_rows`: the engine may hand on rows of its result as they are finished (`EngineProgress.rows`)."""
+
     name: str
     inputs: Mapping[str, EngineInput]
     output: Path | None
     spec: Mapping[str, Any]
+    reports_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,14 @@ class EngineReply:
 
 @dataclass(frozen=True)
 class EngineProgress:
+    """How far a job is; `rows` are those finished since the last message, of a job that reports them."""
+
     engine: str
     job: str
     done: int
     total: int
     note: str
+    rows: tuple[Mapping[str, Any], ...] = ()
 
 
 class EngineError(RuntimeError):
@@ -135,7 +142,7 @@ def encode_job(number: int, job: EngineJob) -> bytes:
     inputs = {name: {"path": str(given.path.absolute()), "digest": given.digest} for name, given in job.inputs.items()}
     output = None if job.output is None else str(job.output.absolute())
     document = {"id": number, "name": job.name, "inputs": inputs, "output": output, "spec": dict(job.spec)}
-    return json.dumps(document).encode() + b"\n"
+    return json.dumps(document | ({"reports_rows": True} if job.reports_rows else {})).encode() + b"\n"
 
 
 def decode_reply(line: bytes, number: int, *, engine: str, job: str) -> EngineProgress | EngineReply | Failure:
@@ -147,7 +154,8 @@ def decode_reply(line: bytes, number: int, *, engine: str, job: str) -> EnginePr
         event = document["event"]
         if event == "progress":
             done, total, note = int(document["done"]), int(document["total"]), str(document.get("note", ""))
-            return EngineProgress(engine=engine, job=job, done=done, total=total, note=note)
+            rows = tuple(dict(row) for row in document.get("rows", ()))
+            return EngineProgress(engine=engine, job=job, done=done, total=total, note=note, rows=rows)
         if event == "result":
             return EngineReply(result=dict(document["result"]), seconds=float(document["seconds"]))
         if event == "error":

@@ -99,5 +99,5 @@ class EngineHost:
         self._see(EngineProgress("store", text, 0, 0, ""))
 
     def _see(self, progress: EngineProgress) -> None:
-        with self._lock:
-            self._seen = [*self._seen[-1:], progress]
+        with self._lock:  # of those that only say how far it is, the last two
+            self._seen = [*(seen for seen in self._seen[:-1] if seen.rows), *self._seen[-1:], progress]

@@ -1,6 +1,6 @@
 """The engine's side of the seam: JSON documents on standard input and output, one per line.
 
-    job    {"id", "name", "inputs": {name: {"path", "digest"}}, "output", "spec"}
+    job    {"id", "name", "inputs": {name: {"path", "digest"}}, "output", "spec"}, perhaps "reports_rows"
     reply  {"event": "progress", ...}*  then  {"event": "result", ...} or {"event": "error", ...}
 
 Tensors never cross, files do. Standard output belongs to the protocol: `serve` keeps it for itself and points the
@@ -13,13 +13,16 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from ppo_core.permissions import Permissions
 from ppo_core.records import InputError
+
+Report = Callable[[int, int, str, Sequence[Mapping[str, Any]]], None]
+"""Takes what is done, of how many, a note, and rows as JSON can say them."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class JobInput:
 class Job:
     """One request: read `inputs`, write the folder `output`, obey `spec`, call `progress(done, total, note)` often.
 
-    `permissions` are this machine's.
+    `permissions` are this machine's. `report`, progress with rows of the result that are finished, is there where who
+    sent the job wants them before its end.
     """
 
     name: str
@@ -43,6 +47,7 @@ class Job:
     spec: Mapping[str, Any]
     progress: Callable[[int, int, str], None]
     permissions: Permissions = field(default_factory=Permissions)
+    report: Report | None = None
 
 
 Handler = Callable[[Job], dict[str, Any]]
@@ -105,6 +110,9 @@ def _job(document: Mapping[str, Any], send: Callable[..., None], permissions: Pe
     def progress(done: int, total: int, note: str) -> None:
         send("progress", done=done, total=total, note=note)
 
+    def report(done: int, total: int, note: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        send("progress", done=done, total=total, note=note, rows=list(rows))
+
     return Job(
         name=document["name"],
         inputs={name: JobInput(Path(i["path"]), i["digest"]) for name, i in document["inputs"].items()},
@@ -112,4 +120,5 @@ def _job(document: Mapping[str, Any], send: Callable[..., None], permissions: Pe
         spec=document["spec"],
         progress=progress,
         permissions=permissions,
+        report=report if document.get("reports_rows") else None,
     )

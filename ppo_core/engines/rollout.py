@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from ppo_core.data.tables import longest_prompt, read_rollouts, rollout_facts, write_rollouts
 from ppo_core.engines.children import ChildWatch
 from ppo_core.engines.drawing import drawn, sampling_of
+from ppo_core.engines.finished import FinishedResponses
 from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.engines.rollout_limits import check_room, check_stop_tokens, stored_dtype, weights_folder
 from ppo_core.engines.turns import TAKE_TURNS, SleepingModel, room_made
@@ -30,6 +31,8 @@ from ppo_core.spec import ModelSpec
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "generation_config.json")
 UNTRAINED = "untrained"
 """In place of the digest of a policy."""
+Keep = Callable[[int, Any], None]
+"""Takes the number of a request, from 0, and vLLM's output for it."""
 
 
 class RolloutEngine:
@@ -154,35 +157,35 @@ class RolloutEngine:
             )
             for draw in wanted
         ]
-        outputs = self._run(requests, parameters, job)
-        rows = [self._row(prompts[draw.row], draw, output) for draw, output in zip(wanted, outputs, strict=True)]
+        finished = FinishedResponses(job, len(wanted))
+
+        def keep(number: int, output: Any) -> None:
+            finished.add(number, self._row(prompts[wanted[number].row], wanted[number], output))
+
+        self._run(requests, parameters, keep, finished.tell)
+        rows = finished.all()
         if spec.temperature_column is None:
             return rows
         own = [sampled[draw.row].temperature for draw in wanted]
         return [replace(row, temperature=temperature) for row, temperature in zip(rows, own, strict=True)]
 
-    def _run(self, requests: list[Any], parameters: list[Any], job: Job) -> list[Any]:
-        """All requests through continuous batching, in their order, with progress as they finish."""
+    def _run(self, requests: list[Any], parameters: list[Any], keep: Keep, tell: Callable[[], None]) -> None:
+        """All requests through continuous batching; keeps each as it finishes, and tells of it after each step."""
         try:
-            return self._finished(requests, parameters, job)
+            self._finish(requests, parameters, keep, tell)
         except Exception as error:
             # Requests of this job may still be in the engine, and the next job would get their answers.
             raise EngineDefect(f"vLLM failed with {type(error).__name__}: {error}") from error
 
-    def _finished(self, requests: list[Any], parameters: list[Any], job: Job) -> list[Any]:
+    def _finish(self, requests: list[Any], parameters: list[Any], keep: Keep, tell: Callable[[], None]) -> None:
         engine = self._llm.llm_engine
         for number, (request, parameter) in enumerate(zip(requests, parameters, strict=True)):
             engine.add_request(str(number), request, parameter)
-        done: dict[int, Any] = {}
-        reported = time.perf_counter()
         while engine.has_unfinished_requests():
             for output in engine.step():
                 if output.finished:
-                    done[int(output.request_id)] = output
-            if time.perf_counter() - reported > 0.5:
-                job.progress(len(done), len(requests), "responses")
-                reported = time.perf_counter()
-        return [done[number] for number in range(len(requests))]
+                    keep(int(output.request_id), output)
+            tell()
 
     def _row(self, prompt: PromptRow, draw: Draw, output: Any) -> RolloutRow:
         from ppo_core.data.tokenization import decode_response

@@ -23,6 +23,7 @@ from ppo_core.spec import (
     TrainingSpec,
     UpdateSpec,
 )
+from ppo_core.spec.reward.kinds import RewardKind
 
 Sharing = Literal["turns", "same", "own"]
 """How engines have GPUs: they take turns, work on the same ones with all that they hold, or have their own."""
@@ -157,6 +158,27 @@ class ScoreJob(Section):
     answer_column: str
     split: Literal["train", "eval"]
     samples_per_prompt: int | None = None
+
+
+class FinishedResponse(Section):
+    """What rewards need of a response that was sampled while others still are; the names are those of `RolloutRow`."""
+
+    prompt_id: str
+    sample_index: int
+    response: str
+    response_token_ids: tuple[int, ...]
+
+
+class ScoreAheadJob(Section):
+    """Have `rewards`, each of which scores a sample by itself, score responses, and remember what they say.
+
+    Inputs: sources, dataset. The job that scores all rollouts then asks for the rest alone.
+    """
+
+    rewards: tuple[RewardKind, ...]
+    answer_column: str
+    split: Literal["train", "eval"]
+    responses: tuple[FinishedResponse, ...]
 
 
 class SelectJob(Section):

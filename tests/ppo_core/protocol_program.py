@@ -27,6 +27,13 @@ def talk(job: Job) -> dict[str, Any]:
     return {}
 
 
+def hand_on(job: Job) -> dict[str, Any]:
+    """Rows before the end, where they are wanted."""
+    if job.report is not None:
+        job.report(1, 2, "rows", [{"text": "ä"}, {"text": "\n"}])
+    return {"wanted": job.report is not None}
+
+
 def refuse(job: Job) -> dict[str, Any]:
     raise InputError("no such column: add it")
 
@@ -49,5 +56,5 @@ def break_down_for_good(job: Job) -> dict[str, Any]:
 
 if __name__ == "__main__":
     stream = take_over_stdout()
-    jobs = (echo, talk, refuse, fail, unspeakable, break_down, break_down_for_good)
+    jobs = (echo, talk, hand_on, refuse, fail, unspeakable, break_down, break_down_for_good)
     serve({job.__name__: job for job in jobs}, stream, Permissions())

@@ -43,6 +43,15 @@ def test_prints_go_to_the_log_and_break_no_reply() -> None:
     assert sorted(done.stderr.splitlines()) == ["from a child", "from os.write", "from print"]
 
 
+def test_rows_come_before_the_end_to_who_asks_for_them() -> None:
+    replies, _ = talk_to_engine({"name": "hand_on"}, {"name": "hand_on", "reports_rows": True})
+    assert [(reply["event"], reply["id"]) for reply in replies] == [("result", 1), ("progress", 2), ("result", 2)]
+    assert [reply["result"] for reply in replies[::2]] == [{"wanted": False}, {"wanted": True}]
+    assert replies[1] == {
+        "event": "progress", "id": 2, "done": 1, "total": 2, "note": "rows", "rows": [{"text": "ä"}, {"text": "\n"}]
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "message", "retryable"),
     [

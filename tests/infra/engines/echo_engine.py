@@ -76,7 +76,8 @@ def hang(job: dict[str, Any], reply: Reply) -> dict[str, Any]:
 def progress(job: dict[str, Any], reply: Reply) -> dict[str, Any]:
     for done in range(1, job["spec"]["total"] + 1):
         time.sleep(job["spec"]["seconds"])
-        reply(event="progress", done=done, total=job["spec"]["total"], note=f"epoch {done}")
+        rows = {"rows": [{"number": done}]} if job.get("reports_rows") else {}
+        reply(event="progress", done=done, total=job["spec"]["total"], note=f"epoch {done}", **rows)
     return {}
 
 

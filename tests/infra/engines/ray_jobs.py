@@ -42,7 +42,8 @@ def job(
     store: ArtifactStore, engine: Engine, watch: Callable[[EngineProgress], None], *, name: str, spec: dict[str, Any]
 ) -> dict[str, Any]:
     """One job of an echo engine; the result has the home of the node besides."""
-    reply = engine.run(EngineJob(name, {}, None, spec), timeout_s=spec.get("timeout_s", 300), on_progress=watch)
+    asked = EngineJob(name, {}, None, spec, spec.get("reports_rows", False))
+    reply = engine.run(asked, timeout_s=spec.get("timeout_s", 300), on_progress=watch)
     return {**reply.result, "home": str(Settings().home), "store": store.root, "actor": os.getpid()}
 
 

@@ -155,6 +155,7 @@ def test_what_is_no_reply_ends_the_process_with_a_clear_message(engine, line):
         b'{"id": 1, "event": "end"}',
         b'{"id": 1, "event": "result", "result": 3, "seconds": 1}',
         b'{"id": 1, "event": "error", "error": "no"}',
+        b'{"id": 1, "event": "progress", "done": 1, "total": 2, "rows": [3]}',
     ],
 )
 def test_malformed_replies_are_found(line):

@@ -115,6 +115,15 @@ def test_each_lands_where_its_resources_are_and_tells_how_far_it_is(
     assert time.perf_counter() - began < 50 * 0.5  # 3 ms each where nothing else runs
 
 
+def test_rows_that_are_reported_come_without_a_gap(engine: Open) -> None:
+    """Messages without rows may be passed over: the last ones say enough."""
+    seen: list[EngineProgress] = []
+    run(engine({"training": 1}), "progress", seen, total=40, seconds=0.05, reports_rows=True)
+    numbers = [row["number"] for one in seen for row in one.rows]
+    assert len(numbers) > 10
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
 def test_errors_arrive_as_what_they_are_and_the_actor_stays(engine: Open) -> None:
     one = engine({"training": 1})
     actor = run(one, "echo")["actor"]
