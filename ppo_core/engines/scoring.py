@@ -1,7 +1,8 @@
 """The scoring engine: runs user code (reward functions, row generators), away from models and orchestration.
 
-Jobs: describe_sources, describe_dataset, check_run, try_reward, prepare_dataset, score_rollouts, select_rollouts,
-score_evaluation, compare_evaluations; check_preferences, prepare_preferences, evaluate_reward_model; make_room.
+Jobs: describe_sources, describe_dataset, check_run, try_reward, prepare_dataset, score_ahead, score_rollouts,
+select_rollouts, score_evaluation, compare_evaluations; check_preferences, prepare_preferences, evaluate_reward_model;
+make_room.
 Jobs that run user code get `folder`, where the spec's relative paths start, as the input `sources`.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -31,14 +32,25 @@ from ppo_core.engines.start import example_completions, read_start, rows_of_spli
 from ppo_core.engines.turns import room_made
 from ppo_core.models.weight_files import tensor_shapes
 from ppo_core.permissions import permissions_of
-from ppo_core.records import WITH_SIGNAL, CheckRunJob, EvaluateJob, PrepareDatasetJob, RolloutRow, ScoreJob, ScoreRow
+from ppo_core.records import (
+    WITH_SIGNAL,
+    CheckRunJob,
+    EvaluateJob,
+    PrepareDatasetJob,
+    PromptRow,
+    RolloutRow,
+    ScoreAheadJob,
+    ScoreJob,
+    ScoreRow,
+)
+from ppo_core.scoring.ahead import ScoresAhead
 from ppo_core.scoring.comparison import compare_evaluations
 from ppo_core.scoring.held_models import held_models
 from ppo_core.scoring.overoptimisation import response_metrics
 from ppo_core.scoring.plugins import source_digest
 from ppo_core.scoring.reward import RewardFailed, Sample
 from ppo_core.scoring.spans import Decode
-from ppo_core.scoring.weighted import WeightedRewards
+from ppo_core.scoring.weighted import WeightedRewards, make_remembered
 from ppo_core.spec import RewardSpec
 
 
@@ -92,12 +104,25 @@ def check_run(job: Job) -> dict[str, Any]:
     }
 
 
-def score_rollouts(job: Job) -> dict[str, Any]:
-    """Write `scores.parquet`, row for row those of the rollouts: anew, unless they came with these (`selection`)."""
+def score_ahead(job: Job, ahead: ScoresAhead) -> dict[str, Any]:
+    """Have rewards score responses while others are sampled; writes nothing. `scored`: which, from 0, all did."""
+    spec = ScoreAheadJob.model_validate(job.spec)
+    prompts = _prompts(job, spec.split, {row.prompt_id for row in spec.responses})
+    samples = [
+        Sample(prompts[row.prompt_id], row.response, row.response_token_ids, row.sample_index) for row in spec.responses
+    ]
+    sources, column = sources_of(job), spec.answer_column
+    rewards = [make_remembered(reward, sources, column, job.progress, ahead) for reward in spec.rewards]
+    scored = zip(*(reward.score_ahead(samples) for reward in rewards), strict=True)
+    return {"scored": [number for number, there in enumerate(scored) if all(there)]}
+
+
+def score_rollouts(job: Job, ahead: ScoresAhead | None = None) -> dict[str, Any]:
+    """Write `scores.parquet`, row by row: what came with the rollouts (`selection`), else `ahead` and the rest anew."""
     spec = ScoreJob.model_validate(job.spec)
     rollouts = read_rollouts(job.inputs["rollouts"].path / "rollouts.parquet")
     beside = scores_beside(job.inputs["rollouts"], spec.reward, spec.answer_column, job.inputs["sources"])
-    scores = beside or _scored(job, spec.reward, spec.answer_column, spec.split, rollouts, _decoder(job))
+    scores = beside or _scored(job, spec.reward, spec.answer_column, spec.split, rollouts, _decoder(job), ahead)
     if all(row.score is None for row in scores):
         raise RewardFailed(
             f"none of the {len(scores)} responses has a score ({scores[0].error}): there is nothing to learn from; see "
@@ -108,6 +133,8 @@ def score_rollouts(job: Job) -> dict[str, Any]:
     metrics = score_metrics(scores, "score") | response_metrics(rollouts, scores)
     if spec.samples_per_prompt is not None:
         metrics[WITH_SIGNAL] = float(sum(signals(scores, spec.samples_per_prompt)))
+    if ahead is not None:
+        ahead.forget_used()
     return {"metrics": metrics}
 
 
@@ -199,12 +226,21 @@ def component_means(scores: list[ScoreRow], prefix: str) -> dict[str, float]:
 
 
 def _scored(
-    job: Job, reward: RewardSpec, column: str, split: str, rollouts: list[RolloutRow], decode: Decode | None = None
+    job: Job,
+    reward: RewardSpec,
+    column: str,
+    split: str,
+    rollouts: list[RolloutRow],
+    decode: Decode | None = None,
+    ahead: ScoresAhead | None = None,
 ) -> list[ScoreRow]:
-    path, ids = job.inputs["dataset"].path / f"{split}.parquet", {row.prompt_id for row in rollouts}
-    prompts = {row.prompt_id: row for row in read_prompts(path, named=ids)}
-    rewards = WeightedRewards(reward, sources_of(job), column, job.progress)
+    prompts = _prompts(job, split, {row.prompt_id for row in rollouts})
+    rewards = WeightedRewards(reward, sources_of(job), column, job.progress, ahead)
     return rewards.score_rollouts([prompts[row.prompt_id] for row in rollouts], rollouts, decode)
+
+
+def _prompts(job: Job, split: str, ids: set[str]) -> dict[str, PromptRow]:
+    return {row.prompt_id: row for row in read_prompts(job.inputs["dataset"].path / f"{split}.parquet", named=ids)}
 
 
 def _decoder(job: Job) -> Decode:
@@ -237,9 +273,7 @@ def _check_enough(scores: list[ScoreRow], reward: RewardSpec) -> None:
 def _samples(job: Job, rollouts: list[RolloutRow], scores: list[ScoreRow], count: int = 8) -> list[dict[str, Any]]:
     """The first rows as people look at them."""
     shown = list(zip(rollouts, scores, strict=True))[:count]
-    ids = {row.prompt_id for row, _ in shown}
-    found = read_prompts(job.inputs["dataset"].path / "eval.parquet", named=ids)
-    prompts = {row.prompt_id: row for row in found}
+    prompts = _prompts(job, "eval", {row.prompt_id for row, _ in shown})
     return [
         {"prompt": prompts[row.prompt_id].prompt, "response": row.response, "score": score.score}
         for row, score in shown
@@ -255,16 +289,11 @@ def main() -> None:
     replies = take_over_stdout()
     preparing = (describe_sources, describe_dataset, check_run, try_reward, prepare_dataset)
     of_reward_models = (check_preferences, prepare_preferences, evaluate_reward_model)
-    jobs = (
-        *preparing,
-        score_rollouts,
-        select_rollouts,
-        score_evaluation,
-        compare_evaluations,
-        make_room,
-        *of_reward_models,
-    )
-    serve({job.__name__: job for job in jobs}, replies, permissions_of(sys.argv[1:]))
+    others = (select_rollouts, score_evaluation, compare_evaluations, make_room)
+    jobs = {job.__name__: job for job in (*preparing, *others, *of_reward_models)}
+    ahead = ScoresAhead()
+    scoring = {job.__name__: partial(job, ahead=ahead) for job in (score_ahead, score_rollouts)}
+    serve({**jobs, **scoring}, replies, permissions_of(sys.argv[1:]))
 
 
 if __name__ == "__main__":

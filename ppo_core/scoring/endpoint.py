@@ -50,11 +50,15 @@ class _Refused(Exception):
 
 @dataclass
 class Endpoint:
-    """The server of a spec. Raises InputError where the variable with its key is not set."""
+    """The server of a spec. Raises InputError where the variable with its key is not set.
+
+    `answered` counts what was answered before, in an earlier round of the same requests.
+    """
 
     spec: HttpRewardSpec | JudgeSpec
     url: str
     progress: Progress
+    answered: int = 0
     headers: dict[str, str] = field(init=False)
     proxy: str | None = field(init=False)
 
@@ -81,7 +85,7 @@ class Endpoint:
         `read` raises Unclear where to ask again may help, InputError where not. Raises RewardFailed where the server is
         down, InputError where it refuses.
         """
-        return asyncio.run(_Asking(self, bodies, read).all())
+        return asyncio.run(_Asking(self, bodies, read, answered=self.answered).all())
 
 
 @dataclass
@@ -148,7 +152,7 @@ class _Asking:
                 self._tell(f"{spec.component}: asking again")
         tries = f"{spec.retries + 1} tries" if spec.retries else "1 try"
         self.unheard = self.unheard + 1 if self.answered == before else 0
-        if self.unheard >= min(DOWN_AFTER, len(self.bodies)):
+        if self.unheard >= min(DOWN_AFTER, len(self.bodies) + self.endpoint.answered):
             raise RewardFailed(self._down(last, reason, tries))
         return self._failed(f"{reason} (after {tries})")
 

@@ -28,11 +28,13 @@ class Sample:
     '2'
 
     `token_ids` are those of the response, with the one that ended it; None where nothing was sampled, in a trial.
+    `sample_index` tells the responses to one prompt apart.
     """
 
     row: PromptRow
     response: str
     token_ids: Sequence[int] | None = None
+    sample_index: int = 0
 
 
 @dataclass(frozen=True)

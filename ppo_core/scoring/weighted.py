@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ppo_core.records import PromptRow, RolloutRow, ScoreRow
+from ppo_core.records import PromptRow, RolloutRow, ScoreRow, content_digest
+from ppo_core.scoring.ahead import RememberedReward, ScoresAhead
 from ppo_core.scoring.functions import FunctionReward
 from ppo_core.scoring.http import HttpReward
 from ppo_core.scoring.judge import JudgeReward
@@ -76,15 +77,36 @@ def make_reward(spec: RewardKind, sources: Sources, answer_column: str, progress
             return ModelReward(spec, sources, progress)
 
 
+def make_remembered(
+    spec: RewardKind, sources: Sources, answer_column: str, progress: Progress, ahead: ScoresAhead
+) -> RememberedReward:
+    """The same, with what it said ahead."""
+    name = content_digest([spec.model_dump(mode="json"), answer_column, sources.digest])
+    return RememberedReward(make_reward(spec, sources, answer_column, progress), name, ahead)
+
+
 class WeightedRewards:
-    """The rewards of a spec's `reward` section with their weights. Raises InputError where one cannot be made."""
+    """The rewards of a spec's `reward` section with their weights. Raises InputError where one cannot be made.
+
+    Where scores were given `ahead`, the rewards are asked for the rest.
+    """
 
     def __init__(
-        self, spec: RewardSpec, sources: Sources, answer_column: str, progress: Progress = ignore_progress
+        self,
+        spec: RewardSpec,
+        sources: Sources,
+        answer_column: str,
+        progress: Progress = ignore_progress,
+        ahead: ScoresAhead | None = None,
     ) -> None:
         rewards = spec.rewards
         self.weights = {reward.component: reward.weight for reward in rewards}
-        self.rewards = {reward.component: make_reward(reward, sources, answer_column, progress) for reward in rewards}
+        self.rewards: dict[str, Reward] = {
+            reward.component: make_reward(reward, sources, answer_column, progress)
+            if ahead is None or not reward.sample_by_sample
+            else make_remembered(reward, sources, answer_column, progress, ahead)
+            for reward in rewards
+        }
 
     def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
         """Raise InputError where a row lacks what one of them needs."""
@@ -137,7 +159,7 @@ class WeightedRewards:
         Without `decode` scores in parts are told by their sums alone.
         """
         samples = [
-            Sample(row, rollout.response, rollout.response_token_ids)
+            Sample(row, rollout.response, rollout.response_token_ids, rollout.sample_index)
             for row, rollout in zip(rows, rollouts, strict=True)
         ]
         return [

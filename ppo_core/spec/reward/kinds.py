@@ -30,6 +30,11 @@ class FunctionRewardSpec(AnyReward):
     kind: Literal["function"] = Field("function", description="This kind")
     function: str = Field(description="Your function, as package.module:function or path/to/file.py:function")
     options: dict[str, Any] = Field(default_factory=dict, description="Extra keyword arguments of the function")
+    while_sampling: bool = Field(
+        False,
+        description="Score responses as they are finished, while others are sampled: for a slow function whose score "
+        "of a sample does not depend on the others in its batch",
+    )
 
     @field_validator("function")
     @classmethod
@@ -52,6 +57,11 @@ class FunctionRewardSpec(AnyReward):
     def code(self) -> tuple[str, ...]:
         """Itself."""
         return (self.function,)
+
+    @property
+    def sample_by_sample(self) -> bool:
+        """As its owner says."""
+        return self.while_sampling
 
 
 class _Endpoint(AnyReward):
@@ -95,6 +105,11 @@ class _Endpoint(AnyReward):
     def component(self) -> str:
         """Its kind, unless it has a name."""
         return self.name or str(vars(self)["kind"])
+
+    @property
+    def sample_by_sample(self) -> bool:
+        """Always."""
+        return True
 
 
 class HttpRewardSpec(_Endpoint):

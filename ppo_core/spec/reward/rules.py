@@ -46,6 +46,11 @@ class AnyReward(Section):
         """Folders of models that it reads."""
         return ()
 
+    @property
+    def sample_by_sample(self) -> bool:
+        """Whether it scores each sample by itself and may take long: it is asked while others are still sampled."""
+        return False
+
 
 class ExactMatchSpec(AnyReward):
     """1 where the response is the reference answer, apart from white space around it; else 0."""
@@ -212,6 +217,11 @@ class UnitTestsSpec(_Pattern):
         description="Seconds for all tests of a response; tests that have not passed by then fail",
     )
     memory_mib: PositiveInt = Field(512, ge=64, description="Memory limit of the process, MiB")
+
+    @property
+    def sample_by_sample(self) -> bool:
+        """Always."""
+        return True
 
 
 def _references(schema: Any) -> list[str]:
