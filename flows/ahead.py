@@ -88,6 +88,7 @@ class Ahead:
         self.context.pin(rollouts.kind, rollouts.key)
         if self.context.store.find(rollouts.kind, rollouts.key) is None:
             return None
+        self.context.timings.scored_ahead = sampled.timings.scored_ahead
         took = sampled.timings.stages[GENERATE_ROLLOUTS.name]
         self.context.timings.add(GENERATE_ROLLOUTS.name, wall=took.wall, cached=took.cached)
         return rollouts

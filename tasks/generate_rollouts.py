@@ -47,4 +47,4 @@ def generate_rollouts(
     dynamic = spec.rollout.dynamic_sampling
     if dynamic is not None:
         return sample_until_signal(context, job, inputs, max_batches=dynamic.max_batches)
-    return sample_responses(context, GENERATE_ROLLOUTS, job, inputs)
+    return sample_responses(context, GENERATE_ROLLOUTS, job, inputs, score_ahead=True)

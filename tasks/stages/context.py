@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from infra.artifacts.fingerprint import code_fingerprint, file_digest, file_dige
 from infra.artifacts.manifest import MANIFEST_NAME
 from infra.backend import open_collector, open_records
 from infra.engines.protocol import Engine, EngineInput, EngineJob, EngineProgress, EngineTimeout
+from infra.engines.relay import SpareTime
 from infra.gc.collector import Collector
 from infra.mlflow.circuit_breaker import CircuitBreaker
 from infra.mlflow.tracking import RunTracker
@@ -69,6 +70,7 @@ class RunContext:
     reporting: Reporting = field(default_factory=Reporting)
     released: set[tuple[str, str]] = field(default_factory=set)
     preparing: dict[str, Future[Any]] = field(default_factory=dict)
+    scoring_spare: SpareTime = field(default_factory=SpareTime)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def with_spec(self, spec: RunSpec) -> RunContext:
@@ -171,17 +173,19 @@ class RunContext:
         silence = self.spec.engines.reward_timeout_s if engine == "scoring" else self.spec.engines.timeout_s
         on_progress = on_progress or self.on_progress
         on_progress(EngineProgress(engine, stage_job.job, 0, 0, ""))  # the engine may have to start first
-        waited_s = self._wait_for_preparation(engine)
-        handle, sent = self.engines.handles[engine], time.perf_counter()
-        try:
-            if self.engines.turns.sides:
-                with self.timings.outside("turns"):
-                    self.timings.freed(self.engines.turns.take(engine, silence_s=silence, on_progress=on_progress))
-                sent = time.perf_counter()
-            done = handle.run_job(stage_job, self.store, silence_s=silence, on_progress=on_progress)
-        except EngineTimeout as error:
-            key = "reward_timeout_s" if engine == "scoring" else "timeout_s"
-            raise EngineTimeout(f"{error} (the spec's engines.{key}={silence:g})", retryable=error.retryable) from None
+        handle = self.engines.handles[engine]
+        with self._free(engine) as waited_s:
+            sent = time.perf_counter()
+            try:
+                if self.engines.turns.sides:
+                    with self.timings.outside("turns"):
+                        self.timings.freed(self.engines.turns.take(engine, silence_s=silence, on_progress=on_progress))
+                    sent = time.perf_counter()
+                done = handle.run_job(stage_job, self.store, silence_s=silence, on_progress=on_progress)
+            except EngineTimeout as error:
+                key = "reward_timeout_s" if engine == "scoring" else "timeout_s"
+                told = f"{error} (the spec's engines.{key}={silence:g})"
+                raise EngineTimeout(told, retryable=error.retryable) from None
         hops_s = time.perf_counter() - sent - done.engine_s - done.store_s
         return replace(done, engine_s=done.engine_s + waited_s, hops_s=hops_s)
 
@@ -200,12 +204,14 @@ class RunContext:
         self.preparing[engine] = pool.submit(_prepare, handle.engine, job, self.spec.engines.timeout_s)
         pool.shutdown(wait=False)
 
-    def _wait_for_preparation(self, engine: str) -> float:
-        """The seconds that it took still."""
+    @contextmanager
+    def _free(self, engine: str) -> Iterator[float]:
+        """The engine when it has prepared itself, and does nothing ahead; the seconds that it took still."""
         began, preparing = time.perf_counter(), self.preparing.pop(engine, None)
         if preparing is not None:
             all_done({engine: preparing})
-        return time.perf_counter() - began
+        with self.scoring_spare.claimed() if engine == "scoring" else nullcontext():
+            yield time.perf_counter() - began
 
     def _describe_sources(self) -> dict[str, str]:
         spec = self.spec

@@ -40,7 +40,8 @@ def sample_until_signal(
     made: dict[str, StageRef] = {}
     with_signal, batches = 0.0, 0
     while with_signal < job.num_prompts and batches < max_batches:
-        rollouts = made_by(sample_responses(context, GENERATE_ROLLOUTS, batch_of(job, batches), inputs))
+        batch = batch_of(job, batches)
+        rollouts = made_by(sample_responses(context, GENERATE_ROLLOUTS, batch, inputs, score_ahead=True))
         scored = {"rollouts": rollouts, "dataset": inputs["dataset"]}
         scores = made_by(run_cached(context, StageSpec(SCORE_BATCH, score, scored, scoring)))
         made |= {f"rollouts_{batches}": rollouts, f"scores_{batches}": scores}

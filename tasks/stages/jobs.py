@@ -43,7 +43,8 @@ class StageJob:
     """What to make, of what, and what to store it as. Survives pickling.
 
     `inputs` are artifacts to fetch; `folders` lie on the engine's machine already, or are uploaded. `lineage` is what
-    the stored artifact names as its inputs. `finish`, a function of a module, completes what the engine made.
+    the stored artifact names as its inputs. `finish`, a function of a module, completes what the engine made. With
+    `reports_rows` the engine's progress has the rows that are finished, which changes nothing in what is made.
     """
 
     job: str
@@ -54,6 +55,7 @@ class StageJob:
     folders: Mapping[str, EngineInput | UploadedSource] = field(default_factory=dict)
     lineage: tuple[ArtifactRef, ...] = ()
     finish: Callable[[Path], None] | None = None
+    reports_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def run_job(
     output = store.scratch()
     try:
         asked = time.perf_counter()
-        job = EngineJob(stage_job.job, inputs, output, stage_job.spec)
+        job = EngineJob(stage_job.job, inputs, output, stage_job.spec, stage_job.reports_rows)
         reply = ask(engine, job, silence_s=silence_s, on_progress=on_progress)
         answered = time.perf_counter()
         if stage_job.finish is not None:

@@ -4,29 +4,32 @@
                    ├─► rollout-2: prompts 86..170  ─► shard ─┼─► rollout: merge ─► rollouts
                    └─► rollout-3: prompts 171..255 ─► shard ─┘
 
-Every shard is an artifact of its own, so a retry after a death samples only what is missing.
+Every shard is an artifact of its own, so a retry after a death samples only what is missing. Where rewards score each
+sample by itself, responses are scored as they are finished, while others are sampled (`scoring_ahead`).
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 from infra.engines.hardware import has_nvidia_gpu
 from infra.engines.protocol import EngineInput, EngineJob, EngineProgress
+from infra.engines.relay import Relay, Row
 from infra.storage.outage import stop_waiting
-from ppo_core.records import GenerateJob, GenerateShardJob, SamplingJob
+from ppo_core.records import GenerateJob, GenerateShardJob, SamplingJob, ScoreAheadJob
 from tasks.stages.context import RunContext
 from tasks.stages.find_verified import find_verified
 from tasks.stages.jobs import OnProgress, StageJob, StageResult, all_done
 from tasks.stages.references import DatasetRef, StageRef
 from tasks.stages.stage import StageSpec, job_of, key_of, run_cached
-from tasks.stages.table import StageDefinition
+from tasks.stages.table import SCORE_ROLLOUTS, StageDefinition
 
 ROLE = "rollout"
 
@@ -58,18 +61,79 @@ def prepare_sampling(context: RunContext, dataset: DatasetRef) -> None:
 
 
 def sample_responses(
-    context: RunContext, stage: StageDefinition, job: GenerateJob, inputs: Mapping[str, StageRef]
+    context: RunContext,
+    stage: StageDefinition,
+    job: GenerateJob,
+    inputs: Mapping[str, StageRef],
+    *,
+    score_ahead: bool = False,
 ) -> Any:
-    """The reference to rollouts: from the store (as the state `Cached`), or sampled now by all rollout engines."""
-    stage_spec = StageSpec(stage, job, inputs)
-    names = context.engines.rollout_names
-    if min(len(names), job.num_prompts) == 1:
-        return run_cached(context, stage_spec)
-    return run_cached(context, stage_spec, make=lambda key: by_several(context, stage_spec, key, job, names))
+    """The reference to rollouts: from the store (as the state `Cached`), or sampled now by all rollout engines.
+
+    With `score_ahead` what is sampled now is scored meanwhile, as far as the run's rewards allow.
+    """
+    stage_spec, names = StageSpec(stage, job, inputs), context.engines.rollout_names
+
+    def make(key: str) -> StageResult:
+        with scoring_ahead(context, inputs["dataset"], key) if score_ahead else nullcontext() as relay:
+            if min(len(names), job.num_prompts) == 1:
+                return sampled(context, names[0], job_of(context, stage_spec, key), relay, context.on_progress)
+            return by_several(context, stage_spec, key, job, names, relay)
+
+    return run_cached(context, stage_spec, make)
+
+
+@contextmanager
+def scoring_ahead(context: RunContext, dataset: StageRef, key: str) -> Iterator[Relay | None]:
+    """Have responses scored that the relay hears of, while the block samples the rollouts of `key`.
+
+    By those rewards that score each sample by itself; None where there are none. The scoring engine remembers the
+    scores for `score_rollouts`: what it fails at now is scored there, or fails there.
+    """
+    spec = context.spec
+    rewards = [reward for reward in spec.reward.rewards if reward.sample_by_sample]
+    if not rewards:
+        yield None
+        return
+    inputs = {"dataset": EngineInput(context.store.fetch(dataset.bare()), dataset.digest), **context.rewards()}
+    counted = context.timings.begin_ahead()
+
+    def show(progress: EngineProgress) -> None:
+        if context.scoring_spare.wanted:  # the stage waits for this
+            context.on_progress(replace(progress, job=SCORE_ROLLOUTS.job))
+
+    def score(rows: Sequence[Row]) -> None:
+        job = ScoreAheadJob.model_validate(
+            {"rewards": rewards, "answer_column": spec.dataset.answer_column, "split": "train", "responses": rows}
+        )
+        order = EngineJob("score_ahead", inputs, None, job.model_dump(mode="json"))
+        reply = context.engines.scoring.run(order, timeout_s=spec.engines.reward_timeout_s, on_progress=show)
+        scored = [rows[number] for number in reply.result["scored"]]
+        counted.update((key, row["prompt_id"], row["sample_index"]) for row in scored)
+
+    relay = Relay(score, context.scoring_spare)
+    try:
+        yield relay
+    finally:
+        relay.close()
+
+
+def sampled(
+    context: RunContext, engine: str, stage_job: StageJob, relay: Relay | None, on_progress: OnProgress
+) -> StageResult:
+    """Have a rollout engine sample, and the relay hear of what is finished."""
+    if relay is None:
+        return context.run_job(engine, stage_job, on_progress)
+    return context.run_job(engine, replace(stage_job, reports_rows=True), relay.hear(on_progress))
 
 
 def by_several(
-    context: RunContext, stage_spec: StageSpec, key: str, job: GenerateJob, names: Sequence[str]
+    context: RunContext,
+    stage_spec: StageSpec,
+    key: str,
+    job: GenerateJob,
+    names: Sequence[str],
+    relay: Relay | None,
 ) -> StageResult:
     """Sample shards side by side and merge them. Waits for all of them, also where one fails: they are kept."""
     started = time.perf_counter()
@@ -92,7 +156,7 @@ def by_several(
     together = Together(context.on_progress, rows, len(missing))
     with ThreadPoolExecutor(len(orders)) as pool:
         sent = {
-            number: pool.submit(context.run_job, names[number], stage_job, together.part(number))
+            number: pool.submit(sampled, context, names[number], stage_job, relay, together.part(number))
             for number, stage_job in missing.items()
         }
         try:

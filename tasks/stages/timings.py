@@ -1,11 +1,11 @@
-"""Where an iteration's seconds go: inside engines, and outside of them (Prefect, storage, tracking, process hops); and
-what engines that take turns freed."""
+"""Where an iteration's seconds go: inside engines, and outside of them (Prefect, storage, tracking, process hops); what
+engines that take turns freed, and how many responses were scored while others were sampled."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -21,13 +21,17 @@ class StageTime:
 
 @dataclass
 class Timings:
-    """Collects the stages of one iteration; `restart` begins the next one. `iteration` is the one under way."""
+    """Collects the stages of one iteration; `restart` begins the next one. `iteration` is the one under way.
+
+    `scored_ahead` names responses; None where none is scored before all are sampled.
+    """
 
     iteration: int = 0
     started: float = field(default_factory=time.perf_counter)
     stages: dict[str, StageTime] = field(default_factory=dict)
     parts: dict[str, float] = field(default_factory=dict)
     freed_gib: dict[str, float] = field(default_factory=dict)
+    scored_ahead: set[Hashable] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
@@ -58,6 +62,13 @@ class Timings:
             for role, freed in gib.items():
                 self.freed_gib[role] = max(freed, self.freed_gib.get(role, freed))
 
+    def begin_ahead(self) -> set[Hashable]:
+        """Where to name responses that are scored before all are sampled; the same for all batches of an iteration."""
+        with self.lock:
+            if self.scored_ahead is None:
+                self.scored_ahead = set()
+            return self.scored_ahead
+
     def measured(self) -> dict[str, float]:
         """Metrics of the iteration so far."""
         with self.lock:
@@ -69,12 +80,15 @@ class Timings:
             outside = metrics["seconds/outside_engines"] = now - self.started - inside
             metrics |= {f"seconds/outside_{part}": seconds for part, seconds in self.parts.items()}
             metrics["seconds/outside_prefect_and_rest"] = outside - sum(self.parts.values())
+            if self.scored_ahead is not None:
+                metrics["score/ahead"] = float(len(self.scored_ahead))
             return metrics | {f"memory/{role}_freed_gib": gib for role, gib in self.freed_gib.items()}
 
     def restart(self) -> None:
         """Begin the next iteration."""
         with self.lock:
             self.started, self.stages, self.parts, self.freed_gib = time.perf_counter(), {}, {}, {}
+            self.scored_ahead = None
 
     def cached_stages(self) -> list[str]:
         """Stages whose result came from the store."""
