@@ -80,6 +80,11 @@ class Relay:
         self._thread: threading.Thread | None = None
         self._ended = False
 
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is sent."""
+        return self._ended
+
     def hear(self, on_progress: OnProgress) -> OnProgress:
         """A watch for an engine whose rows are collected; `on_progress` gets all but those. May be called at once."""
 

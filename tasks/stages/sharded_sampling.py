@@ -108,7 +108,7 @@ def scoring_ahead(context: RunContext, dataset: StageRef, key: str) -> Iterator[
         )
         order = EngineJob("score_ahead", inputs, None, job.model_dump(mode="json"))
         reply = context.engines.scoring.run(order, timeout_s=spec.engines.reward_timeout_s, on_progress=show)
-        scored = [rows[number] for number in reply.result["scored"]]
+        scored = [] if relay.ended else [rows[number] for number in reply.result["scored"]]
         counted.update((key, row["prompt_id"], row["sample_index"]) for row in scored)
 
     relay = Relay(score, context.scoring_spare)

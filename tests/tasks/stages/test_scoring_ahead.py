@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.tasks.toy_runs import ToyRun, digests
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
+NAMES, UNSCORED = itertools.count(), "unscored"
 SHORT = ("iterations=2", "evaluation.every=2")
 RULE = '{kind: regex, pattern: "x"}'
 SERVER = '{kind: http, url: "http://127.0.0.1:9/score", name: server}'
@@ -24,7 +26,8 @@ PARTS = f"reward={{sources: [{RULE}, {SERVER}, {FUNCTION}]}}"
 
 
 class Reporting:
-    """A rollout engine that hands two rows on, where it is asked to, and samples until they are scored."""
+    """A rollout engine that hands rows on, where it is asked to: two, and when these are scored one that gets no score,
+    and then it goes on as soon as that is asked for."""
 
     def __init__(self, engine: ToyEngine, engines: ScoringEngines) -> None:
         self.name = engine.name
@@ -43,14 +46,15 @@ class Reporting:
         """Rows, then the job."""
         if job.reports_rows:
             assert on_progress is not None
-            first = job.spec.get("first", 0)
-            rows = [
-                {"prompt_id": f"p{first + number}", "sample_index": 0, "response": "x", "response_token_ids": [number]}
-                for number in range(2)
-            ]
-            on_progress(EngineProgress(self.name, job.name, 2, 4, "responses", tuple(rows)))
-            self._engines.reported += 2
-            until(lambda: self._engines.scored + self._engines.failed >= self._engines.reported)
+            told = itertools.count(1)
+            for text, number in ((f"{next(NAMES)}", 2), (f"{next(NAMES)} {UNSCORED}", 1)):
+                rows = [
+                    {"prompt_id": f"p{sample}", "sample_index": sample, "response": text, "response_token_ids": [5]}
+                    for sample in range(job.spec.get("first", 0), job.spec.get("first", 0) + number)
+                ]
+                on_progress(EngineProgress(self.name, job.name, next(told), 4, "responses", tuple(rows)))
+                if not (self._engines.die and number == 1):  # after a death nothing more is asked
+                    until(lambda text=text: text in self._engines.asked_ahead)
         return self._engine.run(job, timeout_s=timeout_s, on_progress=on_progress)
 
 
@@ -60,7 +64,7 @@ class ScoringEngines(ToyEngines):
     def __init__(self, *, rollout_engines: int = 1, die: bool = False) -> None:
         super().__init__(rollout_engines=rollout_engines)
         self.ahead: list[ScoreAheadJob] = []
-        self.reported = self.scored = self.failed = 0
+        self.asked_ahead: list[str] = []
         self.die = die
         self.jobs["score_ahead"] = self._score_ahead
         for name in self.rollout_names:
@@ -71,11 +75,10 @@ class ScoringEngines(ToyEngines):
         self.ahead.append(spec)
         assert {"sources", "dataset"} <= set(job.inputs)
         assert job.output is None
+        self.asked_ahead += [row.response for row in spec.responses]
         if self.die:
-            self.failed += len(spec.responses)
             raise EngineDied("engine 'scoring', job 'score_ahead': the process was killed by SIGKILL")
-        self.scored += len(spec.responses)
-        return {"scored": list(range(len(spec.responses)))}
+        return {"scored": [n for n, row in enumerate(spec.responses) if UNSCORED not in row.response]}
 
 
 def trained(home: Path, *overrides: str, **options: Any) -> tuple[ToyRun, ScoringEngines]:
@@ -99,8 +102,8 @@ def silent(home: Path, *overrides: str) -> list[dict[str, str]]:
 
 def test_the_parts_that_score_each_sample_alone_are_asked_and_the_run_is_the_same(tmp_path: Path) -> None:
     run, engines = trained(tmp_path, PARTS)
-    assert [[reward.component for reward in job.rewards] for job in engines.ahead] == [["server", "correct"]] * 2
-    assert [[row.prompt_id for row in job.responses] for job in engines.ahead] == [["p0", "p1"]] * 2
+    assert [[reward.component for reward in job.rewards] for job in engines.ahead] == [["server", "correct"]] * 4
+    assert [[row.prompt_id for row in job.responses] for job in engines.ahead] == [["p0", "p1"], ["p0"]] * 2
     assert counted(run) == [None, 2.0, 2.0]
     assert digests(run.records()) == silent(tmp_path, PARTS)
 
@@ -115,7 +118,7 @@ def test_an_engine_that_dies_ahead_costs_nothing_but_its_work(tmp_path: Path) ->
 
 def test_several_engines_and_batches_share_one_count(tmp_path: Path) -> None:
     run, engines = trained(tmp_path, PARTS, rollout_engines=2)
-    assert sum(len(job.responses) for job in engines.ahead) == 8
+    assert len(engines.asked_ahead) == 12
     assert counted(run) == [None, 4.0, 4.0]
     assert digests(run.records()) == silent(tmp_path, PARTS)
 
@@ -137,5 +140,5 @@ def test_what_is_sampled_ahead_is_scored_ahead(tmp_path: Path) -> None:
 
 def test_without_such_a_reward_nothing_is_reported(tmp_path: Path) -> None:
     run, engines = trained(tmp_path, f"reward={{sources: [{RULE}, {{function: 'reward.py:correct'}}]}}")
-    assert (engines.ahead, engines.reported) == ([], 0)
+    assert engines.asked_ahead == []
     assert counted(run) == [None, None, None]
