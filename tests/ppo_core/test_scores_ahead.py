@@ -206,6 +206,17 @@ def test_what_was_used_is_forgotten_once_it_is_written_and_not_before(folder: Pa
         assert asked_for(server) == ONCE
 
 
+def test_what_was_scored_ahead_for_the_next_iteration_stays(folder: Path) -> None:
+    """With `schedule: overlapped` the next responses come before these are written."""
+    following = [RolloutRow("a", sample, [5], [9, 1], "next", [0.0, 0.0], "stop") for sample in (0, 1)]
+    with reward_server(lengths) as server:
+        reward, ahead = http(server), ScoresAhead()
+        ask_ahead(folder, ahead, reward, [*following, *ROLLOUTS[:2]])
+        table(folder, ahead, reward)
+        assert ask_ahead(folder, ahead, reward, following) == [0, 1]
+        assert asked_for(server) == ONCE + Counter({"next": 2})
+
+
 @pytest.mark.parametrize("status", [400, 503])
 def test_what_alone_has_no_score_is_as_without(folder: Path, status: int) -> None:
     """One response is refused, or fails: among others that are answered it has no score, also where it is the only one
