@@ -18,6 +18,8 @@ from infra.engines.protocol import EngineError, EngineProgress
 
 Row = Mapping[str, Any]
 OnProgress = Callable[[EngineProgress], None]
+USELESS = 3
+"""After so many jobs in a row that were of no use no more are sent."""
 LOOK_S = 1.0
 """So often a waiting main thread looks for Ctrl-C: a signal that another thread got does not wake it."""
 
@@ -70,10 +72,11 @@ class SpareTime:
 class Relay:
     """Collects rows from progress messages, and has `send` make jobs of them in the spare time of another engine.
 
-    Nothing runs before the first row comes; it ends with `close`, or with the first job that fails.
+    `send` says whether a job was of any use. Nothing runs before the first row comes; it ends with `close`, with a job
+    that fails, or after some that were of no use.
     """
 
-    def __init__(self, send: Callable[[Sequence[Row]], None], spare: SpareTime) -> None:
+    def __init__(self, send: Callable[[Sequence[Row]], bool], spare: SpareTime) -> None:
         self._send = send
         self._spare = spare
         self._waiting: list[Row] = []
@@ -114,12 +117,18 @@ class Relay:
             self._spare.changed.notify_all()
 
     def _work(self) -> None:
+        useless = 0
         while self._spare.take(lambda: bool(self._waiting), lambda: self._ended):
             try:
                 with self._spare.changed:
                     rows, self._waiting = self._waiting, []
-                self._send(rows)
+                useless = 0 if self._send(rows) else useless + 1
+                if useless == USELESS:
+                    self.close()
             except EngineError:
                 self.close()
+            except BaseException:
+                self.close()
+                raise
             finally:
                 self._spare.give_back()

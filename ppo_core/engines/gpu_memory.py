@@ -36,8 +36,8 @@ class MemoryPlan:
     `parameters` of the policy, of which `trained` learn; `networks` under training, of which all but one lack the
     `head`, an output embedding of its own; `references` beside them. `tokens` in a microbatch, of which `longest` are
     the longest sequence. The cache is `kv_cache_gib` on each GPU, and `least_cache_gib` holds one sequence. `fixed` are
-    keys of the spec that this run cannot change. Reward models have weights of `reward_gib` on each of `reward_ranks`
-    GPUs, from the first on, of all `gpus`.
+    keys of the spec that this run cannot change. Weights of reward models take `reward_total_gib`, and `reward_gib` of
+    the fullest GPU: they are on `reward_ranks` of all `gpus`, from the first on.
     """
 
     parameters: int
@@ -60,6 +60,7 @@ class MemoryPlan:
     sharing: Sharing
     fixed: frozenset[str] = frozenset()
     reward_gib: float = 0.0
+    reward_total_gib: float = 0.0
     reward_ranks: int = 1
     gpus: int = 1
 
@@ -124,7 +125,7 @@ def check_gpu_memory(plan: MemoryPlan, gpu_gib: float) -> float:
 
 def check_main_memory(plan: MemoryPlan, memory_gib: float) -> None:
     """Raise InputError where engines that take turns have no room in main memory for what waits there."""
-    waiting = plan.states_gib * plan.ranks + plan.reward_gib * plan.reward_ranks
+    waiting = plan.states_gib * plan.ranks + plan.reward_total_gib
     whose = "the training engine and reward models" if plan.reward_gib else "the training engine"
     if plan.sharing == "turns" and waiting > memory_gib:
         raise InputError(
@@ -160,7 +161,8 @@ def changed(plan: MemoryPlan, settings: Change) -> MemoryPlan:
     without them."""
     adapted = "model.lora.rank" in settings
     reward_ranks = int(settings.get(REWARD_RANKS, plan.reward_ranks))
-    whole = 0.0 if REWARD_DEVICE in settings else plan.reward_gib * plan.reward_ranks
+    whole = 0.0 if REWARD_DEVICE in settings else plan.reward_total_gib
+    on_fullest = whole / reward_ranks if REWARD_RANKS in settings else min(plan.reward_gib, whole)
     return replace(
         plan,
         sharing="turns" if "engines.placement" in settings else plan.sharing,
@@ -171,7 +173,8 @@ def changed(plan: MemoryPlan, settings: Change) -> MemoryPlan:
         dtype="bfloat16" if "model.dtype" in settings else plan.dtype,
         trained=plan.parameters // 100 if adapted else plan.trained,
         references=0 if adapted else plan.references,
-        reward_gib=whole / reward_ranks,
+        reward_gib=on_fullest,
+        reward_total_gib=whole,
         reward_ranks=reward_ranks,
     )
 

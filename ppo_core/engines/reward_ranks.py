@@ -50,6 +50,7 @@ class RewardRanks:
 
         folder, dtype = job.inputs["model"].path, job.spec["dtype"]
         self._whole = load_classifier(folder, dtype=dtype, trust_remote_code=self._trusted)
+        job.progress(0, 0, "")
         return {"context": readable_tokens(self._whole)}
 
     def load(self, job: Job) -> dict[str, Any]:
@@ -63,6 +64,7 @@ class RewardRanks:
             dtype=job.spec["dtype"],
             trust_remote_code=self._trusted,
             whole=whole,
+            progress=lambda modules: job.progress(modules, 0, ""),
         )
         return {}
 

@@ -157,12 +157,17 @@ class RolloutEngine:
             )
             for draw in wanted
         ]
-        finished = FinishedResponses(job, len(wanted))
+        finished, unreadable = FinishedResponses(job, len(wanted)), list[Exception]()
 
         def keep(number: int, output: Any) -> None:
-            finished.add(number, self._row(prompts[wanted[number].row], wanted[number], output))
+            try:
+                finished.add(number, self._row(prompts[wanted[number].row], wanted[number], output))
+            except Exception as error:
+                unreadable.append(error)  # not vLLM's: it goes on to the end of its requests
 
         self._run(requests, parameters, keep, finished.tell)
+        if unreadable:
+            raise unreadable[0]
         rows = finished.all()
         if spec.temperature_column is None:
             return rows

@@ -106,13 +106,13 @@ def check_run(job: Job) -> dict[str, Any]:
 
 def score_ahead(job: Job, ahead: ScoresAhead) -> dict[str, Any]:
     """Have rewards score responses while others are sampled; writes nothing. `scored`: which, from 0, all did."""
-    spec = ScoreAheadJob.model_validate(job.spec)
+    spec, ahead = ScoreAheadJob.model_validate(job.spec), ahead.for_dataset(job.inputs["dataset"].digest)
     prompts = _prompts(job, spec.split, {row.prompt_id for row in spec.responses})
     samples = [
         Sample(prompts[row.prompt_id], row.response, row.response_token_ids, row.sample_index) for row in spec.responses
     ]
     sources, column = sources_of(job), spec.answer_column
-    rewards = [make_remembered(reward, sources, column, job.progress, ahead) for reward in spec.rewards]
+    rewards = [make_remembered(reward, sources, column, job.progress, ahead, once=True) for reward in spec.rewards]
     scored = zip(*(reward.score_ahead(samples) for reward in rewards), strict=True)
     return {"scored": [number for number, there in enumerate(scored) if all(there)]}
 
@@ -235,7 +235,8 @@ def _scored(
     ahead: ScoresAhead | None = None,
 ) -> list[ScoreRow]:
     prompts = _prompts(job, split, {row.prompt_id for row in rollouts})
-    rewards = WeightedRewards(reward, sources_of(job), column, job.progress, ahead)
+    known = ahead and ahead.for_dataset(job.inputs["dataset"].digest)
+    rewards = WeightedRewards(reward, sources_of(job), column, job.progress, known)
     return rewards.score_rollouts([prompts[row.prompt_id] for row in rollouts], rollouts, decode)
 
 
@@ -286,14 +287,13 @@ def _join(prefix: str, name: str) -> str:
 
 def main() -> None:
     """Serve scoring jobs on standard input and output."""
-    replies = take_over_stdout()
     preparing = (describe_sources, describe_dataset, check_run, try_reward, prepare_dataset)
     of_reward_models = (check_preferences, prepare_preferences, evaluate_reward_model)
     others = (select_rollouts, score_evaluation, compare_evaluations, make_room)
     jobs = {job.__name__: job for job in (*preparing, *others, *of_reward_models)}
     ahead = ScoresAhead()
     scoring = {job.__name__: partial(job, ahead=ahead) for job in (score_ahead, score_rollouts)}
-    serve({**jobs, **scoring}, replies, permissions_of(sys.argv[1:]))
+    serve({**jobs, **scoring}, take_over_stdout(), permissions_of(sys.argv[1:]))
 
 
 if __name__ == "__main__":

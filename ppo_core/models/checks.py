@@ -125,17 +125,21 @@ def memory_plan(
         tensor_parallel_size=ranks,
         sharing=job.sharing,
         fixed=frozenset(job.fixed),
-        reward_gib=rewards_gib(rewards),
+        reward_gib=rewards_gib(rewards, on_each=True),
+        reward_total_gib=rewards_gib(rewards),
         reward_ranks=max((spec.num_ranks for spec, _ in rewards if spec.device != "cpu"), default=1),
         gpus=job.gpus,
     )
 
 
-def rewards_gib(rewards: Sequence[tuple[ModelRewardSpec, Path]]) -> float:
-    """GiB of weights that reward models have on each GPU that they use, by the headers of their files."""
+def rewards_gib(rewards: Sequence[tuple[ModelRewardSpec, Path]], *, on_each: bool = False) -> float:
+    """GiB of reward models' weights on GPUs, by the headers of their files; `on_each`: on each that they use."""
     size = {"bfloat16": 2, "float32": 4}
     return sum(
-        size[spec.dtype] * sum(map(math.prod, tensor_shapes(folder).values())) / spec.num_ranks / GIB
+        size[spec.dtype]
+        * sum(map(math.prod, tensor_shapes(folder).values()))
+        / (spec.num_ranks if on_each else 1)
+        / GIB
         for spec, folder in rewards
         if spec.device != "cpu"
     )

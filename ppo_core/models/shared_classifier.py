@@ -9,6 +9,7 @@ part and one parameter. Parameters of up to `PERSISTENT` numbers, such as the sc
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -37,6 +38,7 @@ from ppo_core.training.ranks import Ranks
 PERSISTENT = 10_000
 PREFETCHED = 50_000_000
 NOTHING = Pass([], NO_PADDING)
+FIRST_TELLS_S = 5.0
 
 
 class SharedClassifier:
@@ -46,7 +48,14 @@ class SharedClassifier:
     """
 
     def __init__(
-        self, folder: Path, ranks: Ranks, *, dtype: str, trust_remote_code: bool = False, whole: Any = None
+        self,
+        folder: Path,
+        ranks: Ranks,
+        *,
+        dtype: str,
+        trust_remote_code: bool = False,
+        whole: Any = None,
+        progress: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.ranks = ranks
         model = whole
@@ -54,7 +63,7 @@ class SharedClassifier:
             model = _empty(folder, dtype=dtype, trust_remote_code=trust_remote_code)
         model.requires_grad_(False).eval()
         config = _config(dtype)
-        _share_out(model, ranks, config)
+        _share_out(model, ranks, config, progress)
         self._engine: Any = deepspeed.initialize(model=model, config=config)[0]
         self.model: Any = self._engine.module.eval()
 
@@ -109,11 +118,13 @@ def _empty(folder: Path, *, dtype: str, trust_remote_code: bool) -> Any:
         return made_by.from_config(config, dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code)
 
 
-def _share_out(model: nn.Module, ranks: Ranks, config: dict[str, Any]) -> None:
+def _share_out(model: nn.Module, ranks: Ranks, config: dict[str, Any], progress: Callable[[int], None]) -> None:
     """Leave each rank its part of every parameter, and all of every buffer, as rank 0 has them."""
     _require_the_same(model, ranks)
     device, made = torch.device("cuda" if torch.cuda.is_available() else "cpu"), dict[int, nn.Parameter]()
-    for module in reversed(list(model.modules())):  # inner ones first: what is shared out already is left alone
+    for number, module in enumerate(
+        reversed(list(model.modules()))
+    ):  # inner ones first: what is shared out already is left alone
         for name, buffer in list(module.named_buffers(recurse=False)):
             module.register_buffer(name, _as_first_has_it(buffer, ranks).to(device), persistent=False)
         own = list(module.named_parameters(recurse=False))
@@ -124,6 +135,7 @@ def _share_out(model: nn.Module, ranks: Ranks, config: dict[str, Any]) -> None:
                 module.register_parameter(name, made[id(parameter)])
         if own:
             deepspeed.zero.Init(module=module, config_dict_or_path=config)
+        progress(number)
 
 
 def _require_the_same(model: nn.Module, ranks: Ranks) -> None:
@@ -132,6 +144,8 @@ def _require_the_same(model: nn.Module, ranks: Ranks) -> None:
     described = [[name, str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors]
     others = [one for one, first in zip_longest(described, ranks.broadcast(described)) if one != first]
     if ranks.largest(float(len(others))):
+        if not ranks.is_first:
+            time.sleep(FIRST_TELLS_S)  # it ends the others, and says why; theirs would be an end without a reason
         raise InputError(
             "the weights of this reward model cannot be shared among ranks, since its folder holds other tensors than "
             "transformers makes of its config.json: set the reward's num_ranks to 1"

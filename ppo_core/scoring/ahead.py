@@ -3,19 +3,21 @@
     score_ahead     some samples ─► the reward ─► remembered
     score_rollouts  all samples  ─► those remembered, and the reward for the rest
 
-Both jobs together ask for each sample once, and the scores are those that the second would have got alone.
+Both jobs together ask for each sample once, but for those without a score: the first tries those once, the second as
+often as the spec says. Scores are those that the second would have got alone.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ppo_core.records import PromptRow, content_digest
+from ppo_core.records import InputError, PromptRow, content_digest
 from ppo_core.scoring.http import HttpReward
 from ppo_core.scoring.judge import JudgeReward
-from ppo_core.scoring.reward import NotScored, Reward, Sample, Score
+from ppo_core.scoring.reward import NotScored, Reward, RewardFailed, Sample, Score
 
 MOST_SCORES = 2**17
 """Beyond that the oldest are forgotten; one takes about 200 bytes."""
@@ -30,6 +32,14 @@ class ScoresAhead:
         self._scores: dict[str, Score] = {}
         self._given: Counter[str] = Counter()
         self._used: set[str] = set()
+        self._dataset = ""
+
+    def for_dataset(self, digest: str) -> ScoresAhead:
+        """The same; what was said of another dataset's rows is forgotten."""
+        if digest != self._dataset:
+            self._dataset, self._scores = digest, {}
+            self.forget_used()
+        return self
 
     def of(self, keys: Sequence[str]) -> list[Score]:
         """The scores under these keys, None where there is none."""
@@ -84,7 +94,11 @@ class RememberedReward:
         """Have it score those of which nothing is remembered, and remember that; whether each has a score now."""
         keys = [self._key(sample) for sample in samples]
         rest = [number for number, score in enumerate(self.ahead.of(keys)) if score is None]
-        said = self._ask([samples[number] for number in rest], answered=self.ahead.given(self.name))
+        try:
+            said = self._ask([samples[number] for number in rest], answered=self.ahead.given(self.name))
+        except (RewardFailed, InputError) as error:  # with all samples at hand it may be otherwise
+            print(f"not scored while others are sampled: {error}", file=sys.stderr)
+            said = [None] * len(rest)
         self.ahead.keep(self.name, [keys[number] for number in rest], said)
         return [score is not None for score in self.ahead.of(keys)]
 
@@ -96,5 +110,5 @@ class RememberedReward:
         return self.reward.score(samples)
 
     def _key(self, sample: Sample) -> str:
-        tokens = list(sample.token_ids or ())  # the name of a row is a hash of all that it holds
+        tokens = list(sample.token_ids or ())
         return content_digest([self.name, sample.row.prompt_id, sample.sample_index, sample.response, tokens])

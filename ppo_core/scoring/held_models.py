@@ -42,8 +42,10 @@ class HeldModels:
     def __init__(self) -> None:
         self._held: dict[tuple[str, ...], tuple[str, RewardModel]] = {}
 
-    def of(self, spec: ModelRewardSpec, sources: Sources) -> RewardModel:
-        """The model of a reward. Raises InputError where its folder holds none.
+    def of(
+        self, spec: ModelRewardSpec, sources: Sources, loading: Callable[[int], None] = lambda _: None
+    ) -> RewardModel:
+        """The model of a reward, which calls `loading` while it is loaded. Raises InputError where its folder has none.
 
         The sources' digest tells whether the files of the folder are those that were read.
         """
@@ -56,7 +58,7 @@ class HeldModels:
         while len(self._held) >= MOST:
             _, oldest = self._held.pop(next(iter(self._held)))
             oldest.close()
-        model = model or _loaded(folder, spec, trust_remote_code=sources.trust_remote_code)
+        model = model or _loaded(folder, spec, loading, trust_remote_code=sources.trust_remote_code)
         self._held[key] = digest, model
         return model
 
@@ -81,11 +83,13 @@ def held_models() -> HeldModels:
     return HeldModels()
 
 
-def _loaded(folder: Path, spec: ModelRewardSpec, *, trust_remote_code: bool) -> RewardModel:
+def _loaded(
+    folder: Path, spec: ModelRewardSpec, loading: Callable[[int], None], *, trust_remote_code: bool
+) -> RewardModel:
     if spec.num_ranks > 1:
         from ppo_core.scoring.ranked_model import RankedModel
 
-        return RankedModel(folder, spec, trust_remote_code=trust_remote_code)
+        return RankedModel(folder, spec, trust_remote_code=trust_remote_code, loading=loading)
     from ppo_core.models.classifier import Classifier  # torch: seconds
 
     return Classifier(folder, dtype=spec.dtype, device=spec.device, trust_remote_code=trust_remote_code)

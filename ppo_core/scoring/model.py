@@ -29,7 +29,8 @@ class ModelReward:
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         """A text that is longer than the model's context has no score."""
-        model = held_models().of(self.spec, self.sources)
+        loading = f"loading the reward model {self.spec.component}"
+        model = held_models().of(self.spec, self.sources, lambda _: self.progress(0, 0, loading))
         sequences = [model.tokens(one.row.prompt, one.response) for one in samples]
         limit = model.context
         fits = [row for row, sequence in enumerate(sequences) if 0 < len(sequence) <= (limit or len(sequence))]

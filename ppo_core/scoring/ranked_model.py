@@ -26,10 +26,18 @@ class RanksFailed(RuntimeError):
 class RankedModel:
     """`num_ranks` processes below this one, which end with it.
 
-    Raises InputError where the folder holds no reward model, or where there are fewer GPUs than ranks.
+    `loading` is called while they load. Raises InputError where the folder holds no reward model, or where there are
+    fewer GPUs than ranks.
     """
 
-    def __init__(self, folder: Path, spec: ModelRewardSpec, *, trust_remote_code: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        spec: ModelRewardSpec,
+        *,
+        trust_remote_code: bool,
+        loading: Callable[[int], None] = lambda _: None,
+    ) -> None:
         gpu = on_gpu(spec.device)
         if gpu:
             check_gpus(spec.num_ranks, spec.component)
@@ -47,7 +55,8 @@ class RankedModel:
             text=True,
             encoding="utf-8",
         )
-        found = self._ask(reward_ranks.LOAD, {"dtype": spec.dtype}, {"model": {"path": str(folder), "digest": ""}})
+        model = {"model": {"path": str(folder), "digest": ""}}
+        found = self._ask(reward_ranks.LOAD, {"dtype": spec.dtype}, model, progress=loading)
         self.context: int | None = found["context"]
 
     def tokens(self, prompt: Any, response: str) -> list[int]:

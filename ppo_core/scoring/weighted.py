@@ -78,10 +78,18 @@ def make_reward(spec: RewardKind, sources: Sources, answer_column: str, progress
 
 
 def make_remembered(
-    spec: RewardKind, sources: Sources, answer_column: str, progress: Progress, ahead: ScoresAhead
+    spec: RewardKind,
+    sources: Sources,
+    answer_column: str,
+    progress: Progress,
+    ahead: ScoresAhead,
+    *,
+    once: bool = False,
 ) -> RememberedReward:
-    """The same, with what it said ahead."""
+    """The same, with what it said ahead. With `once` a server is tried once for each sample."""
     name = content_digest([spec.model_dump(mode="json"), answer_column, sources.digest])
+    if once and isinstance(spec, HttpRewardSpec | JudgeSpec):
+        spec = spec.model_copy(update={"retries": 0})
     return RememberedReward(make_reward(spec, sources, answer_column, progress), name, ahead)
 
 

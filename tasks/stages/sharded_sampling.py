@@ -102,14 +102,16 @@ def scoring_ahead(context: RunContext, dataset: StageRef, key: str) -> Iterator[
         if context.scoring_spare.wanted:  # the stage waits for this
             context.on_progress(replace(progress, job=SCORE_ROLLOUTS.job))
 
-    def score(rows: Sequence[Row]) -> None:
+    def score(rows: Sequence[Row]) -> bool:
         job = ScoreAheadJob.model_validate(
             {"rewards": rewards, "answer_column": spec.dataset.answer_column, "split": "train", "responses": rows}
         )
         order = EngineJob("score_ahead", inputs, None, job.model_dump(mode="json"))
         reply = context.engines.scoring.run(order, timeout_s=spec.engines.reward_timeout_s, on_progress=show)
-        scored = [] if relay.ended else [rows[number] for number in reply.result["scored"]]
-        counted.update((key, row["prompt_id"], row["sample_index"]) for row in scored)
+        scored = [rows[number] for number in reply.result["scored"]]
+        if not relay.ended:
+            counted.update((key, row["prompt_id"], row["sample_index"]) for row in scored)
+        return bool(scored)
 
     relay = Relay(score, context.scoring_spare)
     try:

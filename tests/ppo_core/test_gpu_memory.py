@@ -102,6 +102,7 @@ def test_a_reward_model_that_does_not_fit_goes_elsewhere(
     fixed = frozenset({"model.dtype", "model.lora.rank"})
     plan = replace(BILLION, reward_gib=8.0, sharing="own", recompute=True, tokens=1024, fixed=fixed, **change)  # type: ignore[arg-type]
     check_gpu_memory(replace(plan, reward_gib=0.0), gpu_gib)
+    plan = replace(plan, reward_total_gib=8.0 * plan.reward_ranks)
     with pytest.raises(InputError, match=rf"and reference\), 8.0 for reward models \(weights\) and 14.0 .*{remedy}$"):
         check_gpu_memory(plan, gpu_gib)
 
@@ -115,7 +116,9 @@ def test_weights_of_reward_models_are_counted_by_their_files(tmp_path: Path) -> 
     )
     assert rewards_gib([whole]) * GIB == 22 * 4
     assert rewards_gib([bf16]) * GIB == 22 * 2
-    assert rewards_gib([shared, elsewhere]) * GIB == 22 * 4 / 4
+    assert rewards_gib([shared, elsewhere], on_each=True) * GIB == 22 * 4 / 4
+    assert rewards_gib([whole, shared], on_each=True) * GIB == 22 * 4 + 22 * 4 / 4
+    assert rewards_gib([whole, shared]) * GIB == 2 * 22 * 4
     assert rewards_gib([]) == 0
 
 
@@ -164,7 +167,7 @@ def test_what_waits_for_its_turn_needs_main_memory() -> None:
     with pytest.raises(InputError, match=r"keep 36\.0 GiB of the training engine in main memory .* has 35\.9"):
         check_main_memory(BILLION, 35.9)
     with pytest.raises(InputError, match=r"keep 44\.0 GiB of the training engine and reward models in main memory"):
-        check_main_memory(replace(BILLION, reward_gib=2.0, reward_ranks=4), 43.9)
+        check_main_memory(replace(BILLION, reward_gib=2.0, reward_total_gib=8.0, reward_ranks=4), 43.9)
 
 
 def test_what_fits_is_told() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from infra.engines.process import EngineDied, EngineJob, EngineProcess, EngineProgress
-from infra.engines.relay import Relay, Row, SpareTime
+from infra.engines.relay import USELESS, Relay, Row, SpareTime
 from tests.infra.engines.ray_jobs import ECHO
 from tests.waiting import FOR_EVER_S, LONG_S, until
 
@@ -24,14 +24,16 @@ class Jobs:
     sent: list[list[Row]] = field(default_factory=list)
     ended: int = 0
     go_on: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    fails: bool = False
+    fails: Exception | None = None
+    useful: bool = True
 
-    def send(self, rows: Sequence[Row]) -> None:
+    def send(self, rows: Sequence[Row]) -> bool:
         self.sent.append(list(rows))
         assert self.go_on.acquire(timeout=LONG_S)
         self.ended += 1
-        if self.fails:
-            raise EngineDied("killed")
+        if self.fails is not None:
+            raise self.fails
+        return self.useful
 
 
 def row(number: int) -> Row:
@@ -115,15 +117,30 @@ def test_a_stage_waits_for_the_job_under_way_and_then_comes_first() -> None:
     jobs.go_on.release()
 
 
+def test_after_some_jobs_that_were_of_no_use_nothing_more_is_sent() -> None:
+    jobs, spare = Jobs(useful=False), SpareTime()
+    relay = Relay(jobs.send, spare)
+    hear, _ = heard(relay)
+    for number in range(USELESS):
+        assert not relay.ended
+        hear(progress(number))
+        until(lambda number=number: len(jobs.sent) == number + 1)
+        jobs.go_on.release()
+        until(lambda number=number: jobs.ended == number + 1)
+    until(lambda: relay_threads() == [])
+    assert relay.ended
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_after_a_failure_or_the_end_nothing_more_is_sent_and_the_engine_is_free() -> None:
-    for fails in (True, False):
+    for fails in (EngineDied("killed"), OSError("no room"), None):
         jobs, spare = Jobs(fails=fails), SpareTime()
         relay = Relay(jobs.send, spare)
         hear, seen = heard(relay)
         hear(progress(1))
         until(lambda jobs=jobs: len(jobs.sent) == 1)
         hear(progress(2))
-        if not fails:
+        if fails is None:
             relay.close()
         jobs.go_on.release()
         until(lambda: relay_threads() == [])
@@ -137,9 +154,10 @@ def test_with_its_engine_closed_as_by_ctrl_c_the_relay_ends_and_who_waits_goes_o
     engine = EngineProcess("echo", "", log=tmp_path / "echo.log", command=[sys.executable, str(ECHO)])
     asleep, spare = threading.Event(), SpareTime()
 
-    def send(rows: Sequence[Row]) -> None:
+    def send(rows: Sequence[Row]) -> bool:
         job = EngineJob("sleep", {}, None, {"seconds": FOR_EVER_S})
         engine.run(job, timeout_s=FOR_EVER_S, on_progress=lambda _: asleep.set())
+        return True
 
     relay = Relay(send, spare)
     hear, _ = heard(relay)
