@@ -153,7 +153,7 @@ class Work:
         self, name: str, inputs: dict[str, Path], output: Path, spec: dict[str, Any], ticks: list[float] | None = None
     ) -> dict[str, Any]:
         from ppo_core.engines.protocol import Job, JobInput
-        from ppo_core.training.service import leading
+        from ppo_core.training.ranks import leading
 
         output.mkdir()
         given = {key: JobInput(path, str(path)) for key, path in inputs.items()}
