@@ -110,11 +110,10 @@ def without_adapters(network: nn.Module) -> Iterator[None]:
             adapter.on = True
 
 
-def merged(network: nn.Module, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All weights of a network without adapters that computes the same, on the CPU; `trained` is all that learns."""
+def merged(network: nn.Module, frozen: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All weights of a network without adapters that computes the same; `frozen` and `trained` are all that it has."""
     dtype = next(iter(trained.values())).dtype
-    frozen = {n: p.detach().to("cpu", dtype) for n, p in network.named_parameters() if not p.requires_grad}
-    weights = {**frozen, **trained}
+    weights = {**{name: weight.to(dtype) for name, weight in frozen.items()}, **trained}
     for name, adapter in adapters_of(network).items():
         layer, down, up = name.removesuffix(INSIDE), weights.pop(f"{name}.down"), weights.pop(f"{name}.up")
         whole = weights[f"{layer}weight"].float() + adapter.product(down, up)

@@ -97,15 +97,6 @@ def check_master_weights(model: ModelSpec, training: TrainingSpec) -> None:
         )
 
 
-def check_frozen_weights(model: ModelSpec, training: TrainingSpec) -> None:
-    """Raise ValueError where the ranks would share the weights that adapters leave as they are."""
-    if model.lora is not None and training.zero_stage == 3:
-        raise ValueError(
-            "model.lora with training.zero_stage=3: adapters cannot be trained on weights that are sharded across "
-            "ranks; set zero_stage to 2, or leave model.lora out"
-        )
-
-
 def check_patience(reward: RewardSpec, engines: EnginesSpec) -> None:
     """Raise ValueError where a reward may wait for its server for longer than its engine may be silent."""
     limit = engines.reward_timeout_s

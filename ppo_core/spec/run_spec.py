@@ -12,7 +12,6 @@ from ppo_core.spec.dataset import DatasetSpec
 from ppo_core.spec.flow_spec import (
     COMMITS,
     FlowSpec,
-    check_frozen_weights,
     check_master_weights,
     check_patience,
     check_ranks_divide,
@@ -87,7 +86,6 @@ class RunSpec(FlowSpec):
             )
         check_ranks_divide(self.training, self._trained_batches())
         check_master_weights(self.model, self.training)
-        check_frozen_weights(self.model, self.training)
         return self
 
     @model_validator(mode="after")

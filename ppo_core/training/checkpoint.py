@@ -48,9 +48,9 @@ def write_checkpoint(
     """
     written = {"policy": trainables["policy"]} if replay else trainables
     for name, trainable in written.items():
-        trained = trained_weights(trainable, ranks)
+        trained, frozen = trained_weights(trainable, ranks), frozen_weights(trainable, ranks)
         if ranks.is_first:
-            weights = merged(trainable.module, trained)
+            weights = merged(trainable.module, frozen, trained)
             NETWORKS[name].save(trainable.module, without_head(weights), tokenizer, folder / name)
             if HEAD in weights and not replay:
                 save_file({"weight": weights[HEAD]}, folder / VALUE_HEAD)
@@ -114,10 +114,15 @@ def trained_weights(trainable: Trainable, ranks: Ranks, dtype: torch.dtype | Non
     return weights
 
 
+def frozen_weights(trainable: Trainable, ranks: Ranks) -> dict[str, Tensor]:
+    """What adapters leave as it is, in full, gathered by all ranks, kept on rank 0 only."""
+    return {name: weight for name, weight in trainable.frozen() if ranks.is_first}
+
+
 def full_weights(trainable: Trainable, ranks: Ranks, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """The same of the whole network, with adapters added to the weights that they change."""
-    trained = trained_weights(trainable, ranks, dtype)
-    return without_head(merged(trainable.module, trained)) if ranks.is_first else {}
+    trained, frozen = trained_weights(trainable, ranks, dtype), frozen_weights(trainable, ranks)
+    return without_head(merged(trainable.module, frozen, trained)) if ranks.is_first else {}
 
 
 def without_head(weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -33,6 +33,8 @@ from ppo_core.training.aside import tensors_in
 from ppo_core.training.threads import Threads, twin_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+PERSISTENT = 100_000
+"""Parameters of fewer numbers, such as the scales of norms, stay whole on every rank in ZeRO stage 3."""
 SHARED_PARAMETERS = 100_000_000  # in a larger module, threads' own gradients cost more memory than they save time
 
 
@@ -134,6 +136,13 @@ class Trainable:
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Trained parameters by name, each once (tied ones under their first name), in a fixed order."""
         return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
+
+    def frozen(self) -> Iterator[tuple[str, Tensor]]:
+        """The parameters that are not trained, by name, each in full and on the CPU (every rank must read them all)."""
+        for name, parameter in self.module.named_parameters():
+            if not parameter.requires_grad:
+                with deepspeed.zero.GatheredParameters(parameter, enabled=self.zero_stage == 3):
+                    yield name, parameter.detach().to("cpu", copy=self.zero_stage == 3)
 
     def weight(self, parameter: nn.Parameter) -> Tensor:
         """The full fp32 master weight, gathered from all ranks (every rank must call this), on the CPU."""
@@ -244,7 +253,12 @@ def _config(settings: OptimizerSettings, zero_stage: int, dtype: str) -> dict[st
             "params": {"lr": 0.0, "betas": betas, "eps": eps, "weight_decay": decay, "torch_adam": True, "fused": True},
         },
         "gradient_clipping": settings.max_grad_norm,
-        "zero_optimization": {"stage": zero_stage, "overlap_comm": False, "contiguous_gradients": True},
+        "zero_optimization": {
+            "stage": zero_stage,
+            "overlap_comm": False,
+            "contiguous_gradients": True,
+            "stage3_param_persistence_threshold": PERSISTENT,
+        },
         "zero_allow_untested_optimizer": True,
         "bf16": {"enabled": dtype == "bfloat16", "check_grad_overflow": True},
         "steps_per_print": 10**9,

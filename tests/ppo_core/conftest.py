@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from ppo_core.training.ranks import open_meeting
 
 ROOT = Path(__file__).parents[2]
-TOGETHER = ("trained/spread", "skipped/skip", "reward_model/fits", "dpo/fits")
+TOGETHER = ("trained/spread", "skipped/skip", "adapted/sharded", "reward_model/fits", "dpo/fits")
 ALONE = (
     *(f"trained/{name}" for name in ("resume", "spread", "move", "updates", "supervised", "accumulate", "agree")),
     *(f"replayed/{name}" for name in ("stages", "paths", "factor", "advantages", "refusals", "damaged")),

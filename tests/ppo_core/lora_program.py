@@ -29,6 +29,7 @@ from tests.ppo_core.tiny_models import EOS
 from tests.ppo_core.update_cases import make_experience, update_job
 
 CASES = {"stage0-float32": (0, "float32"), "stage1-bfloat16": (1, "bfloat16"), "stage2-float32": (2, "float32")}
+CASES |= {"stage3-float32": (3, "float32"), "stage3-bfloat16": (3, "bfloat16")}
 SPECS = {
     "llama-tied": LoraSpec(rank=4, alpha=12.0, target_modules=("q_proj", "v_proj", "down_proj")),
     "gpt2": LoraSpec(rank=3, alpha=9.0),
@@ -42,9 +43,11 @@ def adapting(job: UpdatePolicyJob, name: str = "llama-tied") -> UpdatePolicyJob:
 
 def start_of(root: Path, ranks: Ranks, dtype: str, name: str = "llama-tied") -> Path:
     """Checkpoint 0 as the engine makes it of a model's folder."""
-    model, start = make_start(root, name, dtype, ranks) / "policy", root / f"begun-{name}-{dtype}"
+    start = root / f"begun-{name}-{dtype}"
+    missing = not start.exists()
+    model = make_start(root, name, dtype, ranks) / "policy"  # all ranks have looked once it returns
     spec = StartPolicyJob(seed=1, model=adapting(update_job(dtype=dtype), name).model)
-    if not start.exists():
+    if missing:
         do(TrainingEngine(ranks), "start_policy", given(tokenizer=model, model=model), start, spec, [])
     return start
 
@@ -103,6 +106,22 @@ def updates(root: Path, ranks: Ranks) -> Facts:
     return facts
 
 
+def sharded(root: Path, ranks: Ranks) -> Facts:
+    """The same steps by ranks that share all weights; what they wrote, loaded and written again."""
+    name = "llama-tied"
+    start, job = start_of(root, ranks, "float32", name), adapting(update_job(zero_stage=3, **UPDATE), name)
+    written, again, learner = root / "sharded", root / "sharded-again", Learner(ranks)
+    networks = learner.checkpoint(start, LoadConfig.of(job), start)
+    facts = Update(networks, make_experience(name), job, ranks).run(silent)
+    held = [vars(p)["ds_tensor"].numel() for p in networks["policy"].module.parameters()]
+    write_checkpoint(written, networks, learner.tokenizer, ranks, identity="sharded")
+    learner.forget()
+    networks = learner.checkpoint(written, LoadConfig.of(job), start)
+    write_checkpoint(again, networks, learner.tokenizer, ranks, identity="sharded")
+    learner.forget()
+    return {**facts, "held": sum(held)}
+
+
 def refusals(root: Path, ranks: Ranks) -> Facts:
     """What the engine says where the start is missing, adapters are others, or no layer is meant."""
     start = start_of(root, ranks, "float32")
@@ -133,5 +152,5 @@ def refusals(root: Path, ranks: Ranks) -> Facts:
 
 
 SCENARIOS: dict[str, Callable[[Path, Ranks], Facts]] = {
-    scenario.__name__: scenario for scenario in (runs, updates, refusals)
+    scenario.__name__: scenario for scenario in (runs, updates, sharded, refusals)
 }

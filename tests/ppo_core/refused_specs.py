@@ -216,10 +216,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": {"path": "a", "lora": {"rnk": 8}}}, r"model.lora.rnk: unknown key; did you mean rank\?"),
     ({"model": {"path": "a", "lora": {"target_modules": []}}}, "model.lora.target_modules"),
     (
-        {"model": {"path": "a", "lora": {}}, "training": {"zero_stage": 3}},
-        "model.lora with training.zero_stage=3: .* set zero_stage to 2, or leave model.lora out",
-    ),
-    (
         {"evaluation": {"weights": "ema"}},
         "evaluation.weights=ema needs a moving average, and update.ema_decay is off: set update.ema_decay .*, or",
     ),

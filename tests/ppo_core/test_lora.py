@@ -101,6 +101,22 @@ def test_the_factors_learn_as_by_plain_autograd_on_the_whole_weight(adapted: Pat
         assert min(float((learned[key] - begun[key]).abs().max()) for key in learned) > 1e-4
 
 
+def test_ranks_that_share_the_frozen_weights_learn_the_same(adapted: Path) -> None:
+    name = "llama-tied"
+    start, written = adapted / f"begun-{name}-float32", adapted / "sharded"
+    for network, expected in zip(("policy", "critic"), plain_updates(start, name), strict=True):
+        learned = stored(written, network)
+        for key, factor in expected.items():
+            torch.testing.assert_close(learned[key], factor.detach(), rtol=0, atol=1e-5)
+    alone, whole = (load_file(f / "policy/model.safetensors") for f in (adapted / f"updated-{name}", written))
+    assert alone.keys() == whole.keys()
+    for key, weight in alone.items():
+        torch.testing.assert_close(whole[key], weight, rtol=0, atol=1e-5)
+    assert_same_files(written, adapted / "sharded-again")
+    policy = sum(parameter.numel() for parameter in tiny_policy(name).parameters())
+    assert json.loads((adapted / "sharded-2.json").read_text())["held"] == (policy + 1664) / 2
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_what_is_exported_is_the_start_with_the_product_added(adapted: Path, name: str) -> None:
     updated, start = adapted / f"updated-{name}", adapted / f"begun-{name}-float32"

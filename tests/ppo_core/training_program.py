@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from ppo_core.training import deepspeed_engine
 from ppo_core.training.ranks import Ranks
 from tests.ppo_core import (
     averages_program,
@@ -48,6 +49,7 @@ PROGRAMS = {
 
 def main(names: str, root: Path, meeting: int | None = None) -> None:
     torch.set_num_threads(1)
+    deepspeed_engine.PERSISTENT = 0  # so that ranks share the weights of tiny models too
     ranks = Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), meeting=meeting)
     for program, _, name in (scenario.partition("/") for scenario in names.split(",")):
         (root / program).mkdir(exist_ok=True)
