@@ -110,13 +110,14 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     from prefect.context import SyncClientContext
     from prefect.filesystems import LocalFileSystem
     from prefect.settings import PREFECT_DEFAULT_RESULT_STORAGE_BLOCK, PREFECT_LOGGING_TO_API_ENABLED
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY as HEARTBEAT
     from prefect.settings import temporary_settings as settings
     from prefect.testing.utilities import prefect_test_harness
 
     with pytest.MonkeyPatch.context() as patch:
         # The port that Prefect takes may be somebody else's when its server binds it, seconds later.
         patch.setattr("prefect.testing.utilities._find_available_port", free_port)
-        quiet = settings({PREFECT_LOGGING_TO_API_ENABLED: False})
+        quiet = settings({PREFECT_LOGGING_TO_API_ENABLED: False, HEARTBEAT: None})
         with quiet, prefect_test_harness(server_startup_timeout=int(LONG_S)):
             LocalFileSystem(basepath=str(tmp_path_factory.mktemp("results"))).save("results")
             storage = {PREFECT_DEFAULT_RESULT_STORAGE_BLOCK: "local-file-system/results"}

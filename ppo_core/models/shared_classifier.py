@@ -20,16 +20,9 @@ import torch.distributed as dist
 import transformers
 from torch import Tensor, nn
 
-if not torch.cuda.is_available():
-    # Without this DeepSpeed compiles a shared-memory op with g++ at the first start, 35 s for nothing on one machine.
-    import deepspeed.ops
-
-    deepspeed.ops.__dict__["__compatible_ops__"] = {}
-
-import deepspeed
-
 from ppo_core.data.tokenization import model_config
 from ppo_core.models.classifier import NO_PADDING, Pass, forward, passes
+from ppo_core.models.deepspeed_import import deepspeed
 from ppo_core.models.loading import torch_dtype
 from ppo_core.records import InputError
 from ppo_core.training.aside import tensors_in

@@ -10,20 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-if not torch.cuda.is_available():
-    # Without this DeepSpeed compiles a shared-memory op with g++ at the first start, 35 s for nothing on one machine.
-    import deepspeed.ops
-
-    deepspeed.ops.__dict__["__compatible_ops__"] = {}
-
-import deepspeed
-from deepspeed.utils import (
-    safe_get_full_fp32_param,
-    safe_get_full_optimizer_state,
-    safe_set_full_fp32_param,
-    safe_set_full_optimizer_state,
-)
-
+from ppo_core.models.deepspeed_import import deepspeed
 from ppo_core.models.forward import Models
 from ppo_core.models.packing import enable_packing
 from ppo_core.models.precision import multiply_in
@@ -146,7 +133,7 @@ class Trainable:
 
     def weight(self, parameter: nn.Parameter) -> Tensor:
         """The full fp32 master weight, gathered from all ranks (every rank must call this), on the CPU."""
-        full = parameter.detach() if self.zero_stage == 0 else safe_get_full_fp32_param(parameter)
+        full = parameter.detach() if self.zero_stage == 0 else deepspeed.utils.safe_get_full_fp32_param(parameter)
         return full.reshape(full_shape(parameter)).float().cpu().clone()
 
     def moment(self, parameter: nn.Parameter, key: str) -> Tensor:
@@ -154,7 +141,7 @@ class Trainable:
         if self.zero_stage == 0:
             full = self._inner.state[parameter][key]
         else:
-            full = safe_get_full_optimizer_state(parameter, key)
+            full = deepspeed.utils.safe_get_full_optimizer_state(parameter, key)
         return full.reshape(full_shape(parameter)).float().cpu().clone()
 
     def set_weight(self, parameter: nn.Parameter, value: Tensor) -> None:
@@ -162,14 +149,14 @@ class Trainable:
         if self.zero_stage == 0:
             parameter.data.copy_(value)
         else:
-            safe_set_full_fp32_param(parameter, value.to(self.device))
+            deepspeed.utils.safe_set_full_fp32_param(parameter, value.to(self.device))
 
     def set_moment(self, parameter: nn.Parameter, key: str, value: Tensor) -> None:
         """Set a full optimizer moment."""
         if self.zero_stage == 0:
             self._inner.state[parameter][key].copy_(value)
         else:
-            safe_set_full_optimizer_state(parameter, value.to(self.device), key)
+            deepspeed.utils.safe_set_full_optimizer_state(parameter, value.to(self.device), key)
 
     @property
     def num_steps(self) -> int:
