@@ -37,6 +37,13 @@ FIRST = (
 )
 
 
+# What Prefect's server does besides answering calls: half of its time, and no test of a flow on toy engines looks at it.
+UNWATCHED = (
+    *("TASK_RUN_RECORDER", "EVENT_PERSISTER", "TRIGGERS", "SCHEDULER", "LATE_RUNS", "FOREMAN", "PAUSE_EXPIRATIONS"),
+    *("CANCELLATION_CLEANUP", "REPOSSESSOR", "CLEANUP_RECONCILER"),
+)
+
+
 class Groups(LoadScopeScheduling):
     """Each file is a group that one worker runs; where files share what is expensive, all of them are one."""
 
@@ -115,6 +122,8 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     from prefect.testing.utilities import prefect_test_harness
 
     with pytest.MonkeyPatch.context() as patch:
+        for name in UNWATCHED:
+            patch.setenv(f"PREFECT_SERVER_SERVICES_{name}_ENABLED", "false")
         # The port that Prefect takes may be somebody else's when its server binds it, seconds later.
         patch.setattr("prefect.testing.utilities._find_available_port", free_port)
         quiet = settings({PREFECT_LOGGING_TO_API_ENABLED: False, HEARTBEAT: None})
