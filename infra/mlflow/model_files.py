@@ -13,6 +13,8 @@ import json
 import platform
 import shutil
 import uuid
+from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +46,7 @@ class Task(NamedTuple):
     pipeline: str
 
 
+NOBODYS = "nobodys-uuid"
 ANSWERS = Task("text-generation", "TextGenerationPipeline")
 SCORES = Task("text-classification", "TextClassificationPipeline")
 
@@ -69,8 +72,11 @@ def write_mlmodel(folder: Path, *, digest_seed: str, context_length: int | None 
     for name in TOKENIZER_FILES:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, components / name)
-    _write_environment(folder)
-    text = _model_text(architecture, digest_seed, context_length, task)
+    for name, text in _environment().items():
+        (folder / name).write_text(text, encoding="utf-8")
+    own = uuid.uuid5(uuid.NAMESPACE_OID, f"ppoflow:{digest_seed}").hex
+    quoted = yaml.safe_dump(own).splitlines()[0]  # digits alone would be a number
+    text = _model_text(architecture, context_length, task).replace(NOBODYS, quoted)
     (folder / "MLmodel").write_text(text, encoding="utf-8")
 
 
@@ -87,13 +93,15 @@ def _architecture(folder: Path) -> str:
     return str(architectures[0])
 
 
-def _model_text(architecture: str, digest_seed: str, context_length: int | None, task: Task) -> str:
+@cache
+def _model_text(architecture: str, context_length: int | None, task: Task) -> str:
+    """`MLmodel` with nobody's uuid: MLflow takes longer to write it than an iteration to commit."""
     export(ENVIRONMENT)
     from mlflow import pyfunc
     from mlflow.models import Model
 
     model = Model(
-        model_uuid=uuid.uuid5(uuid.NAMESPACE_OID, f"ppoflow:{digest_seed}").hex,
+        model_uuid=NOBODYS,
         utc_time_created="1970-01-01 00:00:00",  # a clock here would change the folder's digest
         signature=_signature(context_length) if task is ANSWERS else _score_signature(),
         metadata={"context_length": context_length} if context_length is not None else None,
@@ -149,16 +157,20 @@ def _score_signature() -> Any:
     return ModelSignature(inputs=Schema([ColSpec("string")]), outputs=outputs)
 
 
-def _write_environment(folder: Path) -> None:
+@cache
+def _environment() -> Mapping[str, str]:
+    """The files that say what a server of the model installs; versions are read once."""
     python = platform.python_version()
     # Without the build's mark (2.13.0+cpu), so that it can be had from an ordinary index.
     pins = [f"{package}=={version(package).split('+')[0]}" for package in REQUIRED_PACKAGES]
-    (folder / "requirements.txt").write_text("".join(f"{pin}\n" for pin in pins), encoding="utf-8")
     python_env = {"python": python, "build_dependencies": ["pip"], "dependencies": ["-r requirements.txt"]}
     conda_env = {
         "name": "mlflow-env",
         "channels": ["conda-forge"],
         "dependencies": [f"python={python}", "pip", {"pip": pins}],
     }
-    for name, content in (("python_env.yaml", python_env), ("conda.yaml", conda_env)):
-        (folder / name).write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    return {
+        "requirements.txt": "".join(f"{pin}\n" for pin in pins),
+        "python_env.yaml": yaml.safe_dump(python_env, sort_keys=False),
+        "conda.yaml": yaml.safe_dump(conda_env, sort_keys=False),
+    }
