@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCK := requirements.lock
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo begin-demo check test test-thorough lint test-gpu bench bench-learning bench-variants bench-update bench-experience bench-rollout bench-scaling bench-startup bench-overhead bench-gpu bench-iteration bench-rewards bench-data bench-chaos stack stack-stop stack-status stack-packages clean
+.PHONY: help install demo begin-demo check test test-thorough lint test-gpu bench bench-learning bench-variants bench-update bench-experience bench-rollout bench-scaling bench-startup bench-overhead bench-gpu bench-iteration bench-rewards bench-reward-model bench-data bench-chaos stack stack-stop stack-status stack-packages clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,7 +59,7 @@ lint: $(STAMP) ## ruff (rules and format) and mypy
 bench: $(STAMP) ## what is fast and what is not, one after the other at short settings, into .ppoflow/bench: about an hour; each alone: make bench-...
 	@for run in "update --rounds 1 --iterations 2 --settings 2" "experience --rounds 2" "rollout --rounds 2" \
 	    "scaling --shape demo --rounds 1" "overhead --rounds 1" "startup --rounds 1" "rewards --rounds 2" \
-	    "data --prompts 100000" "iteration --rounds 1 --iterations 4 --cases demo 27M-mixed"; do
+	    "reward_model --samples 128" "data --prompts 100000" "iteration --rounds 1 --iterations 4 --cases demo 27M-mixed"; do
 		$(BIN)/python -m benchmarks.$$run --results .ppoflow/bench
 	done
 	if [ "$(GPU)" = 1 ]; then $(BIN)/python -m benchmarks.gpu --results .ppoflow/bench; fi
@@ -93,6 +93,9 @@ bench-gpu: $(STAMP) ## the training engine's jobs for models of 0.5B and 1.5B on
 
 bench-rewards: $(STAMP) ## how many samples a second are scored, into benchmarks/results
 	@$(BIN)/python -m benchmarks.rewards
+
+bench-reward-model: $(STAMP) ## how many texts a second a reward model scores, beside a plain loop of transformers, into benchmarks/results
+	@$(BIN)/python -m benchmarks.reward_model
 
 bench-data: $(STAMP) ## how fast, and in how much memory, a million prompts become a dataset, into benchmarks/results
 	@$(BIN)/python -m benchmarks.data

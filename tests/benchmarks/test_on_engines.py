@@ -60,6 +60,13 @@ def test_experience_is_that_of_plain_passes(tmp_path: Path) -> None:
     assert {side: len(seconds) for side, seconds in found.items()} == {"compute_advantages": 2, "plain passes": 2}
 
 
+def test_a_reward_model_says_what_a_plain_loop_says(tmp_path: Path) -> None:
+    found = figures_of("reward_model", tmp_path, "--shape", "tiny", "--samples", "12", "--rounds", "1")
+    assert found["over_plain"] > 0
+    assert found["largest_difference"] < 1e-5
+    assert len(found["seconds"]) == 5
+
+
 @pytest.mark.slow
 def test_rollouts_are_measured_beside_generate(tmp_path: Path) -> None:
     options = ("--shapes", "demo", "--responses", "64", "--rounds", "1")
