@@ -1,6 +1,6 @@
 """How many texts a second a reward model scores: the reward kind `model` beside a plain loop of transformers.
 
-    python -m benchmarks.reward_model [--shape 27M] [--samples 512] [--rounds 3]
+    python -m benchmarks.reward_model [--shape 27M] [--samples 192] [--rounds 3]
 
 Texts have 24 to 128 tokens. The plain loop is given them in order of length, in batches
 that are as long as their longest, of each size in turn; its best one counts. Both tokenize. Prints medians and writes
@@ -36,7 +36,7 @@ def main() -> None:
     """Both sides in turns."""
     parser = report.arguments(__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="27M")
-    parser.add_argument("--samples", type=int, default=512)
+    parser.add_argument("--samples", type=int, default=192)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     shape = SHAPES[given.shape]

@@ -37,7 +37,7 @@ FIRST = (
 )
 
 
-# What Prefect's server does besides answering calls takes half of its time; no test of a flow on toy engines asks for it.
+# What Prefect's server does besides answering calls takes half of its time; no test on toy engines asks for it.
 UNWATCHED = (
     *("TASK_RUN_RECORDER", "EVENT_PERSISTER", "TRIGGERS", "SCHEDULER", "LATE_RUNS", "FOREMAN", "PAUSE_EXPIRATIONS"),
     *("CANCELLATION_CLEANUP", "REPOSSESSOR", "CLEANUP_RECONCILER"),
