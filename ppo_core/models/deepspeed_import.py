@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 
-# Its autotuner imports MLflow where there is one: 0.7 of the 4 s that a training engine needs to start.
-SPARED = [name for name in ("mlflow",) if name not in sys.modules]
-sys.modules.update(dict.fromkeys(SPARED))  # type: ignore[arg-type]
-try:
+
+def _imported() -> Any:
+    """The package. Its autotuner imports MLflow where there is one: 0.7 of the 4 s that a training engine needs to
+    start."""
+    spared = "mlflow" not in sys.modules
+    if spared:
+        sys.modules["mlflow"] = None  # type: ignore[assignment]
+    try:
+        import deepspeed
+        import deepspeed.ops
+    finally:
+        if spared:
+            del sys.modules["mlflow"]
     if not torch.cuda.is_available():
         # Else it compiles a shared-memory op with g++ at its first start: 35 s for nothing on one machine.
-        import deepspeed.ops
-
         deepspeed.ops.__dict__["__compatible_ops__"] = {}
+    return deepspeed
 
-    import deepspeed
-finally:
-    for name in SPARED:
-        del sys.modules[name]
 
-__all__ = ["deepspeed"]
+deepspeed = _imported()
