@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -122,12 +123,14 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     from prefect.testing.utilities import prefect_test_harness
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in UNWATCHED:
-            patch.setenv(f"PREFECT_SERVER_SERVICES_{name}_ENABLED", "false")
         # The port that Prefect takes may be somebody else's when its server binds it, seconds later.
         patch.setattr("prefect.testing.utilities._find_available_port", free_port)
         quiet = settings({PREFECT_LOGGING_TO_API_ENABLED: False, HEARTBEAT: None})
-        with quiet, prefect_test_harness(server_startup_timeout=int(LONG_S)):
+        with quiet, ExitStack() as server:
+            with pytest.MonkeyPatch.context() as environment:  # of this server alone
+                for name in UNWATCHED:
+                    environment.setenv(f"PREFECT_SERVER_SERVICES_{name}_ENABLED", "false")
+                server.enter_context(prefect_test_harness(server_startup_timeout=int(LONG_S)))
             LocalFileSystem(basepath=str(tmp_path_factory.mktemp("results"))).save("results")
             storage = {PREFECT_DEFAULT_RESULT_STORAGE_BLOCK: "local-file-system/results"}
             # Outside of a flow each task would make a client of its own, and ask where results are stored: 55 ms.

@@ -48,7 +48,7 @@ def write_checkpoint(
     """
     written = {"policy": trainables["policy"]} if replay else trainables
     for name, trainable in written.items():
-        trained, frozen = trained_weights(trainable, ranks), frozen_weights(trainable, ranks)
+        trained, frozen = trained_weights(trainable, ranks), trainable.frozen(keep=ranks.is_first)
         if ranks.is_first:
             weights = merged(trainable.module, frozen, trained)
             NETWORKS[name].save(trainable.module, without_head(weights), tokenizer, folder / name)
@@ -114,14 +114,9 @@ def trained_weights(trainable: Trainable, ranks: Ranks, dtype: torch.dtype | Non
     return weights
 
 
-def frozen_weights(trainable: Trainable, ranks: Ranks) -> dict[str, Tensor]:
-    """What adapters leave as it is, in full, gathered by all ranks, kept on rank 0 only."""
-    return {name: weight for name, weight in trainable.frozen() if ranks.is_first}
-
-
 def full_weights(trainable: Trainable, ranks: Ranks, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """The same of the whole network, with adapters added to the weights that they change."""
-    trained, frozen = trained_weights(trainable, ranks, dtype), frozen_weights(trainable, ranks)
+    trained, frozen = trained_weights(trainable, ranks, dtype), trainable.frozen(keep=ranks.is_first)
     return without_head(merged(trainable.module, frozen, trained)) if ranks.is_first else {}
 
 

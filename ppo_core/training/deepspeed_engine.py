@@ -124,12 +124,15 @@ class Trainable:
         """Trained parameters by name, each once (tied ones under their first name), in a fixed order."""
         return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
 
-    def frozen(self) -> Iterator[tuple[str, Tensor]]:
-        """The parameters that are not trained, by name, each in full and on the CPU (every rank must read them all)."""
+    def frozen(self, *, keep: bool) -> dict[str, Tensor]:
+        """What is not trained, by name, in full and on the CPU; every rank must call this, and gets it if it is to."""
+        found = {}
         for name, parameter in self.module.named_parameters():
             if not parameter.requires_grad:
                 with deepspeed.zero.GatheredParameters(parameter, enabled=self.zero_stage == 3):
-                    yield name, parameter.detach().to("cpu", copy=self.zero_stage == 3)
+                    if keep:
+                        found[name] = parameter.detach().to("cpu", copy=self.zero_stage == 3)
+        return found
 
     def weight(self, parameter: nn.Parameter) -> Tensor:
         """The full fp32 master weight, gathered from all ranks (every rank must call this), on the CPU."""
