@@ -19,6 +19,8 @@ from ppo_core.records import InputError
 from ppo_core.training.aside import Aside
 
 NO_PADDING = -1
+CPU_TOKENS = 1024
+"""More in a pass are slower on a CPU: what a layer writes leaves its cores' caches before the next one reads it."""
 
 
 class Pass(NamedTuple):
@@ -158,6 +160,8 @@ class Classifier:
 
     def _scores(self, sequences: Sequence[Sequence[int]], budget: int, progress: Callable[[int], None]) -> list[float]:
         scores, done = [0.0] * len(sequences), 0
+        if self.model.device.type == "cpu":
+            budget = min(budget, CPU_TOKENS)
         for rows, pad in passes(sequences, budget, self.model.config.get_text_config().vocab_size):
             for row, score in zip(rows, forward(self.model, [sequences[row] for row in rows], pad), strict=True):
                 scores[row] = score
