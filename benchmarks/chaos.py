@@ -1,10 +1,10 @@
 """Does a run that is killed again and again end as if nothing had happened? The demo's loop at a small size.
 
-    python -m benchmarks.chaos [--kills 30] [--seed 0] [--home .ppoflow/chaos]
+    python -m benchmarks.chaos [--kills 30] [--seed 0] [--algorithm NAME] [--home .ppoflow/chaos]
 
 Kills the flow process, each engine (also a second rank) and writers in the middle of a write, at seeded random moments
 of all stages, starts the same command again whenever the flow process died, and compares the policy of every iteration,
-byte for byte, with an uninterrupted run's. Prints a table, and writes `benchmarks/results/chaos.json`.
+byte for byte, with an uninterrupted run's. Each number of ranks trains by an algorithm drawn by the seed. Prints a table, and writes `benchmarks/results/chaos.json`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ RESULTS = Path("benchmarks/results/chaos.json")
 ITERATIONS = 10
 OPTIONS = [f"iterations={ITERATIONS}", "checkpoint.every=3", "engines.timeout_s=60", "engines.reward_timeout_s=60"]
 VARIANTS = {"1 rank": [], "2 ranks": ["training.num_ranks=2", "training.zero_stage=1"]}
+GROUPS = ["rollout.prompts_per_iteration=8", "rollout.samples_per_prompt=4"]
+ALGORITHMS = {"ppo": [], "ppo_shared": [], "kl_penalty_ppo": [], "reinforce": [], "rloo": GROUPS, "grpo": GROUPS}
 ATTACKS_PER_RUN = 6
 BY_MOMENT = {
     "generate": ("flow", "rollout"),
@@ -43,19 +45,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--algorithm", choices=ALGORITHMS, help="else one by chance for each number of ranks")
     parser.add_argument("--home", type=Path, default=Path(".ppoflow/chaos"))
     arguments = parser.parse_args()
     home = arguments.home.absolute()
     shutil.rmtree(home, ignore_errors=True)
     numbers = random.Random(arguments.seed)
     attacks = planned(arguments.kills, numbers)
-    expected = {name: undisturbed(home / f"whole-{name[0]}", name) for name in VARIANTS}
+    options = {name: options_of(name, arguments.algorithm or numbers.choice([*ALGORITHMS])) for name in VARIANTS}
+    expected = {name: undisturbed(home / f"whole-{name[0]}", name, options[name]) for name in VARIANTS}
     runs: list[dict[str, Any]] = []
     for number in itertools.count():
         if not any(attacks.values()):
             break
         variant = next(name for name in itertools.islice(itertools.cycle(VARIANTS), number, None) if attacks[name])
-        runs.append(attacked(home / f"run-{number}", variant, attacks[variant], numbers, expected[variant]))
+        run = Victim(home / f"run-{number}", options[variant])
+        runs.append(attacked(run, variant, attacks[variant], numbers, expected[variant]))
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps({"seed": arguments.seed, "runs": runs, **summary(runs)}, indent=1) + "\n")
     show(runs)
@@ -76,30 +81,31 @@ def planned(kills: int, numbers: random.Random) -> dict[str, list[Attack]]:
     return plan
 
 
-def options_of(variant: str) -> list[str]:
+def options_of(variant: str, algorithm: str) -> list[str]:
     """The command's options."""
-    return [part for text in (*OPTIONS, *VARIANTS[variant]) for part in ("--set", text)]
+    settings = *OPTIONS, *VARIANTS[variant], f"algorithm.kind={algorithm}", *ALGORITHMS[algorithm]
+    return [part for text in settings for part in ("--set", text)]
 
 
-def undisturbed(home: Path, variant: str) -> list[str]:
+def undisturbed(home: Path, variant: str, options: list[str]) -> list[str]:
     """The digests that an uninterrupted run gives."""
-    run = Victim(home, options_of(variant))
+    run = Victim(home, options)
     run.finish()
-    print(f"uninterrupted, {variant}: {ITERATIONS} iterations")
+    print(f"uninterrupted, {variant}, {' '.join(options[1::2])}")
     return policies(run.store)
 
 
 def attacked(
-    home: Path, variant: str, attacks: list[Attack], numbers: random.Random, expected: list[str]
+    run: Victim, variant: str, attacks: list[Attack], numbers: random.Random, expected: list[str]
 ) -> dict[str, Any]:
     """One run with up to ATTACKS_PER_RUN of the attacks, which are taken from the list."""
-    run = Victim(home, options_of(variant))
     outcomes = list(strike(run, attacks, numbers))
     run.finish()
     same = policies(run.store) == expected
     print(f"{variant}: {len(outcomes)} attacks, {run.starts} starts, {'the same policies' if same else 'DIFFERENT'}")
     return {
         "variant": variant,
+        "settings": run.options[1::2],
         "starts": run.starts,
         "same": same,
         "half_artifacts": run.half_artifacts(),
