@@ -4,8 +4,8 @@
 
 Kills the flow process, each engine (also a second rank) and writers in the middle of a write, at seeded random moments
 of all stages, starts the same command again whenever the flow process died, and compares the policy of every iteration,
-byte for byte, with an uninterrupted run's. Each number of ranks trains by an algorithm drawn by the seed. Prints a table,
-and writes `benchmarks/results/chaos.json`.
+byte for byte, with an uninterrupted run's. Each number of ranks trains by an algorithm drawn by the seed. Prints a
+table, and writes `benchmarks/results/chaos.json`.
 """
 
 from __future__ import annotations
