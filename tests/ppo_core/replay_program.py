@@ -37,7 +37,7 @@ def given(**paths: Path) -> dict[str, JobInput]:
 
 def do(engine: TrainingEngine, name: str, inputs: Mapping[str, JobInput], end: Path, spec: Any, notes: Notes) -> Facts:
     """One job through its handler, or what it says against its inputs."""
-    end.mkdir(parents=True, exist_ok=not engine.ranks.is_first)
+    end.mkdir(parents=True, exist_ok=engine.ranks.world_size > 1)  # whichever rank is first
 
     def tick(done: int, total: int, note: str) -> None:
         notes.append(note if torch.are_deterministic_algorithms_enabled() is spec.deterministic else "wrong mode")
