@@ -46,7 +46,7 @@ class Task(NamedTuple):
     pipeline: str
 
 
-NOBODYS = "nobodys-uuid"
+UUID_PLACEHOLDER = "uuid-of-the-model"
 ANSWERS = Task("text-generation", "TextGenerationPipeline")
 SCORES = Task("text-classification", "TextClassificationPipeline")
 
@@ -76,7 +76,7 @@ def write_mlmodel(folder: Path, *, digest_seed: str, context_length: int | None 
         (folder / name).write_text(text, encoding="utf-8")
     own = uuid.uuid5(uuid.NAMESPACE_OID, f"ppoflow:{digest_seed}").hex
     quoted = yaml.safe_dump(own).splitlines()[0]  # digits alone would be a number
-    text = _model_text(architecture, context_length, task).replace(NOBODYS, quoted)
+    text = _model_text(architecture, context_length, task).replace(UUID_PLACEHOLDER, quoted)
     (folder / "MLmodel").write_text(text, encoding="utf-8")
 
 
@@ -95,13 +95,13 @@ def _architecture(folder: Path) -> str:
 
 @cache
 def _model_text(architecture: str, context_length: int | None, task: Task) -> str:
-    """`MLmodel` with nobody's uuid: MLflow takes longer to write it than an iteration to commit."""
+    """`MLmodel` with a placeholder for the uuid; MLflow takes 7 ms to write it."""
     export(ENVIRONMENT)
     from mlflow import pyfunc
     from mlflow.models import Model
 
     model = Model(
-        model_uuid=NOBODYS,
+        model_uuid=UUID_PLACEHOLDER,
         utc_time_created="1970-01-01 00:00:00",  # a clock here would change the folder's digest
         signature=_signature(context_length) if task is ANSWERS else _score_signature(),
         metadata={"context_length": context_length} if context_length is not None else None,
