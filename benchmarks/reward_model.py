@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def made_up(count: int, vocabulary: int) -> list[Sample]:
-    """Prompts of as many words, and responses of any number from the shortest to the longest."""
+    """Prompts of `PROMPT` words, and responses of any number from the shortest to the longest."""
     dice = Random(0)
 
     def words(number: int) -> str:

@@ -125,7 +125,7 @@ class Trainable:
         return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
 
     def frozen(self, *, keep: bool) -> dict[str, Tensor]:
-        """What is not trained, by name, in full and on the CPU; every rank must call this, and gets it if it is to."""
+        """Untrained weights by name, in full, on the CPU, for ranks that `keep` them; every rank must call this."""
         found = {}
         for name, parameter in self.module.named_parameters():
             if not parameter.requires_grad:
