@@ -12,12 +12,13 @@ from __future__ import annotations
 from typing import cast
 
 from prefect.flow_runs import pause_flow_run, suspend_flow_run
-from prefect.runtime import deployment, flow_run
+from prefect.runtime import flow_run
 from prefect.states import Completed
 from pydantic import BaseModel, ConfigDict
 
 from flows.console import RunConsole
 from ppo_core.spec import PromotionSpec, RunSpec
+from tasks.prefect.client import deployment_id
 from tasks.prefect.flow_tags import also_tag, tag_run
 from tasks.prefect.server import EmbeddedFlow
 from tasks.promotion.compare_policies import compare_policies
@@ -113,7 +114,7 @@ def ask(trial: Trial, spec: PromotionSpec) -> Approval:
     form = Approval.with_initial_data(description=trial.page())
     key = f"{trial.alias}-{trial.champion}-to-{trial.candidate}"
     timeout = int(spec.approval_timeout_h * HOUR_S)
-    if deployment.id and not flow_run.parent_flow_run_id:
+    if deployment_id() and not flow_run.parent_flow_run_id:
         return suspend_flow_run(wait_for_input=form, timeout=timeout, key=key)
     return pause_flow_run(wait_for_input=form, timeout=timeout, poll_interval=ASK_AGAIN_S, key=key)
 

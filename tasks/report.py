@@ -22,6 +22,7 @@ from tasks.stages.context import RunContext
 from tasks.stages.references import DatasetRef
 from tasks.stages.stage import completed, stage
 
+PICTURE_EVERY_S = 30.0
 SHOWN_GARBAGE = 1000
 """Rows of the table of garbage."""
 
@@ -97,7 +98,7 @@ def _complaint(context: RunContext, report: Callable[[], bool]) -> str | None:
 def _report(context: RunContext, record: IterationRecord) -> bool:
     complete = _catch_up(context, record)
     if record.evaluation is not None:
-        context.reporting.aside(lambda: show_progress(context, record))
+        context.reporting.aside(lambda: show_progress(context, record, at_most_every_s=PICTURE_EVERY_S))
         show_samples(context, record)
     show_iterations(context)
     return complete

@@ -19,13 +19,12 @@ from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Crashed
 
 from infra.runs.lease import LeaseOwner
+from tasks.prefect.client import impatient_client
 
 FLOW_RUN = "prefect_flow_run"
-ANSWER_S = 6.0
 
 
 def holder_note() -> dict[str, str]:
@@ -39,11 +38,7 @@ def page_is_open() -> bool:
         return True
     id = UUID(flow_run.id)
     try:
-        # A client of our own: the flow's is more patient.
-        with (
-            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
-            get_client(httpx_settings={"timeout": ANSWER_S}, sync_client=True) as client,
-        ):
+        with impatient_client() as client:
             client.read_flow_run(id)
     except (HTTPError, PrefectException):
         return False

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
-from prefect.runtime import deployment, flow_run
+from prefect.runtime import flow_run
 
 from infra.runs.names import RUN_NAME_LIMIT
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
 from ppo_core.spec.flow_spec import NamedSpec
 from tasks.checks.run import check_run
+from tasks.prefect.client import deployment_id
 from tasks.runs.run_state import committed_at
 
 Spec = TypeVar("Spec", bound=NamedSpec)
@@ -24,7 +25,7 @@ def requested(spec: Spec, run: str | None, overrides: list[str] | None) -> tuple
 
     Raises SpecError, and InputError for a flow run that has crashed so often that going on is no use.
     """
-    if deployment.id and flow_run.run_count > MOST_STARTS:
+    if deployment_id() and flow_run.run_count > MOST_STARTS:
         raise InputError(
             f"this flow run was started {flow_run.run_count} times, and crashed each time: see its logs and those of "
             "its worker, then start another one with this run's name, which goes on where this one stopped"
@@ -35,12 +36,12 @@ def requested(spec: Spec, run: str | None, overrides: list[str] | None) -> tuple
 
 def is_deployed() -> bool:
     """Whether this flow run is a deployment's: what cannot run was not refused before it."""
-    return bool(deployment.id)
+    return bool(deployment_id())
 
 
 def check_deployed(spec: RunSpec, run: str, *, wait: bool = False, again_from: int | None = None) -> list[str]:
     """Under a deployment, refuse what cannot run, and return notes; elsewhere that was done before the flow run."""
-    return check_asked(spec, run, wait=wait, again_from=again_from) if deployment.id else []
+    return check_asked(spec, run, wait=wait, again_from=again_from) if deployment_id() else []
 
 
 def check_asked(spec: RunSpec, run: str, *, wait: bool = False, again_from: int | None = None) -> list[str]:
@@ -56,7 +57,7 @@ def name_of_run(spec_name: str) -> str:
     The same flow run gets the same name whenever it is started again, and so goes on; others get other ones, also
     where two are meant to start in the same second. Of a long name the beginning is taken.
     """
-    if not deployment.id:
+    if not deployment_id():
         return spec_name
     stamp = f"-{flow_run.scheduled_start_time:{STAMP}}-{str(flow_run.id)[:4]}"
     return spec_name[: RUN_NAME_LIMIT - len(stamp)] + stamp

@@ -7,16 +7,15 @@ from typing import Any
 from uuid import UUID
 
 from httpx import HTTPError
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run as this_flow_run
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+from tasks.prefect.client import impatient_client
 
 OURS = "ppoflow"
 NAMING = ("run", "model", "candidate")
 """Parameters of flows that say what they work on."""
-ANSWER_S = 6.0
 
 
 def tag_run(flow: Any, flow_run: FlowRun, state: Any) -> None:
@@ -42,10 +41,7 @@ def tags_of(parameters: Mapping[str, Any], name: str) -> set[str]:
 def _tag(id: UUID, tags: Iterable[str]) -> None:
     """Without tags a flow run is as good: a server that does not answer costs seconds, and nothing else."""
     try:
-        with (
-            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
-            get_client(httpx_settings={"timeout": ANSWER_S}, sync_client=True) as client,
-        ):
+        with impatient_client() as client:
             client.update_flow_run(id, tags=sorted(tags))
     except (HTTPError, PrefectException):
         return

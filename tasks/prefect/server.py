@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from http import HTTPStatus
 from inspect import signature
@@ -113,7 +113,8 @@ def prefect_api() -> Iterator[None]:
     """Have a server for the calls inside: the configured one, else a child of ours with its page open meanwhile."""
     configured = configured_url()
     if configured:
-        with temporary_settings({PREFECT_API_URL: configured}):
+        known = PREFECT_API_URL.value() == configured
+        with nullcontext() if known else temporary_settings({PREFECT_API_URL: configured}):
             require_answer(configured)
             yield
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 from prefect.runtime import deployment, flow_run
@@ -13,6 +14,7 @@ from infra.mlflow.learning_curves import Panel, learning_curves
 from infra.mlflow.tracking import InputData, Point
 from ppo_core.spec import DpoSpec, RunSpec
 from ppo_core.spec.flow_spec import FlowSpec
+from tasks.prefect.client import deployment_id
 from tasks.prefect.server import configured_url, page_url
 from tasks.reports.loss_curve import curve_points
 from tasks.reports.prefect import prompt_text
@@ -52,8 +54,8 @@ def origin(spec: FlowSpec) -> dict[str, str]:
     folder = Path(spec.folder).absolute()
     tags = {
         "mlflow.user": current_user().partition("@")[0],
-        "mlflow.source.name": str(deployment.name or folder),
-        "mlflow.source.type": "JOB" if deployment.id else "LOCAL",
+        "mlflow.source.name": str((deployment_id() and deployment.name) or folder),
+        "mlflow.source.type": "JOB" if deployment_id() else "LOCAL",
     }
     commit = git_commit(folder)
     return tags if commit is None else {**tags, "mlflow.source.git.commit": commit}
@@ -120,10 +122,14 @@ def log_missing(context: RunContext, record: IterationRecord) -> bool:
     return told
 
 
-def show_progress(context: RunContext, record: IterationRecord) -> bool:
-    """The learning curves so far as one picture, and in the run's description how far it is."""
+def show_progress(context: RunContext, record: IterationRecord, *, at_most_every_s: float = 0.0) -> bool:
+    """In the run's description how far it is, and the learning curves so far as one picture, which takes a third of a
+    second to draw: not where the last one is younger than `at_most_every_s`."""
     described = context.tracker.set_tags({NOTE: description(context, record)})
+    if time.monotonic() - context.reporting.drawn_at < at_most_every_s:
+        return described
     curves = learning_curves(context.run, panels(context.reporting.metrics))
+    context.reporting.drawn_at = time.monotonic()
     return described and context.tracker.log_figure("learning_curves", curves)
 
 

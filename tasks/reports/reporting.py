@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ ASIDE_END_S = 10.0
 class Reporting:
     """`metrics` are those of the iterations by number, `live` says whether the run is shown while it is trained,
     `introduced` whether MLflow knows what it is, `linked` what it is made of, `data` are the files that describe its
-    data, and `table` is the table of iterations on Prefect's pages."""
+    data, `table` is the table of iterations on Prefect's pages, and the curves were last drawn at `drawn_at`."""
 
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     live: bool = False
@@ -30,6 +31,7 @@ class Reporting:
     linked: bool = False
     data: dict[str, str] = field(default_factory=dict)
     table: UUID | None = None
+    drawn_at: float = field(default_factory=time.monotonic)
     monitor: SystemMetrics | None = None
     thread: threading.Thread | None = None
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 from prefect.logging import get_run_logger
-from prefect.runtime import deployment, flow_run
+from prefect.runtime import flow_run
 
 from infra.storage.outage import at_once, stop_waiting, told_to, under_way
+from tasks.prefect.client import deployment_id
 
 __all__ = ["at_once", "outages_told", "stop_waiting"]
 
@@ -25,6 +26,6 @@ def outages_told(say: Callable[[str], None]) -> Iterator[None]:
         say(f"! {text}")
         log.warning(text)
 
-    again = deployment.id is not None and flow_run.run_count > 1
+    again = deployment_id() is not None and flow_run.run_count > 1
     with told_to(tell), under_way() if again else nullcontext():
         yield

@@ -20,6 +20,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 from prefect.states import Completed
+from prefect.utilities.annotations import quote
 
 from infra.artifacts import ArtifactRef
 from infra.artifacts.manifest import ArtifactError
@@ -49,7 +50,8 @@ class Stage(Task[P, R]):
     """A task whose result a plain call returns, also when it comes in the state `Cached`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return super().__call__(*args, return_state=True, **kwargs).result()
+        named = {name: _unsearched(value) for name, value in kwargs.items()}
+        return super().__call__(*map(_unsearched, args), return_state=True, **named).result()
 
 
 def stage(name: str, *, retries: int = RETRIES) -> Callable[[Callable[P, Any]], Stage[P, Any]]:
@@ -68,6 +70,11 @@ def stage(name: str, *, retries: int = RETRIES) -> Callable[[Callable[P, Any]], 
         )
 
     return wrap
+
+
+def _unsearched(argument: Any) -> Any:
+    """Prefect searches arguments for results of other tasks, at any depth. A context has none, and grows with a run."""
+    return quote(argument) if isinstance(argument, RunContext) else argument
 
 
 def run_name(stage: str, parameters: dict[str, Any]) -> str:

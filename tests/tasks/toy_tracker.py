@@ -17,6 +17,7 @@ class ToyTracker:
         self.run_id: str | None = None
         self.last_error: str | None = None
         self.status = "RUNNING"
+        self.figures = 0
 
     def open(self) -> bool:
         """There is nothing to open."""
@@ -54,7 +55,8 @@ class ToyTracker:
         return True
 
     def log_figure(self, name: str, figure: object) -> bool:
-        """Not kept."""
+        """Counted."""
+        self.figures += 1
         return True
 
     def finish(self, status: str = "FINISHED") -> bool:

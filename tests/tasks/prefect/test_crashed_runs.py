@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from uuid import UUID, uuid4
 
 import pytest
@@ -17,6 +18,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Pending, Running
 
 from infra.runs.lease import LeaseOwner
+from tasks.prefect.client import deployment_id
 from tasks.prefect.crashed_runs import FLOW_RUN, mark_crashed, page_is_open
 from tests.infra.runs.leases import somebody
 
@@ -110,3 +112,21 @@ def test_whether_a_page_can_be_told_is_known_soon() -> None:
     assert (there, silent) == (True, False)
     assert seconds < CLIENTS_OWN_S
     assert page_is_open()  # outside of a flow there is no page
+
+
+def test_prefect_is_asked_once_for_the_deployment_of_a_flow_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[str]()
+
+    async def read(id: str) -> SimpleNamespace:
+        asked.append(id)
+        return SimpleNamespace(deployment_id="deployed")
+
+    monkeypatch.setattr("prefect.runtime.deployment._get_flow_run", read)
+
+    @flow(persist_result=False)
+    def twice() -> list[str | None]:
+        return [deployment_id(), deployment_id()]
+
+    assert deployment_id() is None
+    assert (twice(), twice()) == (["deployed"] * 2, ["deployed"] * 2)
+    assert len(asked) == len(set(asked)) == 2

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
+from tasks.reports.mlflow import NOTE, show_progress
 from tasks.reports.reporting import Reporting
 from tests.flows.samples import record
+from tests.tasks.toy_runs import ToyRun
 from tests.waiting import LONG_S
 
 
@@ -38,3 +41,16 @@ def test_iterations_that_are_taken_out_of_the_run_are_forgotten() -> None:
     reporting.add([record(number, {}) for number in range(3)])
     reporting.forget([2, 3])
     assert sorted(reporting.metrics) == [0, 1]
+
+
+def test_the_curves_are_drawn_no_more_often_than_asked(tmp_path: Path, prefect_server: None) -> None:
+    run = ToyRun(tmp_path)
+    (*_, last) = run.train("iterations=1")
+    context, drawn = run.context("iterations=1"), run.tracker.figures
+    context.reporting.add([last])
+    assert show_progress(context, last, at_most_every_s=1000.0)
+    assert (run.tracker.figures - drawn, run.tracker.tags[NOTE].count("Iteration")) == (0, 1)
+    assert show_progress(context, last)
+    context.reporting.drawn_at -= 1001.0
+    assert show_progress(context, last, at_most_every_s=1000.0)
+    assert run.tracker.figures - drawn == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from prefect.client.schemas.objects import State
@@ -13,6 +14,7 @@ from infra.engines.protocol import EngineDied, EngineInput, EngineJobError
 from infra.runs.lease import LeaseLost
 from infra.runs.records import RecordExists
 from ppo_core.records import InputError, ScoreJob
+from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef, DatasetRef, EvaluationRef, ModelRef, RolloutsRef, ScoresRef, StageRef
 from tasks.stages.stage import StageSpec, completed, key_of, may_help_again, run_name, stage
 from tasks.stages.table import SCORE_ROLLOUTS
@@ -40,6 +42,21 @@ def test_a_plain_call_gives_the_result_and_prefect_what_came_out(
     assert say() == made
     assert say.fn() == made
     assert "Finished in state Completed('1 responses, 1 tokens')" in caplog.text
+
+
+def test_prefect_does_not_search_the_context(prefect_server: None, tmp_path: Path) -> None:
+    class Unread(dict[int, dict[str, float]]):
+        def items(self) -> NoReturn:
+            raise AssertionError("a run's metrics grow with its iterations, and were searched at a stage")
+
+    context = run_context(smoke_spec(), tmp_path)
+    context.reporting.metrics = Unread()
+
+    @stage("say")
+    def say(context: RunContext, *, again: RunContext) -> list[RunContext]:
+        return [context, again]
+
+    assert all(given is context for given in say(context, again=context))
 
 
 @pytest.mark.parametrize(
