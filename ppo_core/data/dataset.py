@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from ppo_core.data.number_columns import NumberColumn
-from ppo_core.data.rows import Row, check_text, shown
+from ppo_core.data.rows import Row, check_text, shown, value_in
 from ppo_core.records import InputError, PromptRow, canonical_json
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class PromptMaker:
             _check_length(where, ids, self.limits)
             if len(ids) > self.longest.tokens:
                 self.longest = Longest(where, len(ids))
-            answer = row.get(self.answer_column)
+            answer = value_in(row, self.answer_column)
             metadata = {key: value for key, value in row.items() if key not in ("prompt", self.answer_column)}
             for column in self.numbers:
                 column.check(where, metadata)
@@ -155,18 +155,20 @@ def as_json(where: str, content: Any, columns: Mapping[str, Any]) -> str:
     try:
         return canonical_json(content)
     except (TypeError, ValueError, RecursionError) as error:
-        named = next((f" in column {name!r}" for name, value in columns.items() if not _is_json(value)), "")
+        wrong = ((f" in column {name!r}", why) for name, value in columns.items() if (why := _not_json(value)))
+        named, reason = next(wrong, ("", str(error)))
         raise InputError(
-            f"{where} cannot be stored as JSON{named} ({error}): use text, finite numbers, lists and objects"
+            f"{where} cannot be stored as JSON{named} ({reason}): use text, finite numbers, lists and objects, or "
+            "leave that column out"
         ) from None
 
 
-def _is_json(value: Any) -> bool:
+def _not_json(value: Any) -> str | None:
     try:
         canonical_json(value)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True
+    except (TypeError, ValueError, RecursionError) as error:
+        return str(error)
+    return None
 
 
 def encoded(tokenizer: Any, rows: Sequence[Row]) -> list[list[int]]:

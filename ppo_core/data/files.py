@@ -20,6 +20,7 @@ from ppo_core.data.text_files import Found, json_array, json_lines, table_of_tex
 from ppo_core.records import InputError
 
 TABLES = {".csv": ",", ".tsv": "\t"}
+GZIP = b"\x1f\x8b"
 BINARY = {".parquet": "Parquet", ".arrow": "Arrow", ".feather": "Arrow"}
 PARQUET, ARROW, ARROW_STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
 ROWS = {*TABLES, *BINARY, ".jsonl", ".json"}
@@ -61,6 +62,8 @@ def _reader(path: Path) -> Callable[[Path], Iterator[Found]]:
         raise InputError(
             f"{path} is named {suffix}, but does not contain {BINARY[suffix]}: rename it after what it contains"
         )
+    if first.startswith(GZIP):
+        raise InputError(f"{path} is compressed with gzip: unpack it, for example with  gunzip {path}")
     if first.startswith(UTF_16) or b"\0" in first:
         raise InputError(
             f"{path} is not UTF-8 text (it looks like UTF-16, or binary): save it as UTF-8, for example with  iconv -f "

@@ -61,12 +61,14 @@ class _Malformed(ValueError):
 
 def read_preferences(source: str, sources: Sources, columns: Columns = PLAIN) -> list[Preference]:
     """The rows of a file, or of a `file.py:function` of the user. Raises InputError naming row and column."""
-    found = []
-    for where, row, _ in read_rows(source, sources, columns):
+    found, wrong, refusal = list[Preference](), 0, ""
+    for where, row, _ in read_rows(source, sources, columns, _prompted):
         try:
             found.append(Preference(row["prompt"], _responses(row), _margin(row), where))
         except _Malformed as error:
-            raise InputError(f"{where} {error}") from None
+            wrong, refusal = wrong + 1, refusal or f"{where} {error}"
+    if wrong:
+        raise InputError(f"{refusal}{f' ({wrong - 1} more rows cannot be used either)' if wrong > 1 else ''}")
     return found
 
 
@@ -123,6 +125,35 @@ def read_rankings(path: Path) -> list[Ranking]:
     return [Ranking(**row) for row in pq.read_table(path).to_pylist()]
 
 
+def _prompted(where: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row; where chosen and rejected are whole conversations, with what both begin with as its prompt."""
+    talks = [talk for column in PAIR if isinstance(talk := row.get(column), list) and len(talk) > 1]
+    if len(talks) < len(PAIR):
+        if "prompt" not in row:
+            raise InputError(
+                f"{where} has no column prompt (its columns: {', '.join(sorted(map(str, row))) or 'none'}): add it, or "
+                "give chosen and rejected as conversations (lists of messages), which begin with the prompt"
+            )
+        return row
+    (*asked, chosen), (*other, rejected) = talks
+    if asked != other:
+        raise InputError(
+            f"{where} has chosen and rejected conversations that differ before their last message: compare answers to "
+            "the same messages"
+        )
+    prompt = row.get("prompt", asked)
+    if prompt not in (asked, _content(asked[-1])):
+        raise InputError(
+            f"{where} has prompt={_short(prompt)}, but its conversations ask {_short(_content(asked[-1]))}: leave the "
+            "prompt out"
+        )
+    return {**row, "prompt": asked, "chosen": [chosen], "rejected": [rejected]}
+
+
+def _content(message: Any) -> Any:
+    return message.get("content") if isinstance(message, Mapping) else message
+
+
 def _responses(row: Mapping[str, Any]) -> dict[str, str]:
     columns = ", ".join(sorted(map(str, row)))
     if "responses" in row:
@@ -166,11 +197,20 @@ def _margin(row: Mapping[str, Any]) -> float:
     margin = row.get("margin")
     if margin is None:
         return 0.0
-    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin < math.inf:
+    number = _number(margin)
+    if number is None or not 0 <= number < math.inf:
         raise _Malformed(f"has margin={_short(margin)}: give a number of 0 or more, or leave it out")
     if "responses" in row:
         raise _Malformed("has margin and responses: a margin needs chosen and rejected; leave it out")
-    return float(margin)
+    return number
+
+
+def _number(value: Any) -> float | None:
+    """A number, also one that is written as text, as tables of text have them."""
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None
 
 
 def _twins(values: Sequence[Any]) -> tuple[int, int] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,6 +57,8 @@ class Columns:
 
 
 PLAIN = Columns()
+Shape = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
+"""Makes a row, of which the text says where it is, one that has a prompt. Raises InputError where it cannot."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Rows:
     path: Path
     generated: list[Any] | None
     columns: Columns = PLAIN
+    shape: Shape | None = None
 
     def __iter__(self) -> Iterator[Row]:
         """The rows that can be used; after the last, InputError for the first that cannot be, and how many more."""
@@ -97,17 +100,30 @@ class Rows:
             raise InputError(
                 f"{where} is of type {type(row).__name__}, not an object with a `{self.columns.prompt}`{remedy}"
             )
+        row = row if self.shape is None else self.shape(where, row)
         _check_prompt(where, row, self.columns.prompt)
         return Row(where, self.columns.renamed(where, row), row[self.columns.prompt])
 
 
-def read_rows(source: str, sources: Sources, columns: Columns = PLAIN) -> Rows:
+def read_rows(source: str, sources: Sources, columns: Columns = PLAIN, shape: Shape | None = None) -> Rows:
     """The rows of a file, a saved dataset or a `file.py:function` of the user, which is called here, once.
 
     Raises InputError for a function that gives none; what is wrong with a file, iterating says.
     """
     generated = _generated(source, sources) if is_function(source) else None
-    return Rows(source, sources.place(source), generated, columns)
+    return Rows(source, sources.place(source), generated, columns, shape)
+
+
+def value_in(row: Mapping[str, Any], column: str) -> Any:
+    """What a row has under a name, or under `outer.inner` in an object that it has under `outer`; None for nothing.
+
+    >>> value_in({"reward_model": {"style": "rule", "ground_truth": "72"}}, "reward_model.ground_truth")
+    '72'
+    """
+    outer, _, inner = column.partition(".")
+    if column not in row and isinstance(within := row.get(outer), Mapping):
+        return within.get(inner)
+    return row.get(column)
 
 
 def check_text(what: str, text: str) -> None:

@@ -51,6 +51,13 @@ def json_array(path: Path) -> Iterator[Found]:
         elif not text.startswith("]", place):
             line = text.count("\n", 0, place) + 1
             raise InputError(f"{path}:{line} is not JSON: a comma or ] is missing")
+    rest = _after_space(text, place + 1)
+    if rest < len(text):
+        line = text.count("\n", 0, rest) + 1
+        raise InputError(
+            f"{path}:{line} has more after the end of its array: put all rows into one array, or one object "
+            "on each line of a .jsonl file"
+        )
 
 
 def table_of_text(path: Path, delimiter: str) -> Iterator[Found]:

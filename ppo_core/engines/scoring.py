@@ -180,7 +180,7 @@ def try_reward(job: Job) -> dict[str, Any]:
         {
             "prompt": row.prompt,
             "completion": text,
-            "components": part.scores,
+            "components": {**part.scores, **part.measures},
             "score": rewards.total(part.scores),
             "error": part.error(),
             "spans": {name: found.spans for name, found in part.parts.items() if not found.of_tokens},

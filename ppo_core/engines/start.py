@@ -19,7 +19,7 @@ from ppo_core.data.dataset import (
 )
 from ppo_core.data.number_columns import columns_of
 from ppo_core.data.preparation import PROMPT_SPLITS, Preparation
-from ppo_core.data.rows import Columns, Row, Rows, read_rows
+from ppo_core.data.rows import Columns, Row, Rows, read_rows, value_in
 from ppo_core.engines.protocol import Job
 from ppo_core.engines.rollout_limits import check_stop_tokens
 from ppo_core.records import InputError, PrepareDatasetJob, PromptRow
@@ -188,7 +188,7 @@ def counted(rows: Rows, split: str, counts: dict[str, int]) -> Iterator[Mapping[
 def untokenized(row: Mapping[str, Any], column: str) -> PromptRow:
     """A row as rewards see it."""
     metadata = {key: value for key, value in row.items() if key not in ("prompt", column)}
-    return PromptRow("", row["prompt"], [], row.get(column), metadata)
+    return PromptRow("", row["prompt"], [], value_in(row, column), metadata)
 
 
 def with_progress(rows: Rows, total: int, job: Job) -> Iterator[Row]:

@@ -17,6 +17,8 @@ from ppo_core.models.precision import in_own_precision
 from ppo_core.records import InputError, needs_own_code
 from ppo_core.spec import ModelSpec
 
+HEAD = "score.weight"
+"""What transformers calls that of most sequence classifiers."""
 VALUE_HEAD = "value_head.safetensors"
 INSIDE_POLICY = "ppo_value_head"
 # What transformers raises for a folder that holds no such model. Not RuntimeError: a GPU without memory raises that.
@@ -134,6 +136,11 @@ def _refuse_other_weights(path: str | Path, mismatched: Any, missing: Any) -> No
         for name, stored, wanted in sorted(mismatched)
     ]
     problems += [f"{name} is not in the weights" for name in sorted(missing)]
+    if HEAD in missing:
+        raise InputError(
+            f"{path} has no head that gives scores ({HEAD} is not in the weights), so it is not a reward model: train "
+            "one of it with ppoflow reward-model"
+        )
     if problems:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise InputError(

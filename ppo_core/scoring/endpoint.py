@@ -140,8 +140,10 @@ class _Asking:
                 return self._failed(str(error))
             except _Passing as error:
                 last, reason, pause = "status", str(error), error.pause if error.pause is not None else pause
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                last, reason = "silence", str(error) or f"no answer within timeout_s={spec.timeout_s:g}"
+            except TimeoutError:
+                last, reason = "slow", f"no answer within timeout_s={spec.timeout_s:g}"
+            except (aiohttp.ClientError, OSError) as error:
+                last, reason = "silence", str(error) or type(error).__name__
             else:
                 self.done, self.answered = self.done + 1, self.answered + 1
                 self._tell(f"answers of {spec.component}")
@@ -171,10 +173,10 @@ class _Asking:
                 f"the reward {name}: {where} keeps answering {reason} (after {tries}{of}): see the server's log, "
                 "lower the reward's `concurrency`, or raise its `retries`"
             )
-        return (
-            f"the reward {name} gets no answer from {where}: {reason} (after {tries}{of}): start the server, or "
-            "correct the reward's `url`"
-        )
+        remedy = "start the server, or correct the reward's `url`"
+        if last == "slow":
+            remedy = "raise the reward's `timeout_s`, lower its `concurrency`, or see whether the server works"
+        return f"the reward {name} gets no answer from {where}: {reason} (after {tries}{of}): {remedy}"
 
     async def _post(self, session: aiohttp.ClientSession, body: Any) -> Any:
         """The JSON document that the server answers."""

@@ -5,12 +5,22 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ppo_core.records import NOT_IN_A_TRIAL, InputError, PromptRow
 from ppo_core.scoring.plugins import RAISED, Sources, load_function, place_of
-from ppo_core.scoring.reward import NotScored, RewardFailed, Sample, Score, shorten
+from ppo_core.scoring.reward import (
+    MeasuredScore,
+    NotScored,
+    Progress,
+    RewardFailed,
+    Sample,
+    Score,
+    ignore_progress,
+    shorten,
+)
 from ppo_core.scoring.signatures import (
     TOKENS,
     TRL,
@@ -18,20 +28,25 @@ from ppo_core.scoring.signatures import (
     Arguments,
     batch_arguments,
     form_of,
+    measures_in,
     one_by_one_arguments,
     scores_in,
 )
 from ppo_core.scoring.spans import FORM, number_of, span_scores
 from ppo_core.spec.reward.kinds import FunctionRewardSpec
 
+TELL_EVERY_S = 1.0
 IN_FLIGHT = 64  # calls of a coroutine function that is called for each sample
 
 
 class FunctionReward:
     """A user's function with its options."""
 
-    def __init__(self, spec: FunctionRewardSpec, sources: Sources, answer_column: str) -> None:
+    def __init__(
+        self, spec: FunctionRewardSpec, sources: Sources, answer_column: str, progress: Progress = ignore_progress
+    ) -> None:
         self.name = spec.function
+        self.progress = progress
         self.options = spec.options
         self.sources = sources
         self.answer_column = answer_column
@@ -49,12 +64,17 @@ class FunctionReward:
                 f"{self.name} needs the `parser` of a verifiers environment, which does not exist here: create one in "
                 "its file, as in `def reward(completion, answer, parser=vf.XMLParser([...]))`"
             )
-        for column in required:
+        needed = [(name, name) for name in required]
+        if self.form.answer in self._arguments():
+            needed.append((self.answer_column, self.form.answer))
+        for column, argument in needed:
             for number, row in enumerate(rows, first):
                 if columns_of(row, self.answer_column).get(column) is None:
+                    what = "" if argument == column else f" as its {argument}"
+                    remedy = "" if argument == column else ", name another dataset.answer_column"
                     raise InputError(
-                        f"{self.name} needs the column {column!r}, which row {number} ({shorten(row.prompt)}) lacks: "
-                        "add it to the data, or give the argument a default"
+                        f"{self.name} needs the column {column!r}{what}, which row {number} ({shorten(row.prompt)}) "
+                        f"lacks: add it to the data{remedy}, or give the argument a default"
                     )
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
@@ -65,46 +85,103 @@ class FunctionReward:
         columns = [columns_of(one.row, self.answer_column) for one in samples]
         if self.form.one_by_one:
             given = [one_by_one_arguments(self.form, one, row) for one, row in zip(samples, columns, strict=True)]
-            returned = self._run([{**row, **self.options} for row in given])
+            returned: Any = self._run_each([{**row, **self.options} for row in given])
             scores: Any = [scores_in(self.form, one) for one in returned]
         else:
             given_once = batch_arguments(self.form, samples, columns)
             fixed = {name: given_once[name] for name in self.form.given}
             if self.reads_tokens and sampled:
                 fixed[TOKENS] = [list(one.token_ids or ()) for one in samples]
-            scores = scores_in(self.form, self._run([{**given_once, **self.options, **fixed}])[0])
-        return checked_scores(self.name, scores, samples)
+            returned = self._run({**given_once, **self.options, **fixed})
+            scores = scores_in(self.form, returned)
+        checked, measures = checked_scores(self.name, scores, samples), measures_in(self.form, returned)
+        return [_measured(*one) for one in zip(checked, measures, strict=True)] if measures else checked
+
+    def _arguments(self) -> list[str]:
+        """Those without a default."""
+        parameters = inspect.signature(self.function).parameters.values()
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        return [p.name for p in parameters if p.default is p.empty and p.kind in named]
 
     def _required(self) -> list[str]:
-        parameters = inspect.signature(self.function).parameters.values()
-        wanted = [
-            p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        ]
         given = {*self.form.given, *self.options, *((TOKENS,) if self.reads_tokens else ())}
-        return [name for name in wanted if name not in given]
+        return [name for name in self._arguments() if name not in given]
 
-    def _run(self, calls: Sequence[Arguments]) -> list[Any]:
-        """What each call returns; calls of a coroutine function are made side by side."""
+    def _run(self, call: Arguments) -> Any:
+        """What one call for all samples returns."""
+        try:
+            returned = self.function(**self._taken(call))
+            return asyncio.run(_one(returned)) if inspect.isawaitable(returned) else returned
+        except RAISED as error:
+            raise self._failed(error) from error
+
+    def _run_each(self, calls: Sequence[Arguments]) -> list[Any]:
+        """What each call returns, NotScored for one that raises; calls of a coroutine function are made side by side.
+
+        Raises RewardFailed where all raise.
+        """
+        heard, done, errors = time.monotonic(), 0, list[BaseException]()
+
+        def ended(returned: Any) -> Any:
+            nonlocal heard, done
+            done += 1
+            if time.monotonic() - heard > TELL_EVERY_S:
+                self.progress(done, len(calls), f"responses scored by {self.name}")
+                heard = time.monotonic()
+            return returned
+
+        def failed(error: BaseException) -> NotScored:
+            errors.append(error)
+            return NotScored(str(self._failed(error)))
+
+        returned = list[Any]()
+        for call in calls:
+            try:
+                found = self.function(**self._taken(call))
+            except RAISED as error:
+                found = failed(error)
+            returned.append(found if inspect.isawaitable(found) else ended(found))
+        if any(map(inspect.isawaitable, returned)):
+            returned = asyncio.run(_awaited(returned, ended, failed))
+        if errors and len(errors) == len(calls):
+            raise self._failed(errors[0]) from errors[0]
+        return returned
+
+    def _taken(self, call: Arguments) -> Arguments:
+        """What of the arguments the function takes."""
         parameters = inspect.signature(self.function).parameters
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        given = [{key: value for key, value in call.items() if open_ended or key in parameters} for call in calls]
-        try:
-            returned = [self.function(**arguments) for arguments in given]
-            return asyncio.run(_awaited(returned)) if any(map(inspect.isawaitable, returned)) else returned
-        except RAISED as error:
-            raise RewardFailed(
-                f"the reward function {self.name} raised {type(error).__name__}: {error}{place_of(error, self.sources)}"
-            ) from error
+        return {key: value for key, value in call.items() if open_ended or key in parameters}
+
+    def _failed(self, error: BaseException) -> RewardFailed:
+        place = place_of(error, self.sources)
+        return RewardFailed(f"the reward function {self.name} raised {type(error).__name__}: {error}{place}")
 
 
-async def _awaited(values: Sequence[Any]) -> list[Any]:
+async def _one(value: Any) -> Any:
+    return await value
+
+
+async def _awaited(
+    values: Sequence[Any], ended: Callable[[Any], Any], failed: Callable[[BaseException], NotScored]
+) -> list[Any]:
+    """Those that are awaitable awaited, `IN_FLIGHT` at a time; the others as they are."""
     room = asyncio.Semaphore(IN_FLIGHT)
 
     async def wait_for(value: Any) -> Any:
+        if not inspect.isawaitable(value):
+            return value
         async with room:
-            return await value
+            try:
+                return ended(await value)
+            except RAISED as error:
+                return ended(failed(error))
 
     return list(await asyncio.gather(*map(wait_for, values)))
+
+
+def _measured(score: Score, measures: dict[str, float]) -> Score:
+    return score if isinstance(score, NotScored | MeasuredScore) or not measures else MeasuredScore(score, measures)
 
 
 def columns_of(row: PromptRow, answer_column: str) -> dict[str, Any]:
@@ -124,7 +201,7 @@ def checked_scores(name: str, scores: Any, samples: Sequence[Sample]) -> list[Sc
             f"{name} returned {len(values)} scores for {expected} completions: return one (or None) for each"
         )
     return [
-        None if value is None else _checked(f"{name}: score {index}", value, sample)
+        value if value is None or isinstance(value, NotScored) else _checked(f"{name}: score {index}", value, sample)
         for index, (value, sample) in enumerate(zip(values, samples, strict=True))
     ]
 

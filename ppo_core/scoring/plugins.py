@@ -54,8 +54,9 @@ class Sources:
         if not module_name.endswith(".py") and any(f"{module_name}.".startswith(f"{place}.") for place in packages):
             return
         raise InputError(
-            f"{name}: code from {origin or 'nowhere'} may not run here, only from {', '.join(self.allowed)} (. is the "
-            f"spec's folder {self.folder}): the owner of this machine can add its folder or package to PPOFLOW_PLUGINS"
+            f"{name}: code from {origin or 'Python itself'} may not run here, only from {', '.join(self.allowed)} "
+            f"(. is the spec's folder {self.folder}): the owner of this machine can add its folder or package to "
+            "PPOFLOW_PLUGINS"
         )
 
     def require_server(self, name: str, url: str) -> None:

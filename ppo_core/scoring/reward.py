@@ -6,7 +6,7 @@ What cannot be scored is never taken for 0: it is left out of the training, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -73,7 +73,15 @@ class SpanScores:
             return float(sum(parts))
 
 
-Score = float | None | NotScored | SpanScores
+@dataclass(frozen=True)
+class MeasuredScore:
+    """A score, and numbers that the reward gives beside it, by their names: measured, and counted for nothing."""
+
+    score: float | SpanScores | None
+    measures: Mapping[str, float]
+
+
+Score = float | None | NotScored | SpanScores | MeasuredScore
 """None: no score, as the user's own code said."""
 
 

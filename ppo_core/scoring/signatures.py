@@ -1,19 +1,21 @@
 """The forms of reward functions that users have from other trainers, told apart by the names of their parameters.
 
 trl         reward(prompts, completions, completion_ids, **columns) -> list     (and any that is none of these)
-verl        compute_score(data_source, solution_str, ground_truth, extra_info) -> float | {"score": float}
+verl        compute_score(data_source, solution_str, ground_truth, extra_info) -> float | {"score": float, ...}
 verl batch  compute_score(data_sources, solution_strs, ground_truths, extra_infos) -> list of those
-openrlhf    reward_func(queries, prompts, labels) -> tensor | {"rewards": tensor}
+openrlhf    reward_func(queries, prompts, labels) -> tensor | {"rewards": tensor, "extra_logs": {name: tensor}}
 verifiers   reward(prompt, completion, answer, info, state, **columns) -> float
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ppo_core.scoring.reward import Sample
+from ppo_core.scoring.spans import number_of
 
 Arguments = dict[str, Any]
 TOKENS = "completion_ids"
@@ -22,18 +24,21 @@ TOKENS = "completion_ids"
 
 @dataclass(frozen=True)
 class Form:
-    """How a function is called: the parameter that tells it, whether once for each sample, and what it always gets."""
+    """How a function is called: the parameter that tells it, whether once for each sample, what it always gets, and
+    which of that is the reference answer."""
 
     mark: str
     one_by_one: bool
     given: frozenset[str]
+    answer: str = ""
 
 
 TRL = Form("completions", False, frozenset({"prompts", "completions"}))
-VERL = Form("solution_str", True, frozenset({"data_source", "solution_str", "ground_truth", "extra_info"}))
-VERL_BATCH = Form("solution_strs", False, frozenset(f"{name}s" for name in VERL.given))
-OPENRLHF = Form("queries", False, frozenset({"queries", "prompts", "labels"}))
-VERIFIERS = Form("completion", True, frozenset({"prompt", "completion", "answer", "info", "state"}))
+VERL_GIVEN = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
+VERL = Form("solution_str", True, VERL_GIVEN, "ground_truth")
+VERL_BATCH = Form("solution_strs", False, frozenset(f"{name}s" for name in VERL.given), "ground_truths")
+OPENRLHF = Form("queries", False, frozenset({"queries", "prompts", "labels"}), "labels")
+VERIFIERS = Form("completion", True, frozenset({"prompt", "completion", "answer", "info", "state"}), "answer")
 FORMS = (TRL, VERL, VERL_BATCH, OPENRLHF, VERIFIERS)
 
 
@@ -92,6 +97,28 @@ def scores_in(form: Form, returned: Any) -> Any:
     if form is VERL_BATCH and isinstance(returned, Sequence):
         return [scores_in(VERL, one) for one in returned]
     return returned
+
+
+def measures_in(form: Form, returned: Any) -> list[dict[str, float]]:
+    """The numbers that a function returned beside its scores, of each sample; empty where it returns none.
+
+    verl's mappings have them beside `score`, OpenRLHF's in `extra_logs`, a list for each name. Other values are left
+    out.
+    """
+    if form is OPENRLHF and isinstance(returned, Mapping) and isinstance(returned.get("extra_logs"), Mapping):
+        listed = {str(name): list(values) for name, values in returned["extra_logs"].items()}
+        return [_numbers(dict(zip(listed, row, strict=True))) for row in zip(*listed.values(), strict=True)]
+    if form in (VERL, VERL_BATCH) and isinstance(returned, Sequence):
+        rows = [{k: v for k, v in one.items() if k != "score"} if isinstance(one, Mapping) else {} for one in returned]
+        return [_numbers(row) for row in rows] if any(rows) else []
+    return []
+
+
+def _numbers(values: Mapping[Any, Any]) -> dict[str, float]:
+    numbers = {
+        str(name): float(value) if isinstance(value, bool) else number_of(value) for name, value in values.items()
+    }
+    return {name: number for name, number in numbers.items() if number is not None and math.isfinite(number)}
 
 
 def as_completion(prompt: Any, text: str) -> Any:

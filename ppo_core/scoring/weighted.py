@@ -13,7 +13,16 @@ from ppo_core.scoring.http import HttpReward
 from ppo_core.scoring.judge import JudgeReward
 from ppo_core.scoring.model import ModelReward
 from ppo_core.scoring.plugins import Sources
-from ppo_core.scoring.reward import NotScored, Progress, Reward, Sample, Score, SpanScores, ignore_progress
+from ppo_core.scoring.reward import (
+    MeasuredScore,
+    NotScored,
+    Progress,
+    Reward,
+    Sample,
+    Score,
+    SpanScores,
+    ignore_progress,
+)
 from ppo_core.scoring.rules import ExactMatch, Format, JsonSchema, Length, Number, Regex
 from ppo_core.scoring.spans import Decode, tokens_of
 from ppo_core.scoring.unit_tests import UnitTests
@@ -34,12 +43,14 @@ from ppo_core.spec.reward.rules import (
 class Components:
     """A sample's score by each reward, None where there is none, with the reasons that are known.
 
-    `parts` are those of the scores that came in parts.
+    `parts` are those of the scores that came in parts, `measures` what rewards measured beside their scores, by
+    `reward/measure`; None where a reward measured that of another sample alone.
     """
 
     scores: dict[str, float | None]
     reasons: dict[str, str]
     parts: dict[str, SpanScores] = field(default_factory=dict)
+    measures: dict[str, float | None] = field(default_factory=dict)
 
     def error(self) -> str | None:
         """Which rewards gave no score, and why; None where all did."""
@@ -54,7 +65,7 @@ def make_reward(spec: RewardKind, sources: Sources, answer_column: str, progress
         sources.require_server(spec.component, spec.url)
     match spec:
         case FunctionRewardSpec():
-            return FunctionReward(spec, sources, answer_column)
+            return FunctionReward(spec, sources, answer_column, progress)
         case ExactMatchSpec():
             return ExactMatch(spec, answer_column)
         case NumberSpec():
@@ -125,13 +136,19 @@ class WeightedRewards:
         """What each reward says of each sample."""
         scored = {name: reward.score(samples) for name, reward in self.rewards.items()}
         rows = [{name: values[index] for name, values in scored.items()} for index in range(len(samples))]
+        measured = [
+            {f"{name}/{key}": number for name, value in row.items() for key, number in _measures(value).items()}
+            for row in rows
+        ]
+        names = sorted({name for row in measured for name in row})
         return [
             Components(
                 {name: _one_number(value) for name, value in row.items()},
                 {name: value.reason for name, value in row.items() if isinstance(value, NotScored)},
-                {name: value for name, value in row.items() if isinstance(value, SpanScores)},
+                {name: value for name, score in row.items() if isinstance(value := _plain(score), SpanScores)},
+                {name: measures.get(name) for name in names},
             )
-            for row in rows
+            for row, measures in zip(rows, measured, strict=True)
         ]
 
     def total(self, components: Mapping[str, float | None]) -> float | None:
@@ -175,7 +192,7 @@ class WeightedRewards:
                 prompt_id=rollout.prompt_id,
                 sample_index=rollout.sample_index,
                 score=self.total(parts.scores),
-                components=parts.scores,
+                components={**parts.scores, **parts.measures},
                 truncated=not rollout.finished,
                 error=parts.error(),
                 token_scores=None if decode is None else self.token_scores(parts, rollout, decode),
@@ -185,6 +202,15 @@ class WeightedRewards:
 
 
 def _one_number(score: Score) -> float | None:
+    score = _plain(score)
     if isinstance(score, SpanScores):
         return score.total
     return None if isinstance(score, NotScored) else score
+
+
+def _plain(score: Score) -> float | NotScored | SpanScores | None:
+    return score.score if isinstance(score, MeasuredScore) else score
+
+
+def _measures(score: Score) -> Mapping[str, float]:
+    return score.measures if isinstance(score, MeasuredScore) else {}

@@ -55,7 +55,11 @@ class DatasetSpec(Section):
         description="Instead of `evaluation`: hold out about this fraction of the prompts, by a hash of their text",
     )
     prompt_column: str = Field("prompt", min_length=1, description="Column with the prompt: a text or messages")
-    answer_column: str = Field("answer", description="Column with the reference answer, if there is one")
+    answer_column: str = Field(
+        "answer",
+        description="Column with the reference answer, if there is one; outer.inner for one in a column of objects, "
+        "such as reward_model.ground_truth",
+    )
     id_column: str | None = Field(None, description="Column with a unique id of each prompt; none: a hash of the row")
     chat: bool = Field(
         False,

@@ -25,6 +25,32 @@ class PreferencesSpec(Section):
     evaluation: UserPath = Field(description="Held-out rows in the same form, for measuring accuracy")
     max_tokens: PositiveInt = Field(1024, description="Longer texts (prompt and response) are refused, not truncated")
 
+    @model_validator(mode="after")
+    def _held_out(self) -> Self:
+        if self.train == self.evaluation:
+            raise ValueError(
+                f"train and evaluation are both {self.train}: accuracy would be measured on what was learned; name "
+                "other rows in one of them"
+            )
+        return self
+
+
+class RewardDataSpec(PreferencesSpec):
+    """Preferences for a reward model, which reads prompts in the form that those of PPO have."""
+
+    chat: bool = Field(
+        False,
+        description="Text prompts go through the chat template too, each as one user message; as in a run's dataset",
+    )
+    system_prompt: str | None = Field(
+        None, min_length=1, description="First message of every prompt that has no system message of its own"
+    )
+
+    @property
+    def preferences(self) -> PreferencesSpec:
+        """The rows alone."""
+        return PreferencesSpec.model_validate(self.model_dump(include=set(PreferencesSpec.model_fields)))
+
 
 class DescentSpec(Section):
     """Optimizer steps on batches of preferences."""
@@ -83,7 +109,7 @@ class RewardModelSpec(FlowSpec):
         description="Name of the MLflow experiment, and of the reward model's run by default: letters, digits, dots, "
         "dashes and underscores",
     )
-    dataset: PreferencesSpec = Field(description="Preferences to train and to evaluate on")
+    dataset: RewardDataSpec = Field(description="Preferences to train and to evaluate on")
     model: ModelSpec = Field(description="Causal LM to start from; it gets a new scalar head")
     fit: FitSpec = Field(FitSpec(), description="The fit to the preferences")
     training: TrainingSpec = Field(TrainingSpec(), description="How the training engine runs")

@@ -124,6 +124,21 @@ class RlhfSpec(NamedSpec):
         return self
 
     @model_validator(mode="after")
+    def _prompts_have_one_form(self) -> Self:
+        trained = self.trained
+        if trained is None:
+            return self
+        mine, theirs = trained.dataset, self.run.dataset
+        forms = {"chat": (mine.chat, theirs.chat), "system_prompt": (mine.system_prompt, theirs.system_prompt)}
+        for key, (learned, answered) in forms.items():
+            if learned != answered:
+                raise ValueError(
+                    f"run.dataset.{key} is {answered!r}, but reward_model.dataset.{key} {learned!r}: the reward model "
+                    "would read prompts in another form than it was trained on; set both alike"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _models_have_names_of_their_own(self) -> Self:
         trained = self.trained
         if trained is not None and trained.model_name == self.run.model_name:

@@ -37,7 +37,7 @@ from tasks.runs.run_state import changed_values, effective_spec, last_record, re
 from tasks.stages.dataset_job import dataset_job, reward_trial
 from tasks.stages.engine_programs import EnginePlan, launch
 from tasks.stages.jobs import ask
-from tasks.stages.try_reward import doubts
+from tasks.stages.try_reward import doubts, require_scores
 
 REWARD_FAILED = "RewardFailed"
 
@@ -123,6 +123,8 @@ def _check(
         ask_check(engine, "try_reward", tried, reward_trial(tried, []), what, downloads)
         return Findings(notes)
     facts = ask_check(engine, "check_run", tried, job.model_dump(mode="json"), what, downloads)
+    if trial is None:
+        require_scores(facts["scores"], facts["errors"])
     good = findings_of(tried, facts, name, standing.iteration, store.root)
     return Findings(
         [*notes, *(doubts(facts["scores"], facts["errors"]) if trial is None else [])],

@@ -57,11 +57,13 @@ def preferences_job(spec: RewardModelSpec | DpoSpec) -> PreparePreferencesJob:
     A reward model reads prompt and response as one text; a policy prompts in the form of those that are answered, and
     responses as they are sampled.
     """
-    if isinstance(spec, RewardModelSpec):
-        return PreparePreferencesJob(dataset=spec.dataset, model=spec.model)
-    data = spec.dataset
+    data, of_reward = spec.dataset, isinstance(spec, RewardModelSpec)
     return PreparePreferencesJob(
-        dataset=spec.preferences, model=spec.model, by_policy=True, chat=data.chat, system_prompt=data.system_prompt
+        dataset=spec.dataset.preferences if isinstance(spec, RewardModelSpec) else spec.preferences,
+        model=spec.model,
+        by_policy=not of_reward,
+        chat=data.chat,
+        system_prompt=data.system_prompt,
     )
 
 

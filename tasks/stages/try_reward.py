@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.artifacts import open_store
-from infra.engines.protocol import EngineInput, EngineJob
+from infra.engines.protocol import EngineInput, EngineJob, EngineTimeout
 from infra.settings import Settings
 from ppo_core.records import NOT_IN_A_TRIAL, InputError
 from ppo_core.spec import RunSpec
@@ -53,6 +53,11 @@ def try_reward(spec: RunSpec, completions: list[str]) -> list[TrialRow]:
     job = EngineJob("try_reward", inputs, None, reward_trial(spec, completions))
     try:
         rows = ask(engine, job, silence_s=spec.engines.reward_timeout_s).result["rows"]
+    except EngineTimeout:
+        raise InputError(
+            f"no progress from {spec.reward.labels} for engines.reward_timeout_s={spec.engines.reward_timeout_s:g} "
+            "seconds: make them faster, or raise that limit"
+        ) from None
     finally:
         engine.close()
     return [TrialRow(**row) for row in rows]
@@ -76,6 +81,16 @@ def complaints(rows: list[TrialRow]) -> list[str]:
     return doubts([row.score for row in rows], [row.error for row in rows])
 
 
+def require_scores(scores: list[float | None], errors: list[str | None]) -> None:
+    """Raise InputError where each of these trial rows failed for a reason that is known: so would those of training."""
+    told = [error for error in errors if error and ": " in error and not error.endswith(NOT_IN_A_TRIAL)]
+    if scores and len(told) == len(scores) and not any(score is not None for score in scores):
+        raise InputError(
+            f"none of {len(scores)} rows has a score ({told[0]}): training would end at its first iteration; try  "
+            "ppoflow reward SPEC --completion TEXT"
+        )
+
+
 def doubts(scores: list[float | None], errors: list[str | None]) -> list[str]:
     """What speaks against training on scores like those of these trial rows; `errors` say why there is none."""
     if all(
@@ -83,6 +98,9 @@ def doubts(scores: list[float | None], errors: list[str | None]) -> list[str]:
     ):
         return []
     found = []
+    if all(score is None for score in scores):
+        why = next((error for error in errors if error), "None")
+        return [f"no row has a score ({why}): training would end at its first iteration"]
     if any(score is None for score in scores):
         why = next((error for error in errors if error), "None")
         found.append(f"{scores.count(None)} of {len(scores)} rows have no score ({why}): training will leave them out")

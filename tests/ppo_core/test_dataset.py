@@ -25,6 +25,7 @@ from tests.ppo_core.tiny_models import CONFIGS, CONTEXT, EOS, VOCABULARY, tiny_c
 
 FREE = Limits(context_length=None, max_prompt_tokens=100, max_response_tokens=100)
 USER = [{"role": "user", "content": "w3 w4"}]
+COLUMN = "reward_model.ground_truth"
 
 
 def write_lines(folder: Path, *rows: Any) -> str:
@@ -58,6 +59,16 @@ def test_text_prompts_with_answers_and_metadata(tmp_path: Path) -> None:
     assert (first.prompt, first.prompt_token_ids, first.reference_answer) == ("w3 w4", [3, 4], 12)
     assert first.metadata == {"level": 2}
     assert (second.prompt_token_ids, second.reference_answer, second.metadata) == ([5], None, {})
+
+
+def test_an_answer_may_lie_within_an_object(tmp_path: Path) -> None:
+    ours = {"prompt": "w3", "reward_model": {"style": "rule", "ground_truth": "72"}}
+    source = write_lines(tmp_path, ours, {"prompt": "w4", "reward_model": None}, {"prompt": "w5", COLUMN: 7})
+    maker = PromptMaker(tiny_tokenizer(), COLUMN, FREE)
+    rows = located(contents(source, tmp_path))
+    first, second, third = maker.prompts(rows, encoded(maker.tokenizer, rows))
+    assert (first.reference_answer, first.metadata) == ("72", {"reward_model": ours["reward_model"]})
+    assert (second.reference_answer, third.reference_answer) == (None, 7)
 
 
 def test_chats_go_through_the_template(tmp_path: Path) -> None:

@@ -129,7 +129,9 @@ def test_what_is_no_reward_model_is_refused(tmp_path: Path) -> None:
     tiny_tokenizer().save_pretrained(tmp_path / "policy" / "rm")
     config = tmp_path / "policy" / "rm" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "id2label": {"0": "LABEL_0"}}))
-    with pytest.raises(InputError, match=r"do not match: score.weight is not in the weights"):
+    with pytest.raises(
+        InputError, match=r"has no head that gives scores .score.weight is not in the weights., so it is not"
+    ):
         rewards(tmp_path / "policy").score(SAMPLES)
     folder = reward_model(tmp_path / "bare" / "rm")
     for path in folder.glob("tokenizer*"):

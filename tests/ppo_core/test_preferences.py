@@ -143,6 +143,27 @@ def test_pairs_and_rankings_become_token_ids(tmp_path: Path) -> None:
     assert read_rankings(tmp_path / "train.parquet") == found
 
 
+def said(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+TALK = [said("user", "w5"), said("assistant", "w6"), said("user", "w2"), said("assistant", "w3")]
+OTHER = [*TALK[:3], said("assistant", "w4")]
+
+
+@pytest.mark.parametrize("prompt", [{}, {"prompt": "w2"}, {"prompt": TALK[:3]}], ids=["in them", "a text", "messages"])
+def test_conversations_begin_with_their_prompt(tmp_path: Path, prompt: dict[str, Any]) -> None:
+    (found,) = read(tmp_path, [{**prompt, "chosen": TALK, "rejected": OTHER}])
+    assert found[:3] == (TALK[:3], {"chosen": "w3", "rejected": "w4"}, 0.0)
+
+
+def test_a_table_of_text_has_margins_as_text_and_wrong_rows_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_text("prompt,chosen,rejected,margin\nw2,w3,w4,1.5\nw2,w4,w5,\n")
+    assert [row.margin for row in read_preferences("pairs.csv", Sources(tmp_path))] == [1.5, 0.0]
+    with pytest.raises(InputError, match=r"row 2 has margin='nan'.* \(2 more rows cannot be used either\)$"):
+        read(tmp_path, [GOOD, {**GOOD, "margin": "nan"}, {**GOOD, "chosen": 5}, {**GOOD, "rejected": "w3"}])
+
+
 GOOD = {"prompt": "w2 ", "chosen": "w3", "rejected": "w4"}
 
 
@@ -164,7 +185,12 @@ GOOD = {"prompt": "w2 ", "chosen": "w3", "rejected": "w4"}
         ({**GOOD, "margin": "much"}, r"pairs.jsonl: row 2 has margin='much': give a number"),
         ({"prompt": "w2", "responses": ["w3", "w4"], "margin": 1}, r"pairs.jsonl: row 2 has margin and responses"),
         ({**GOOD, "chosen": "a\ud800"}, r"row 2 has chosen with '\\ud800' at character 2, a lone surrogate"),
-        ({"chosen": "w3", "rejected": "w4"}, r"row 2 has prompt=None: it must be text"),
+        ({"chosen": "w3", "rejected": "w4"}, r"row 2 has no column prompt .its columns: chosen, rejected.: add it, or"),
+        (
+            {"chosen": TALK, "rejected": [*TALK[:1], TALK[2]]},
+            r"row 2 has chosen and rejected conversations that differ",
+        ),
+        ({"prompt": "w9", "chosen": TALK, "rejected": OTHER}, r"row 2 has prompt='w9', but its conversations ask 'w2'"),
     ],
 )
 def test_a_row_that_is_no_preference_is_refused(tmp_path: Path, row: dict[str, Any], message: str) -> None:
@@ -206,6 +232,7 @@ def test_a_text_that_cannot_be_read_is_refused(
         ),
         ("training.microbatch_size=4", r"microbatch_size=4 would separate responses .* set training.microbatch_tokens"),
         ("engines.rollout_engines=2", r"engines.rollout_engines=2 configures the rollout engine, .*: leave it out"),
+        ("dataset.evaluation=a.jsonl", "train and evaluation are both a.jsonl: accuracy would be measured on what was"),
         ("registry.alias=latest", r"MLflow reserves latest"),
         ("rollout.temperature=1", r"rollout: unknown key"),
         ("model.dtype=bfloat16", r"set zero_stage to 1"),

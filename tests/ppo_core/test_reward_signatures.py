@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ppo_core.records import InputError, PromptRow
+from ppo_core.records import InputError, PromptRow, RolloutRow
 from ppo_core.scoring.plugins import Sources
-from ppo_core.scoring.reward import Sample
+from ppo_core.scoring.reward import RewardFailed, Sample
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
 
@@ -55,6 +56,27 @@ def trl(completions, ground_truth, **columns):
 def needs(solution_str, ground_truth, difficulty):
     return difficulty
 
+def measured(data_source, solution_str, ground_truth, extra_info):
+    right = solution_str == ground_truth
+    beside = {"acc": right, "pred": solution_str, "far": float("nan"), **({"sure": 0.5} if right else {})}
+    return {"score": float(right), **beside}
+
+def logged(queries, prompts, labels):
+    scores = reward_func(queries, prompts, labels)
+    return {"rewards": scores, "extra_logs": {"length": torch.tensor([3, 4])}}
+
+def raises(solution_str, ground_truth):
+    return 1.0 / (solution_str == ground_truth)
+
+async def raises_later(completion, answer):
+    await asyncio.sleep(0.01)
+    return 1.0 / (completion == answer)
+
+def slow(solution_str):
+    import time
+    time.sleep(0.6)
+    return 0.0
+
 def broken(queries, prompts, labels):
     return {"reward": [1.0, 0.0]}
 """
@@ -82,6 +104,46 @@ def test_the_first_answer_is_right_and_the_second_wrong_in_every_form(folder: Pa
     found = rewards(folder, name)
     found.check_rows(ROWS)
     assert [parts.scores for parts in found.score(SAMPLES)] == [{name: 1.0}, {name: 0.0}]
+
+
+def test_numbers_beside_a_score_are_measured_and_count_for_nothing(folder: Path) -> None:
+    rollouts = [RolloutRow(sample.row.prompt_id, 0, [1], [2], sample.response, [0.0], "stop") for sample in SAMPLES]
+    found = rewards(folder, "measured").score_rollouts(ROWS, rollouts)
+    assert [(one.score, one.error, one.components) for one in found] == [
+        (1.0, None, {"measured": 1.0, "measured/acc": 1.0, "measured/sure": 0.5}),
+        (0.0, None, {"measured": 0.0, "measured/acc": 0.0, "measured/sure": None}),
+    ]
+    logged = rewards(folder, "logged").score(SAMPLES)
+    assert [(one.scores, one.measures) for one in logged] == [
+        ({"logged": 1.0}, {"logged/length": 3.0}),
+        ({"logged": 0.0}, {"logged/length": 4.0}),
+    ]
+
+
+@pytest.mark.parametrize("name", ["raises", "raises_later"])
+def test_a_call_that_raises_leaves_its_sample_without_a_score(folder: Path, name: str) -> None:
+    right, wrong = rewards(folder, name).score(SAMPLES)
+    assert (right.scores, right.error(), wrong.scores) == ({name: 1.0}, None, {name: None})
+    assert re.search(rf"theirs.py:{name} raised ZeroDivisionError: .* \(theirs.py:\d+\)$", wrong.error() or "")
+    with pytest.raises(RewardFailed, match=rf"theirs.py:{name} raised ZeroDivisionError"):
+        rewards(folder, name).score([SAMPLES[1]])
+
+
+@pytest.mark.parametrize("name", ["compute_score", "in_a_batch", "reward_func", "verified"])
+def test_an_answer_that_is_needed_must_be_there(folder: Path, name: str) -> None:
+    row = PromptRow("d", "1+1=", [1], None, {"data_source": "gsm8k", "level": 1})
+    with pytest.raises(
+        InputError, match=rf"{name} needs the column 'ground_truth'( as its .*)?, which row 2 .* lacks: add"
+    ):
+        rewards(folder, name).check_rows([ROWS[0], row])
+    rewards(folder, "slow").check_rows([row])
+
+
+def test_a_slow_function_is_heard_between_its_calls(folder: Path) -> None:
+    heard = list[tuple[int, int, str]]()
+    spec = RewardSpec(function="theirs.py:slow")
+    WeightedRewards(spec, Sources(folder), "ground_truth", lambda *told: heard.append(told)).score(SAMPLES)
+    assert heard == [(2, 2, "responses scored by theirs.py:slow")]
 
 
 def test_options_reach_a_function_that_is_called_for_each_sample(folder: Path) -> None:

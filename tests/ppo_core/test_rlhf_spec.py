@@ -10,7 +10,9 @@ import yaml
 
 from ppo_core.spec import RewardModelSpec, RlhfSpec, RunSpec, SpecError
 from ppo_core.spec.loading import laid_over
+from ppo_core.spec.reward_model import PreferencesSpec
 from ppo_core.spec.rlhf import POLICY, REWARD_MODEL
+from tasks.preferences.context import preferences_job
 
 HELPFUL = Path(__file__).parents[2] / "examples" / "helpful"
 EXAMPLE = HELPFUL / "rlhf.yaml"
@@ -142,3 +144,17 @@ def test_mistakes_in_a_part_name_the_key_and_in_a_file_the_file(tmp_path: Path) 
         RlhfSpec.from_yaml(EXAMPLE, ["run.rolout.temperature=1"])
     with pytest.raises(SpecError, match=r"nowhere\.yaml: cannot be read"):
         RlhfSpec.from_yaml(EXAMPLE, ["run.file=nowhere.yaml"])
+
+
+def test_the_reward_model_learns_from_prompts_in_the_form_that_ppo_has() -> None:
+    with pytest.raises(ValueError, match=r"run.dataset.chat is True, but reward_model.dataset.chat False: the reward"):
+        spec(run={"dataset": {"chat": True}})
+    chat = {"dataset": {"chat": True, "system_prompt": "Be brief."}}
+    with pytest.raises(ValueError, match=r"run.dataset.system_prompt is 'Be brief.', but .*system_prompt None: the"):
+        spec(run=chat, reward_model={"dataset": {"chat": True}})
+    found = spec(run=chat, reward_model=chat).reward_model
+    assert found is not None
+    job = preferences_job(found)
+    assert (job.chat, job.system_prompt, job.by_policy) == (True, "Be brief.", False)
+    assert job.dataset == PreferencesSpec(train="pairs.jsonl", evaluation="held.jsonl")
+    spec(run=chat, given={"reward_model": "there"})

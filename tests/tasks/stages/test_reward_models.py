@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from infra.engines.protocol import EngineInput
-from ppo_core.records import NOT_IN_A_TRIAL
-from tasks.stages.try_reward import doubts
+from ppo_core.records import NOT_IN_A_TRIAL, InputError
+from tasks.stages.try_reward import doubts, require_scores
 from tests.tasks.run_contexts import run_context, smoke_spec
 from tests.tasks.toy_engines import ToyEngines
 
@@ -31,3 +33,15 @@ def test_rewards_have_another_digest_with_other_files_of_a_reward_model(tmp_path
 def test_a_reward_that_only_a_run_can_score_raises_no_doubt() -> None:
     assert doubts([None, None], [f"by_token: it reads completion_ids, and {NOT_IN_A_TRIAL}"] * 2) == []
     assert doubts([None, None], ["by_token: None"] * 2) != []
+    require_scores([None, None], [f"by_token: it reads completion_ids, and {NOT_IN_A_TRIAL}"] * 2)
+
+
+def test_a_reward_that_can_score_none_of_the_rows_is_refused() -> None:
+    prose = "not scored by judge: it answered 'Sure!', which has no score"
+    with pytest.raises(InputError, match=r"none of 3 rows has a score \(not scored by judge: it answered"):
+        require_scores([None] * 3, [prose] * 3)
+    require_scores([None, 1.0], [prose, None])
+    require_scores([None, None], ["not scored by mine"] * 2)  # its own None: perhaps of these rows alone
+    assert doubts([None, None], ["not scored by mine"] * 2) == [
+        "no row has a score (not scored by mine): training would end at its first iteration"
+    ]
