@@ -29,6 +29,9 @@ HASH_THREADS = 4
 CONCURRENT_BYTES = 64 * 2**20
 # A file that changed this recently may change again within the same time stamp, so its check is not remembered.
 SETTLED_NS = 2 * 10**9
+MILLISECOND_NS = 10**6
+# So far apart are the time stamps of Linux's own file systems, at most (100 timer ticks a second).
+TICK_NS = 10 * MILLISECOND_NS
 
 Signature = tuple[tuple[str, Status], ...]
 
@@ -81,6 +84,13 @@ def commit_manifest(files: FileSystem, folder: Path, manifest: Manifest) -> None
     files.sync_folder(folder)
 
 
+def protect(files: FileSystem, folder: Path, names: Sequence[str]) -> int:
+    """Make the files read-only; returns since when (ns since 1970) nobody writes them any more."""
+    for name in names:
+        files.protect(folder / name)
+    return time.time_ns()
+
+
 def describe(
     files: FileSystem,
     folder: Path,
@@ -90,10 +100,9 @@ def describe(
     inputs: Sequence[ArtifactRef],
     libraries: Mapping[str, str],
 ) -> Manifest:
-    """The manifest of these files, which are read-only from here on."""
+    """The manifest of these files."""
     size = 0
     for name in names:
-        files.protect(folder / name)
         status = files.status(folder / name)
         size += 0 if status is None else status.size
     return make_manifest(kind, key, hash_files(files, folder, names, size), inputs, libraries)
@@ -156,6 +165,21 @@ class Checker:
             if actual[name] != entry:
                 raise corrupted(manifest, name, f"sha256 {entry.sha256}", f"sha256 {actual[name].sha256}")
         if all(status.changed_ns < started - SETTLED_NS for _, status in signature):
+            with self._mutex:
+                self._good[place] = signature
+
+    def written(self, place: Path, manifest: Manifest, alone_ns: int) -> None:
+        """Remember what its writer has hashed since `alone_ns` and put there, if a change would show from now on.
+
+        It would where files have finer time stamps than milliseconds, and the last of these is of a moment before.
+        """
+        try:
+            signature = self.check_sizes(place, manifest)
+        except (ArtifactCorrupted, FileNotFoundError):  # whoever reads it finds out
+            return
+        changed = [status.changed_ns for _, status in signature]
+        fine = any(stamp % MILLISECOND_NS for stamp in changed)
+        if fine and max(changed) <= alone_ns < time.time_ns() - TICK_NS:
             with self._mutex:
                 self._good[place] = signature
 

@@ -131,6 +131,33 @@ def test_a_check_of_a_file_that_has_just_changed_is_not_remembered(tmp_path: Pat
         assert files.reads.count("x.bin") == 1, f"fetch {number}"
 
 
+class SlowFiles(LocalFiles):
+    """Counts what is read, which takes longer than the time stamps of files are apart."""
+
+    def __init__(self) -> None:
+        self.reads: list[str] = []
+
+    def blocks(self, path: Path) -> Iterator[bytes]:
+        self.reads.append(path.name)
+        time.sleep(0.02)
+        return super().blocks(path)
+
+
+def test_what_this_process_has_just_stored_is_not_read_again_until_it_changes(tmp_path: Path):
+    files = SlowFiles()
+    store = LocalStore(tmp_path, files=files, libraries={})
+    ref = put(store, "k1", {"x.bin": b"content"})
+    files.reads.clear()
+    path = store.fetch(ref) / "x.bin"
+    assert files.reads == ["manifest.json"]
+    times = path.stat()
+    path.chmod(0o644)
+    path.write_bytes(b"CONTENT")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(ArtifactCorrupted, match=r"x\.bin"):
+        store.fetch(ref)
+
+
 class Meeting(LocalFiles):
     """Lets somebody else act for a while just before a damaged artifact is moved."""
 
