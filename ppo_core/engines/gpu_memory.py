@@ -25,6 +25,7 @@ GIB = 1 << 30
 PROCESS_GIB = 1.0
 """About what CUDA, its libraries and their workspaces take in each engine."""
 REWARD_RANKS, REWARD_DEVICE = "the reward model's num_ranks", "the reward model's device"
+OFFLOAD = "engines.offload_reference"
 KEPT_PER_UNIT = 17
 """Values that a layer keeps for each token and hidden unit until its backward pass."""
 
@@ -172,7 +173,7 @@ def changed(plan: MemoryPlan, settings: Change) -> MemoryPlan:
         zero_stage=int(settings.get("training.zero_stage", plan.zero_stage)),
         dtype="bfloat16" if "model.dtype" in settings else plan.dtype,
         trained=plan.parameters // 100 if adapted else plan.trained,
-        references=0 if adapted else plan.references,
+        references=0 if adapted or OFFLOAD in settings else plan.references,
         reward_gib=on_fullest,
         reward_total_gib=whole,
         reward_ranks=reward_ranks,
@@ -190,6 +191,8 @@ def _steps(plan: MemoryPlan) -> Iterator[Change]:
         yield {"engines.kv_cache_gib": smaller}
     if plan.tokens > plan.longest:
         yield {"training.microbatch_tokens": plan.longest}
+    if plan.references:
+        yield {OFFLOAD: "true"}
     if not plan.recompute:
         yield {"training.activation_checkpointing": "true"}
     if plan.ranks > 1 and plan.zero_stage < 2:

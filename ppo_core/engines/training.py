@@ -20,22 +20,24 @@ def main(
     rank: Annotated[int, typer.Option(min=0)] = 0,
     meeting: Annotated[int | None, typer.Option(help="A descriptor that rank 0 hands on", min=0)] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code")] = False,
+    offload_reference: Annotated[bool, typer.Option("--offload-reference")] = False,
 ) -> None:
     """Serve training jobs on standard input and output (rank 0), or follow rank 0."""
     replies = take_over_stdout()
     # DeepSpeed prints while it is imported, so only now that the protocol's stream is safe.
     from ppo_core.training.ranks import Ranks, follow, leading, open_meeting, start_other_ranks
 
-    trusted = ["--trust-remote-code"] if trust_remote_code else []
+    options = ["--trust-remote-code"] if trust_remote_code else []
+    options += ["--offload-reference"] if offload_reference else []
     children = []
     if rank == 0 and num_ranks > 1:
         meeting = open_meeting()
-        children = start_other_ranks(num_ranks, meeting, *trusted)
+        children = start_other_ranks(num_ranks, meeting, *options)
     from ppo_core.training.service import TrainingEngine
     from ppo_core.training.threads import Threads
 
     ranks = Ranks(rank, num_ranks, children, meeting, Threads.of_machine())
-    engine = TrainingEngine(ranks, trust_remote_code=trust_remote_code)
+    engine = TrainingEngine(ranks, trust_remote_code=trust_remote_code, offload_reference=offload_reference)
     if rank > 0:
         follow(engine)
     engine.ranks.end_with_children()

@@ -110,7 +110,7 @@ def memory_plan(
         trained=trained,
         head=head,
         networks=len(algorithm_of(learner.algorithm).networks),
-        references=int(spec.lora is None),
+        references=int(spec.lora is None and not engines.offload_reference),
         layers=attention.layers,
         hidden=attention.heads * attention.head_dim,
         tokens=training.microbatch_tokens or max(MICROBATCH_TOKENS, longest),

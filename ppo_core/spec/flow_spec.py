@@ -130,3 +130,17 @@ def check_ranks_divide(training: TrainingSpec, batches: dict[str, int]) -> None:
 def divisors(number: int) -> list[int]:
     """All divisors, ascending: divisors(12) == [1, 2, 3, 4, 6, 12]."""
     return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def check_offloading(engines: EnginesSpec, *, asked: bool, adapters: bool) -> None:
+    """Raise ValueError for a reference off the GPU that each minibatch asks, or that is no model of its own."""
+    if engines.offload_reference and asked:
+        raise ValueError(
+            "engines.offload_reference=true with update.kl_loss_estimator=full: each minibatch asks the reference "
+            "then; set offload_reference to false, or take another estimator"
+        )
+    if engines.offload_reference and adapters:
+        raise ValueError(
+            "engines.offload_reference=true with model.lora: the reference is the policy without its adapters and "
+            "takes no memory; set it to false"
+        )

@@ -12,7 +12,14 @@ from ppo_core.spec.paths import UserPath
 from ppo_core.spec.section import Beta, Fraction, NonNegative, Section
 from ppo_core.spec.sections import EnginesSpec, ModelSpec, TrainingSpec, mlflow_alias
 
-OF_ROLLOUTS = ("rollout_resources", "kv_cache_gib", "rollout_engines", "tensor_parallel_size", "placement")
+OF_ROLLOUTS = (
+    "rollout_resources",
+    "kv_cache_gib",
+    "rollout_engines",
+    "tensor_parallel_size",
+    "placement",
+    "offload_reference",
+)
 
 
 class PreferencesSpec(Section):

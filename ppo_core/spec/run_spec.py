@@ -13,6 +13,7 @@ from ppo_core.spec.flow_spec import (
     COMMITS,
     FlowSpec,
     check_master_weights,
+    check_offloading,
     check_patience,
     check_ranks_divide,
     divisors,
@@ -222,6 +223,7 @@ class RunSpec(FlowSpec):
                 f"update.kl_loss_estimator=full needs a reference that stays, and advantages.reference.kind={kind} "
                 "replaces it: set that to fixed, or kl_loss_estimator to k2"
             )
+        check_offloading(self.engines, asked=self.update.exact_kl_loss, adapters=self.model.lora is not None)
         return self
 
     @model_validator(mode="after")

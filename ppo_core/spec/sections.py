@@ -198,6 +198,11 @@ class EnginesSpec(Section):
         "other; apart: each keeps what it holds, on GPUs of its own where there are enough; auto: together where GPUs "
         "are fewer than the engines need",
     )
+    offload_reference: bool = Field(
+        False,
+        description="On GPUs: keep the frozen reference in main memory but while it is asked, once in an iteration, so "
+        "that the update has its room",
+    )
     placement_timeout_s: PositiveFloat = Field(
         600.0, description="Seconds that an engine waits for a Ray node with its resources"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.tokenization import load_tokenizer
@@ -75,7 +75,7 @@ class Learner:
         self._config: LoadConfig | None = None
         self._reference: nn.Module | None = None
         self._reference_held: tuple[str, ComputeDtype] | None = None
-        self._aside = Aside()
+        self._aside, self._reference_aside = Aside(), Aside()
 
     def holds(self, identity: str, config: LoadConfig) -> bool:
         """Whether `checkpoint` of that identity, held so, would load nothing."""
@@ -96,6 +96,7 @@ class Learner:
 
     def reference(self, folder: Path, digest: str, *, model: ModelSpec, training: TrainingSpec) -> nn.Module:
         """The frozen policy in `folder`."""
+        self._reference_aside.bring_back()
         wanted = digest, training.compute_dtype
         if self._reference is None or self._reference_held != wanted:
             self._reference = None
@@ -117,13 +118,19 @@ class Learner:
 
     def make_room(self) -> int:
         """Move all that is held to the CPU, until `bring_back`; returns its bytes."""
-        reference = [] if self._reference is None else [*self._reference.parameters(), *self._reference.buffers()]
         held = [tensor for trainable in self.trainables.values() for tensor in trainable.tensors()]
-        return self._aside.move([*held, *reference])
+        return self._aside.move([*held, *self._of_reference()])
 
     def bring_back(self) -> None:
-        """Have all of it on the device again, to the bit."""
+        """Have all of it on the device again, to the bit; but not a reference that was off-loaded."""
         self._aside.bring_back()
+
+    def offload_reference(self) -> int:
+        """Move the reference to the CPU until it is asked for; returns its bytes."""
+        return self._reference_aside.move(self._of_reference())
+
+    def _of_reference(self) -> list[Tensor]:
+        return [] if self._reference is None else [*self._reference.parameters(), *self._reference.buffers()]
 
     def forget(self) -> None:
         """Free the held checkpoint."""

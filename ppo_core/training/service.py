@@ -62,11 +62,12 @@ StartingJob = FinetunePolicyJob | StartPolicyJob | TrainRewardModelJob
 class TrainingEngine:
     """Does jobs on one rank: reads inputs, computes its share, and on rank 0 writes the output."""
 
-    def __init__(self, ranks: Ranks, *, trust_remote_code: bool = False) -> None:
+    def __init__(self, ranks: Ranks, *, trust_remote_code: bool = False, offload_reference: bool = False) -> None:
         prepare_vector_math()
         self.ranks = ranks
         self.trust_remote_code = trust_remote_code
         self.learner = Learner(ranks, trust_remote_code=trust_remote_code)
+        self.offload_reference = offload_reference and torch.cuda.is_available()
         jobs: tuple[Handler, ...] = (
             *(self.finetune_policy, self.train_reward_model, self.train_dpo, self.start_policy),
             *(self.compute_advantages, self.update_policy),
@@ -245,7 +246,11 @@ class TrainingEngine:
     def _with_all_back(self, handler: Handler) -> Handler:
         def handle(job: Job) -> dict[str, Any]:
             self.learner.bring_back()
-            return handler(job)
+            try:
+                return handler(job)
+            finally:
+                if self.offload_reference:
+                    self.learner.offload_reference()
 
         return handle
 

@@ -13,6 +13,7 @@ from tasks.stages.engine_programs import sharing_of
 
 CHANGES: Mapping[str, Sequence[str]] = {
     "engines.placement": ("engines.placement=together",),
+    "engines.offload_reference": ("engines.offload_reference=true",),
     "model.lora.rank": ("model.lora.rank=16", "training.zero_stage=2"),
     "model.dtype": ("model.dtype=bfloat16", "training.zero_stage=1"),
 }

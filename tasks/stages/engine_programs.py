@@ -38,6 +38,7 @@ class EnginePlan:
     gpus: tuple[int, ...] | None = None
     accompanied: bool = False
     takes_turns: bool = False
+    offload_reference: bool = False
 
 
 def plan_engines(spec: FlowSpec) -> dict[str, EnginePlan]:
@@ -62,6 +63,7 @@ def plan_engines(spec: FlowSpec) -> dict[str, EnginePlan]:
         num_ranks=spec.training.num_ranks,
         deterministic=deterministic,
         accompanied=spec.engines_overlap,
+        offload_reference=spec.engines.offload_reference,
     )
     scoring = EnginePlan("scoring", "scoring", takes_turns=in_turns and rewards_on_gpu(spec, gpus))
     plans = (scoring, training, *rollout)
@@ -114,7 +116,8 @@ def _command(plan: EnginePlan, settings: Settings) -> list[str]:
     """With what the owner of this machine permits; the scoring engine runs the user's code, the others models' code."""
     trusted = ["--trust-remote-code"] if settings.trust_remote_code else []
     if plan.role == "training":
-        return [*training_command(plan.num_ranks), *trusted]
+        offload = ["--offload-reference"] if plan.offload_reference else []
+        return [*training_command(plan.num_ranks), *trusted, *offload]
     permitted = scoring_permissions(settings) if plan.role == "scoring" else []
     turns = ["--take-turns"] if plan.role == "rollout" and plan.takes_turns else []
     return [sys.executable, "-m", PROGRAMS[plan.role], *permitted, *trusted, *turns]

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ppo_core.logprobs import response_logprobs
-from ppo_core.models.loading import create_policy
+from ppo_core.models.loading import create_policy, load_policy
 from ppo_core.models.packing import enable_packing
 from ppo_core.models.precision import multiply_in
 from ppo_core.records import UpdatePolicyJob
@@ -99,10 +99,21 @@ def moved(root: Path, ranks: Ranks) -> Facts:
             learner, folder = Learner(ranks), checkpoint_folder(root, stage, dtype, name)
             with deterministic(True):
                 train(learner, start, root / f"{folder.name}-before", job, make_experience())
-                learner.reference(start / "policy", "start", model=job.model, training=job.training)
+                reference = (start / "policy", "start")
+                held = learner.reference(*reference, model=job.model, training=job.training)
                 if name == "moved":
+                    for parameter in held.parameters():  # a mapped file has no room of its own
+                        parameter.data = parameter.data.clone()
+                    offloaded = learner.offload_reference()
                     facts[folder.name] = made_room(learner)
                     learner.bring_back()
+                    there = learner.reference(*reference, model=job.model, training=job.training)
+                    whole = load_policy(start / "policy", dtype=dtype, trust_remote_code=False).state_dict()
+                    facts[folder.name] |= {
+                        "offloaded": offloaded,
+                        "reference": sum(tensor.nbytes for tensor in set(there.parameters())),
+                        "same": all(torch.equal(whole[key], now.cpu()) for key, now in there.state_dict().items()),
+                    }
                 train(learner, root / f"{folder.name}-before", folder, job, make_experience())
             learner.forget()
     return facts

@@ -17,8 +17,11 @@ def rule(kind: str, **keys: Any) -> dict[str, Any]:
 
 
 ADAPTIVE = {"kind": "adaptive", "horizon": 51}
+OFFLOADED = {"engines": {"offload_reference": True}}
 RLOO = {"algorithm": {"kind": "rloo"}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({**OFFLOADED, "update": {"kl_loss_coef": 0.1, "kl_loss_estimator": "full"}}, "each minibatch asks .* set offload"),
+    ({**OFFLOADED, "model": {"path": "folder", "lora": {"rank": 4}}}, "reference is the policy .* set it to false"),
     (
         {"training": {"microbatch_tokens": 559}},
         r"microbatch_tokens=559 is less than the longest sequence: 560 tokens .* Raise it to at least 560",

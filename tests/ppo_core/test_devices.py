@@ -90,6 +90,8 @@ def test_what_made_room_for_another_engine_goes_on_bit_for_bit(
     facts = json.loads((folder / f"device/moved-{ranks}.json").read_text())[moved.name]
     assert facts["moved"] > facts["least"] / ranks
     assert facts["left"] < facts["moved"] / 10
+    assert facts["offloaded"] >= facts["reference"] > 0
+    assert facts["same"]
 
 
 def test_determinism_gives_the_same_bits_again(folder: Path) -> None:

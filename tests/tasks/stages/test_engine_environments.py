@@ -200,3 +200,9 @@ def test_several_rollout_engines_share_the_cores(changes: list[str], *, shared: 
     plans = plan_engines(smoke_spec(*changes))
     assert {plan.accompanied for plan in plans.values() if plan.role == "rollout"} == {shared}
     assert not plans["training"].accompanied
+
+
+def test_the_training_engine_is_told_that_its_reference_rests_in_main_memory(tmp_path: Path) -> None:
+    plan = plan_engines(smoke_spec("engines.offload_reference=true"))["training"]
+    (_, (command, _)) = started(partial(launch, plan, Settings(), tmp_path), 1)
+    assert command.endswith("--offload-reference")
