@@ -53,6 +53,12 @@ class GuardsSpec(Section):
     max_repetition: Fraction | None = Field(
         None, description="Highest share of repeated 4-grams in a response (response/repetition)"
     )
+    max_length_correlation: Fraction | None = Field(
+        None, description="Highest correlation of scores and response lengths (response/length_correlation)"
+    )
+    min_distinct: Fraction | None = Field(
+        None, description="Lowest share of distinct 2-grams among those of all responses (response/distinct_2)"
+    )
     gold_reward: str | None = Field(
         None,
         description="Name of the reward that measures what is really wanted, usually of weight 0: its trend and that "

@@ -47,28 +47,30 @@ def violations(guards: GuardsSpec, metrics: Mapping[str, float], first_length: f
     if first_length and "rollout/response_length" in metrics:
         growth = metrics["rollout/response_length"] / first_length
     rises = metrics.get("gold/score_change", 0.0) > 0
+    measured = {
+        **metrics,
+        "length growth": growth,
+        "gold fall": -metrics["gold/change"] if rises else None,
+    }
     above = [
-        ("kl/reference", metrics.get("kl/reference"), "max_kl", guards.max_kl),
-        ("response/repetition", metrics.get("response/repetition"), "max_repetition", guards.max_repetition),
-        ("gold fall", -metrics["gold/change"] if rises else None, "max_gold_fall", guards.max_gold_fall),
-        ("length growth", growth, "max_length_growth", guards.max_length_growth),
-        ("policy/clip_fraction", metrics.get("policy/clip_fraction"), "max_clip_fraction", guards.max_clip_fraction),
-        (
-            "sampler/logprob_difference_mean",
-            metrics.get("sampler/logprob_difference_mean"),
-            "max_sampler_difference",
-            guards.max_sampler_difference,
-        ),
+        ("kl/reference", "max_kl", guards.max_kl),
+        ("response/repetition", "max_repetition", guards.max_repetition),
+        ("response/length_correlation", "max_length_correlation", guards.max_length_correlation),
+        ("gold fall", "max_gold_fall", guards.max_gold_fall),
+        ("length growth", "max_length_growth", guards.max_length_growth),
+        ("policy/clip_fraction", "max_clip_fraction", guards.max_clip_fraction),
+        ("sampler/logprob_difference_mean", "max_sampler_difference", guards.max_sampler_difference),
     ]
-    found = [
+    below = [
+        ("policy/entropy", "min_entropy", guards.min_entropy),
+        ("response/distinct_2", "min_distinct", guards.min_distinct),
+    ]
+    return [
         Violation(metric, value, setting, limit)
-        for metric, value, setting, limit in above
-        if value is not None and limit is not None and not value <= limit
+        for limits, sign in ((above, 1.0), (below, -1.0))
+        for metric, setting, limit in limits
+        if limit is not None and (value := measured.get(metric)) is not None and not sign * value <= sign * limit
     ]
-    entropy = metrics.get("policy/entropy")
-    if entropy is not None and guards.min_entropy is not None and not entropy >= guards.min_entropy:
-        found.append(Violation("policy/entropy", entropy, "min_entropy", guards.min_entropy))
-    return found
 
 
 def gold_trend(context: RunContext, previous: IterationRecord | None, metrics: Mapping[str, float]) -> dict[str, float]:

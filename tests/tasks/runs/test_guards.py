@@ -22,6 +22,8 @@ LIMITS = [
     ("max_length_growth", 3.0, "rollout/response_length", 30.0, 30.1),
     ("max_clip_fraction", 0.5, "policy/clip_fraction", 0.5, 0.501),
     ("max_repetition", 0.2, "response/repetition", 0.2, 0.201),
+    ("max_length_correlation", 0.5, "response/length_correlation", 0.5, 0.501),
+    ("min_distinct", 0.3, "response/distinct_2", 0.3, 0.299),
     ("max_sampler_difference", 1.0, "sampler/logprob_difference_mean", 1.0, 1.001),
 ]
 
@@ -35,7 +37,7 @@ def test_a_limit_is_passed_beyond_it_and_by_what_is_no_number(
     assert violations(guards, {metric: allowed}, 10.0) == []
     assert violations(guards, {}, 10.0) == []
     assert violations(GuardsSpec.model_validate(off), {metric: math.nan}, 10.0) == []
-    for value in (too_far, math.nan, math.inf if setting != "min_entropy" else -math.inf):
+    for value in (too_far, math.nan, -math.inf if setting.startswith("min_") else math.inf):
         [found] = violations(guards, {metric: value}, 10.0)
         assert (found.setting, found.limit) == (setting, limit)
         assert str(found).endswith(f" passes guards.{setting}={limit:g}")
