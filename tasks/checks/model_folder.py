@@ -21,6 +21,8 @@ def require_model(folder: Path, key: str = "model.path", what: str = "causal LM"
     _refuse_file_or_unreadable(folder)
     if not folder.is_dir():
         hint = f"; for a model on the Hugging Face Hub, write {SCHEME}{given}" if is_repository(given) else ""
+        if folder.name == "reward-model" and folder.parent.parent.name == "runs":
+            hint = f"; ppoflow reward-model SPEC --run {folder.parent.name} makes this one"
         raise InputError(
             f"there is no folder {folder}: give a path relative to the spec, or an absolute one, in {key}{hint}"
         )

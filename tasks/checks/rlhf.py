@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ppo_core.spec import RlhfSpec
+from ppo_core.spec.rlhf import REGISTERED
+from tasks.checks.model_folder import require_model
 from tasks.checks.preferences import check_preferences
 from tasks.checks.run import Findings, check_run
-from tasks.preferences.given import places_now, places_of
+from tasks.preferences.given import Places, places_now, places_of
 from tasks.runs.held_out import absolute
 
 
@@ -19,6 +21,7 @@ def check_rlhf(spec: RlhfSpec, run: str | None = None, *, again: bool = False, w
     """
     name = run or spec.name
     now, later = places_now(spec, name), places_of(spec, name)
+    require_given(spec, later)
     notes, good = [], {"stages": ", ".join(spec.stages)}
     if spec.trained is not None:
         before = spec.run_before(now.policy)
@@ -35,3 +38,13 @@ def check_rlhf(spec: RlhfSpec, run: str | None = None, *, again: bool = False, w
     if spec.trained is not None and "reward" in good:
         good["reward"] = f"{whole.reward.labels}; tried once the reward model is trained"
     return Findings(list(dict.fromkeys([*notes, *found.notes])), good)
+
+
+def require_given(spec: RlhfSpec, places: Places) -> None:
+    """Raise InputError where a folder that the spec names in `given` is none of a model; what is registered is one."""
+    for key, what, given, place in (
+        ("given.reward_model", "sequence classifier", spec.given.reward_model, places.reward_model),
+        ("given.policy", "causal LM", spec.given.policy, places.policy),
+    ):
+        if given is not None and not given.startswith(REGISTERED):
+            require_model(Path(place), key, what, given)

@@ -225,8 +225,10 @@ def test_a_check_looks_at_all_stages_and_starts_nothing(home: Path, toys: ToyEng
     told = CliRunner().invoke(app, ["check", str(HELPFUL / "reward_model.yaml")])
     assert told.exit_code == 0, told.output
     assert "helpful-reward-model, a new reward model" in told.stdout
-    with pytest.raises(InputError, match="there is no folder"):
+    with pytest.raises(InputError, match=r"there is no folder .*/nowhere: .*, in given.reward_model$"):
         check_rlhf(spec("given.reward_model=nowhere"), "new")
+    with pytest.raises(InputError, match=r"there is no folder .*/nowhere: .*, in given.policy$"):
+        check_rlhf(spec("given.policy=nowhere"), "new")
 
 
 def test_status_tells_of_the_reward_model_before_there_is_an_iteration(home: Path, toys: ToyEngines) -> None:

@@ -125,6 +125,7 @@ def test_what_stands_where_a_model_should_is_called_by_its_name(folder: Folder) 
         ("us/small", "; for a model on the Hugging Face Hub, write hf://us/small"),
         ("../rm/reward-model", ""),
         ("/models/small", ""),
+        ("runs/mine/reward-model", "; ppoflow reward-model SPEC --run mine makes this one"),
         ("models/us/small", ""),
         ("small", ""),
     ],
