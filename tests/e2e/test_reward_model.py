@@ -148,7 +148,8 @@ def test_a_model_that_is_no_causal_lm_is_refused(home: Path, tmp_path: Path) -> 
 
 def project(place: Path, rows: list[dict[str, Any]], model: Path) -> subprocess.CompletedProcess[str]:
     """The command on a user's own files."""
-    (place / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    spec = {"dataset": {"train": "pairs.jsonl", "evaluation": "pairs.jsonl"}, "model": {"path": str(model)}}
+    for name in ("pairs.jsonl", "held_out.jsonl"):
+        (place / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    spec = {"dataset": {"train": "pairs.jsonl", "evaluation": "held_out.jsonl"}, "model": {"path": str(model)}}
     (place / "spec.yaml").write_text(json.dumps(spec))
     return train(place / "home", spec=place / "spec.yaml")
