@@ -84,13 +84,6 @@ def commit_manifest(files: FileSystem, folder: Path, manifest: Manifest) -> None
     files.sync_folder(folder)
 
 
-def protect(files: FileSystem, folder: Path, names: Sequence[str]) -> int:
-    """Make the files read-only; returns since when (ns since 1970) nobody writes them any more."""
-    for name in names:
-        files.protect(folder / name)
-    return time.time_ns()
-
-
 def describe(
     files: FileSystem,
     folder: Path,
@@ -99,13 +92,17 @@ def describe(
     key: str,
     inputs: Sequence[ArtifactRef],
     libraries: Mapping[str, str],
-) -> Manifest:
-    """The manifest of these files."""
-    size = 0
+) -> tuple[Manifest, Signature]:
+    """The manifest of these files, which are read-only from here on, and what they were when their bytes were read."""
+    found = list[tuple[str, Status]]()
     for name in names:
+        files.protect(folder / name)
         status = files.status(folder / name)
-        size += 0 if status is None else status.size
-    return make_manifest(kind, key, hash_files(files, folder, names, size), inputs, libraries)
+        if status is None:
+            raise FileNotFoundError(f"{folder / name} was taken away while it was stored")
+        found.append((name, status))
+    content = hash_files(files, folder, names, sum(status.size for _, status in found))
+    return make_manifest(kind, key, content, inputs, libraries), tuple(found)
 
 
 def hash_files(files: FileSystem, folder: Path, names: Sequence[str], size: int) -> dict[str, FileEntry]:
@@ -168,20 +165,16 @@ class Checker:
             with self._mutex:
                 self._good[place] = signature
 
-    def written(self, place: Path, manifest: Manifest, alone_ns: int) -> None:
-        """Remember what its writer has hashed since `alone_ns` and put there, if a change would show from now on.
+    def written(self, place: Path, described: Signature) -> None:
+        """Remember what its writer has described and put there, if any change from now on would show.
 
-        It would where files have finer time stamps than milliseconds, and the last of these is of a moment before.
+        It would where files have finer time stamps than milliseconds, and the last of these is of a moment ago.
         """
-        try:
-            signature = self.check_sizes(place, manifest)
-        except (ArtifactCorrupted, FileNotFoundError):  # whoever reads it finds out
-            return
-        changed = [status.changed_ns for _, status in signature]
+        changed = [status.changed_ns for _, status in described]
         fine = any(stamp % MILLISECOND_NS for stamp in changed)
-        if fine and max(changed) <= alone_ns < time.time_ns() - TICK_NS:
+        if fine and max(changed) < time.time_ns() - TICK_NS:
             with self._mutex:
-                self._good[place] = signature
+                self._good[place] = described
 
     def trust(self, place: Path, manifest: Manifest) -> None:
         """Remember content as good that its writer has hashed, under a name that nobody else knew, just now."""

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from uuid import uuid4
 
-from infra.artifacts.integrity import Checker, commit_manifest, content_of, describe, protect
+from infra.artifacts.integrity import Checker, commit_manifest, content_of, describe
 from infra.artifacts.manifest import (
     MANIFEST_NAME,
     ArtifactCorrupted,
@@ -222,15 +222,14 @@ class LocalStore:
         self._require_writable(place.parent)
         staged = folder if self._same_disk(folder) else self._copy(folder, names)
         try:
-            alone_ns = protect(self._files, staged, names)
-            manifest = describe(self._files, staged, names, kind, key, inputs, self._libraries)
+            manifest, described = describe(self._files, staged, names, kind, key, inputs, self._libraries)
             commit_manifest(self._files, staged, manifest)
             while not self._publish(staged, place):
                 adopted = self._adopt(kind, key)
                 if adopted is not None:
                     return adopted
                 self.set_aside(kind, key)
-            self._checker.written(place, manifest, alone_ns)
+            self._checker.written(place, described)
             return manifest
         finally:
             if staged != folder:

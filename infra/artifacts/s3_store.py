@@ -217,7 +217,7 @@ class S3Store:
         with ThreadPoolExecutor(1, thread_name_prefix="describe") as beside:
             described = beside.submit(describe, self._files, folder, names, kind, key, inputs, self._libraries)
             self._artifact_files.upload(prefix, {name: folder / name for name in names})
-            manifest = described.result()
+            manifest, _ = described.result()
         version: Version | None = None
         while not self._claim(manifest, upload, version):
             adopted = self._adopt(kind, key)

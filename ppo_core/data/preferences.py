@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ppo_core.data.rows import PLAIN, Columns, read_rows
+from ppo_core.data.rows import PLAIN, Columns, first_of, read_rows
 from ppo_core.data.tables import TOKENS
 from ppo_core.records import InputError, Messages, TokenSequence
 from ppo_core.scoring.plugins import Sources
@@ -68,7 +68,7 @@ def read_preferences(source: str, sources: Sources, columns: Columns = PLAIN) ->
         except _Malformed as error:
             wrong, refusal = wrong + 1, refusal or f"{where} {error}"
     if wrong:
-        raise InputError(f"{refusal}{f' ({wrong - 1} more rows cannot be used either)' if wrong > 1 else ''}")
+        raise first_of(wrong, refusal)
     return found
 
 

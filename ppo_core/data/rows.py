@@ -83,7 +83,7 @@ class Rows:
                 continue
             yield row
         if refusal is not None:
-            raise InputError(f"{refusal}{f' ({wrong - 1} more rows cannot be used either)' if wrong > 1 else ''}")
+            raise first_of(wrong, str(refusal))
         if not count:
             raise InputError(f"{self.source} holds no rows: give at least one prompt")
 
@@ -112,6 +112,11 @@ def read_rows(source: str, sources: Sources, columns: Columns = PLAIN, shape: Sh
     """
     generated = _generated(source, sources) if is_function(source) else None
     return Rows(source, sources.place(source), generated, columns, shape)
+
+
+def first_of(wrong: int, refusal: str) -> InputError:
+    """The refusal of the first of so many rows that cannot be used, with how many more there are."""
+    return InputError(f"{refusal}{f' ({wrong - 1} more rows cannot be used either)' if wrong > 1 else ''}")
 
 
 def value_in(row: Mapping[str, Any], column: str) -> Any:

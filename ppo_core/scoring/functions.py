@@ -51,7 +51,7 @@ class FunctionReward:
         self.sources = sources
         self.answer_column = answer_column
         self.function = load_function(spec.function, sources)
-        parameters = inspect.signature(self.function).parameters
+        parameters = self.parameters = inspect.signature(self.function).parameters
         self.form = form_of(list(parameters))
         self.reads_tokens = self.form is TRL and TOKENS in parameters
         self._needs_tokens = self.reads_tokens and parameters[TOKENS].default is inspect.Parameter.empty
@@ -99,9 +99,8 @@ class FunctionReward:
 
     def _arguments(self) -> list[str]:
         """Those without a default."""
-        parameters = inspect.signature(self.function).parameters.values()
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        return [p.name for p in parameters if p.default is p.empty and p.kind in named]
+        return [p.name for p in self.parameters.values() if p.default is p.empty and p.kind in named]
 
     def _required(self) -> list[str]:
         given = {*self.form.given, *self.options, *((TOKENS,) if self.reads_tokens else ())}
@@ -149,9 +148,8 @@ class FunctionReward:
 
     def _taken(self, call: Arguments) -> Arguments:
         """What of the arguments the function takes."""
-        parameters = inspect.signature(self.function).parameters
-        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        return {key: value for key, value in call.items() if open_ended or key in parameters}
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
+        return {key: value for key, value in call.items() if open_ended or key in self.parameters}
 
     def _failed(self, error: BaseException) -> RewardFailed:
         place = place_of(error, self.sources)
@@ -181,7 +179,7 @@ async def _awaited(
 
 
 def _measured(score: Score, measures: dict[str, float]) -> Score:
-    return score if isinstance(score, NotScored | MeasuredScore) or not measures else MeasuredScore(score, measures)
+    return MeasuredScore(score, measures) if measures and not isinstance(score, NotScored | MeasuredScore) else score
 
 
 def columns_of(row: PromptRow, answer_column: str) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from tasks.runs.run_state import changed_values, effective_spec, last_record, re
 from tasks.stages.dataset_job import dataset_job, reward_trial
 from tasks.stages.engine_programs import EnginePlan, launch
 from tasks.stages.jobs import ask
-from tasks.stages.try_reward import doubts, require_scores
+from tasks.stages.try_reward import doubts, require_scores, too_slow
 
 REWARD_FAILED = "RewardFailed"
 
@@ -182,10 +182,7 @@ def ask_check(
     try:
         return ask(engine, EngineJob(name, inputs, None, document), silence_s=spec.engines.reward_timeout_s).result
     except EngineTimeout:
-        raise InputError(
-            f"no progress from {what} for engines.reward_timeout_s="
-            f"{spec.engines.reward_timeout_s:g} seconds: make them faster, or raise that limit"
-        ) from None
+        raise too_slow(what, spec) from None
     except EngineJobError as error:
         if error.error_type != REWARD_FAILED:
             raise

@@ -57,11 +57,11 @@ def preferences_job(spec: RewardModelSpec | DpoSpec) -> PreparePreferencesJob:
     A reward model reads prompt and response as one text; a policy prompts in the form of those that are answered, and
     responses as they are sampled.
     """
-    data, of_reward = spec.dataset, isinstance(spec, RewardModelSpec)
+    data = spec.dataset
     return PreparePreferencesJob(
         dataset=spec.dataset.preferences if isinstance(spec, RewardModelSpec) else spec.preferences,
         model=spec.model,
-        by_policy=not of_reward,
+        by_policy=isinstance(spec, DpoSpec),
         chat=data.chat,
         system_prompt=data.system_prompt,
     )

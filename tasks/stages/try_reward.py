@@ -11,6 +11,7 @@ from infra.engines.protocol import EngineInput, EngineJob, EngineTimeout
 from infra.settings import Settings
 from ppo_core.records import NOT_IN_A_TRIAL, InputError
 from ppo_core.spec import RunSpec
+from ppo_core.spec.flow_spec import FlowSpec
 from tasks.checks.state_folder import require_writable_state
 from tasks.stages.dataset_job import reward_trial
 from tasks.stages.engine_programs import EnginePlan, launch
@@ -54,10 +55,7 @@ def try_reward(spec: RunSpec, completions: list[str]) -> list[TrialRow]:
     try:
         rows = ask(engine, job, silence_s=spec.engines.reward_timeout_s).result["rows"]
     except EngineTimeout:
-        raise InputError(
-            f"no progress from {spec.reward.labels} for engines.reward_timeout_s={spec.engines.reward_timeout_s:g} "
-            "seconds: make them faster, or raise that limit"
-        ) from None
+        raise too_slow(spec.reward.labels, spec) from None
     finally:
         engine.close()
     return [TrialRow(**row) for row in rows]
@@ -81,6 +79,14 @@ def complaints(rows: list[TrialRow]) -> list[str]:
     return doubts([row.score for row in rows], [row.error for row in rows])
 
 
+def too_slow(what: str, spec: FlowSpec) -> InputError:
+    """The complaint about what is the user's, and silent for too long."""
+    return InputError(
+        f"no progress from {what} for engines.reward_timeout_s={spec.engines.reward_timeout_s:g} seconds: make them "
+        "faster, or raise that limit"
+    )
+
+
 def require_scores(scores: list[float | None], errors: list[str | None]) -> None:
     """Raise InputError where each of these trial rows failed for a reason that is known: so would those of training."""
     told = [error for error in errors if error and ": " in error and not error.endswith(NOT_IN_A_TRIAL)]
@@ -98,11 +104,10 @@ def doubts(scores: list[float | None], errors: list[str | None]) -> list[str]:
     ):
         return []
     found = []
-    if all(score is None for score in scores):
+    if None in scores:
         why = next((error for error in errors if error), "None")
-        return [f"no row has a score ({why}): training would end at its first iteration"]
-    if any(score is None for score in scores):
-        why = next((error for error in errors if error), "None")
+        if scores.count(None) == len(scores):
+            return [f"no row has a score ({why}): training would end at its first iteration"]
         found.append(f"{scores.count(None)} of {len(scores)} rows have no score ({why}): training will leave them out")
     if len(scores) > 1 and len(set(scores)) == 1:
         found.append(

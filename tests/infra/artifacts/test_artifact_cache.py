@@ -25,7 +25,7 @@ MANY = 10**9
 
 def manifest_of(folder: Path) -> Manifest:
     names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
-    return describe(LocalFiles(), folder, names, "scores", "k", (), {})
+    return describe(LocalFiles(), folder, names, "scores", "k", (), {})[0]
 
 
 def filler(content: dict[str, bytes]) -> Callable[[Path], Manifest]:
