@@ -94,7 +94,6 @@ class Update:
         self.spec = settings_at(job)
         self.advantages = experience.advantages.clone()
         self.measured: dict[str, Mean | Maximum] = {}
-        self.losses: dict[str, float] = {}
         self.skipped = dict.fromkeys(self.networks, 0)
 
     def run(self, tick: Callable[[int, int, str], None]) -> dict[str, float]:
@@ -133,28 +132,27 @@ class Update:
         if self.job.whitening != "none":
             whitened = whiten if self.job.whitening == "centred" else scale
             self.advantages[rows] = whitened(self.experience.advantages[rows], mask)
-        before = dict(self.measured)
-        self.losses = dict.fromkeys(self.networks, 0.0)
-        microbatch = partial(self._microbatch, normalizer=normalizer)
-        for found in self._in_threads(rows, microbatch):
-            for name, loss, measured in found:
-                self.losses[name] += loss
-                for key, part in measured.items():
-                    self._add(f"{name}/{key}", part)
-        for name, rate in self.rates.items():
-            norm = self.networks[name].step(rate)
-            if math.isfinite(norm):
-                self._add(f"{name}/gradient_norm", Mean(norm, 1.0))
-            else:
-                self._skip(name, norm, before)
+        for name, rate in self.rates.items():  # one after the other: the gradients of one at a time are in memory
+            self._step_of(name, rate, rows, normalizer)
         return True
 
-    def _skip(self, name: str, norm: float, before: dict[str, Mean | Maximum]) -> None:
-        """Count a skipped step, and forget what was measured in it: the numbers need not be finite."""
+    def _step_of(self, name: str, rate: float, rows: list[int], normalizer: int) -> None:
+        before, losses = dict(self.measured), 0.0
+        for loss, measured in self._in_threads(rows, partial(self._microbatch, name=name, normalizer=normalizer)):
+            losses += loss
+            for key, part in measured.items():
+                self._add(f"{name}/{key}", part)
+        norm = self.networks[name].step(rate)
+        if math.isfinite(norm):
+            self._add(f"{name}/gradient_norm", Mean(norm, 1.0))
+        else:
+            self.measured = before
+            self._skip(name, norm, losses)
+
+    def _skip(self, name: str, norm: float, loss: float) -> None:
+        """Count a skipped step; what was measured in it is forgotten: the numbers need not be finite."""
         self.skipped[name] += 1
-        others = {key: part for key, part in self.measured.items() if not key.startswith(f"{name}/")}
-        self.measured = others | {key: part for key, part in before.items() if key.startswith(f"{name}/")}
-        loss = float(self.ranks.sum(torch.tensor(self.losses[name], dtype=torch.float64)))
+        loss = float(self.ranks.sum(torch.tensor(loss, dtype=torch.float64)))
         in_a_row, limit = self.networks[name].skipped_in_a_row, self.job.max_skipped_steps
         if in_a_row >= limit:
             steps = "step" if in_a_row == 1 else "steps in a row"
@@ -170,16 +168,13 @@ class Update:
         shares = share_of(self.ranks, rows, self.lengths, self.job.training, len(self.models), padded=padded)
         return self.ranks.threads.each(work, shares)
 
-    def _microbatch(self, thread: int, rows: list[int], normalizer: int) -> list[tuple[str, float, Measured]]:
-        """Each network's gradient; returns its loss and what was measured."""
-        batch, found = [self.sequences[row] for row in rows], []
+    def _microbatch(self, thread: int, rows: list[int], name: str, normalizer: int) -> tuple[float, Measured]:
+        """The gradient of network `name`; returns its loss and what was measured."""
+        batch, objective = [self.sequences[row] for row in rows], self.algorithm.objectives[name]
         minibatch = self._minibatch(rows, max(len(response) for _, response in batch))
-        for name in self.rates:
-            objective = self.algorithm.objectives[name]
-            outputs = self.models[thread].forward(batch, objective.need(self.spec), self._temperatures(rows))
-            loss = objective.loss(outputs, minibatch, self.spec, normalizer)
-            found.append((name, self._backward(name, loss.total, outputs, thread), loss.measured))
-        return found
+        outputs = self.models[thread].forward(batch, objective.need(self.spec), self._temperatures(rows))
+        loss = objective.loss(outputs, minibatch, self.spec, normalizer)
+        return self._backward(name, loss.total, outputs, thread), loss.measured
 
     def _minibatch(self, rows: list[int], width: int) -> Minibatch:
         data, device = self.experience, self.models[0].device
