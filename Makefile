@@ -15,6 +15,9 @@ TORCH_INDEX ?=
 GPU ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo 1 || echo 0)
 PYTEST_ARGS ?=
 
+# Tests start hundreds of processes, each of which would compile our sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 BIN := $(VENV)/bin
 # In the groups and the order of tests/conftest.py.

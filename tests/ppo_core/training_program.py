@@ -7,6 +7,7 @@ nothing: that is the tests' part.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -48,6 +49,7 @@ PROGRAMS = {
 
 
 def main(names: str, root: Path, meeting: int | None = None) -> None:
+    gc.freeze()  # DeepSpeed collects garbage for each engine in stage 3, and would look at all that was imported
     torch.set_num_threads(1)
     deepspeed_engine.PERSISTENT = 0  # so that ranks share the weights of tiny models too
     ranks = Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), meeting=meeting)
