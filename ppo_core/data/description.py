@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ppo_core.data.tables import SOURCES
 
 BARS = 12
+RESPONSES = "responses"
 TOKENS = ("prompt_token_ids", "completion_token_ids")
 
 
@@ -29,19 +31,36 @@ def describe(dataset: Path) -> dict[str, Any]:
     }
 
 
+def describe_preferences(folder: Path) -> dict[str, Any]:
+    """The same of preferences, of which no row is dropped; a row is as long as its longest text."""
+    splits = {split: lengths(folder / f"{split}.parquet") for split in ("train", "eval")}
+    return {"splits": splits, "sources": [], "on_both_sides": None}
+
+
 def lengths(path: Path) -> dict[str, Any]:
     """How long the rows of a table are, in tokens; `histogram` has [from, to, rows] of equal widths."""
     file = pq.ParquetFile(path)
-    columns = [name for name in file.schema_arrow.names if name in TOKENS]
-    table = file.read(columns=columns)
-    tokens = sum(pc.list_value_length(table[name]).to_numpy().astype(np.int64) for name in columns)
+    table = file.read(columns=[name for name in file.schema_arrow.names if name in (*TOKENS, RESPONSES)])
     if not len(table):
         return {"rows": 0, "histogram": []}
+    columns = [longest(table[name]) if name == RESPONSES else sizes(table[name]) for name in table.column_names]
+    tokens = np.sum(columns, axis=0)
     width = -(-int(tokens.max()) // BARS)
     counts = np.bincount((np.maximum(tokens, 1) - 1) // width)
     bars = [[width * bar + 1, width * (bar + 1), int(count)] for bar, count in enumerate(counts)]
     summary = {"mean": float(tokens.mean()), "median": float(np.median(tokens)), "longest": int(tokens.max())}
     return {"rows": len(table), **summary, "histogram": bars}
+
+
+def sizes(lists: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    """How many items each list has."""
+    return pc.list_value_length(lists).to_numpy().astype(np.int64)
+
+
+def longest(rows: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    """The most items that a list of each row has; every row has one."""
+    ends = np.cumsum(sizes(rows))
+    return np.maximum.reduceat(sizes(pc.list_flatten(rows)), [0, *ends[:-1]])
 
 
 def on_both_sides(train: Path, held_out: Path) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ppo_core.data.description import describe_preferences
 from ppo_core.data.preferences import Ranking, read_preferences, read_rankings, tokenized, write_rankings
 from ppo_core.data.rows import Columns
 from ppo_core.engines.protocol import Job
@@ -25,7 +26,8 @@ def prepare_preferences(job: Job) -> dict[str, Any]:
     rankings, facts = _read(job)
     for split, found in rankings.items():
         write_rankings(job.output / f"{split}.parquet", found)
-    return {name: facts[name] for name in ("counts", "pairs", "context_length")}
+    told = describe_preferences(job.output)
+    return {**{name: facts[name] for name in ("counts", "pairs", "context_length")}, "described": told}
 
 
 def check_preferences(job: Job) -> dict[str, Any]:

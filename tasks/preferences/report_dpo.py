@@ -12,6 +12,7 @@ from tasks.preferences.context import DpoContext
 from tasks.preferences.report_reward_model import input_data, introduce, page
 from tasks.preferences.stages import DpoPolicyRef, PreferencesRef
 from tasks.preferences.train_dpo import LOSS_CURVE
+from tasks.reports.dataset import report_preferences
 from tasks.reports.loss_curve import LOSS_CURVE as SFT_CURVE
 from tasks.reports.loss_curve import points, prepared_at_ms
 from tasks.reports.mlflow import input_data as prompts
@@ -55,6 +56,7 @@ def report_dpo(
     complete = (
         introduce(context)
         and tracker.log_datasets([*input_data(context.spec.preferences, preferences), *prompts(context.spec, dataset)])
+        and report_preferences(context, preferences, preferences.described)
         and tracker.log_points(curves)
         and tracker.log_points(measured)
         and tracker.log_table("samples", ("when", "prompt", "response", "score"), answers)

@@ -15,6 +15,7 @@ from ppo_core.spec import PreferencesSpec
 from tasks.preferences.context import PreferenceContext, RewardModelContext
 from tasks.preferences.stages import PreferencesRef, RewardEvaluationRef, RewardModelRef
 from tasks.preferences.train_reward_model import LOSS_CURVE
+from tasks.reports.dataset import report_preferences
 from tasks.reports.loss_curve import points, prepared_at_ms
 from tasks.reports.mlflow import NOTE, origin
 from tasks.reports.prefect import page_key, see_mlflow, tell_prefect
@@ -58,6 +59,7 @@ def report_reward_model(
     complete = (
         introduce(context)
         and tracker.log_datasets(input_data(context.spec.dataset, dataset))
+        and report_preferences(context, dataset, dataset.described)
         and tracker.log_points(curve)
         and tracker.log_points(measured)
         and tracker.log_table("calibration", ("confidence", "accuracy", "pairs"), rows)

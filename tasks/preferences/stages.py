@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field
+
 from tasks.stages.references import StageRef
 from tasks.stages.table import StageDefinition
 
@@ -16,11 +18,15 @@ MODEL, POLICY = "model", "policy"
 
 
 class PreferencesRef(StageRef):
-    """Preferences: `counts` has the rows of each split, `pairs` what is compared in them."""
+    """Preferences: `counts` has the rows of each split, `pairs` what is compared in them.
+
+    `described` is what `ppo_core/data/description.py` says of them; earlier versions kept nothing there.
+    """
 
     counts: dict[str, int]
     pairs: dict[str, int]
     context_length: int | None = None
+    described: dict[str, Any] = Field(default_factory=dict)
 
     def in_words(self) -> str:
         pairs = self.pairs

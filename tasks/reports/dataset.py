@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from prefect.artifacts import create_markdown_artifact
+
 from infra.engines.protocol import EngineInput, EngineJob
+from tasks.reports.prefect import page_key, tell_prefect
 from tasks.stages.context import RunContext
 from tasks.stages.jobs import ask
-from tasks.stages.references import USES, DatasetRef
+from tasks.stages.references import USES, DatasetRef, StageRef
 
 WIDEST_BAR = 30
 
@@ -20,6 +24,19 @@ def described(context: RunContext, dataset: DatasetRef) -> dict[str, Any]:
     return ask(
         context.engines.scoring, EngineJob("describe_dataset", {"dataset": given}, None, {}), silence_s=silence
     ).result
+
+
+def report_preferences(context: RunContext, preferences: StageRef, told: Mapping[str, Any]) -> bool:
+    """What a run's preferences are, on Prefect's page and in MLflow; whether MLflow took it."""
+    if not told:
+        return True
+    page = dataset_page(context.run, told) + "\nA row of preferences is as long as its longest text.\n"
+    key, about = page_key(context.run, "preferences"), f"Preferences of run {context.run}: {preferences.in_words()}"
+    tell_prefect(
+        context, "what the preferences are", lambda: create_markdown_artifact(page, key=key, description=about)
+    )
+    files = {"preferences/report.json": json.dumps(told, indent=2), "preferences/report.md": page}
+    return all(context.tracker.log_text(name, text) for name, text in files.items())
 
 
 def dataset_page(run: str, told: Mapping[str, Any]) -> str:

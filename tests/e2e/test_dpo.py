@@ -102,6 +102,7 @@ def test_mlflow_has_each_point_once(home: Path) -> None:
     assert {counts[name] for name in ("loss", "rewards/chosen", "rewards/margins", "rewards/accuracies")} == {STEPS}
     assert (counts["evaluation/score"], counts["evaluation/rewards/accuracies"]) == (2, 1)
     assert list((home / "mlflow").rglob("dpo.png"))
+    assert list((home / "mlflow").rglob("preferences/report.md"))
 
 
 def test_the_registered_policy_answers_and_ppo_starts_from_its_folder(home: Path) -> None:

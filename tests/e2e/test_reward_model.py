@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from infra.artifacts.export import check_export
-from ppo_core.data.preferences import read_preferences
+from ppo_core.data.preferences import read_preferences, read_rankings
 from ppo_core.records import PromptRow
 from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.reward import Sample
@@ -101,6 +101,14 @@ def test_mlflow_has_each_point_once_and_a_version_that_scores(home: Path, monkey
     assert ({count for _, _, count in points}, set(runs)) == ({1}, {("FINISHED",)})
     assert Counter(key for key, _, _ in points)["reward_model/loss_curve"] == 200
     assert list((home / "mlflow").rglob("reward_model.png"))
+    [report] = (home / "mlflow").rglob("preferences/report.json")
+    told, stored = json.loads(report.read_text())["splits"], artifact(home, "preferences")
+    for split in ("train", "eval"):
+        longest = max(len(text) for row in read_rankings(stored / f"{split}.parquet") for text in row.responses)
+        assert (told[split]["rows"], told[split]["longest"]) == (
+            len(read_rankings(stored / f"{split}.parquet")),
+            longest,
+        )
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home}/mlflow/mlflow.db")
     import mlflow
 

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ppo_core.data.description import describe
+from ppo_core.data.description import describe, describe_preferences
+from ppo_core.data.preferences import Ranking, write_rankings
 from ppo_core.data.tables import write_prompts, write_sources
 from ppo_core.records import PromptRow
 
@@ -42,3 +43,15 @@ def test_without_held_out_prompts_there_is_no_leak_and_sources_are_told(tmp_path
     told = describe(tmp_path)
     assert told["on_both_sides"] is None
     assert told["sources"] == [{"source": "a.jsonl", "split": "train", "rows": 1}]
+
+
+def test_a_row_of_preferences_is_as_long_as_its_longest_text(tmp_path: Path) -> None:
+    rankings = [[2, 5], [9, 3, 4], [1, 5], [1, 1]]
+    rows = [Ranking([[7] * tokens for tokens in row], 0.0) for row in rankings]
+    write_rankings(tmp_path / "train.parquet", rows)
+    write_rankings(tmp_path / "eval.parquet", [])
+    told = describe_preferences(tmp_path)
+    train, held_out = told["splits"]["train"], told["splits"]["eval"]
+    assert (train["rows"], train["mean"], train["median"], train["longest"]) == (4, 5.0, 5.0, 9)
+    assert [bar for bar in train["histogram"] if bar[2]] == [[1, 1, 1], [5, 5, 2], [9, 9, 1]]
+    assert held_out["rows"] == 0
