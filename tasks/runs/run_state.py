@@ -34,7 +34,10 @@ def spec_of_run(run: str, folder: str | None = None) -> RunSpec:
     spec = recorded_spec(open_records(root, run))
     if spec is None:
         known = ", ".join(open_runs(root).names()) or "none"
-        raise InputError(f"there is no run {run} in {root} (runs there: {known})")
+        raise InputError(
+            f"there is no run {run} in {root} (runs there: {known}): check the name; where it was ended before its "
+            "first record, give its ppoflow train command again"
+        )
     return spec if folder is None else spec.model_copy(update={"folder": folder})
 
 

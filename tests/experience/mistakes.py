@@ -199,7 +199,9 @@ ON_THE_MACHINE = [
         environment={"PREFECT_API_URL": "127.0.0.1:4200"},
     ),
     Mistake(
-        "a run that nobody has begun", ("there is no run nobody", "runs there: none"), command=("resume", "nobody")
+        "a run that nobody has begun",
+        ("there is no run nobody", "runs there: none", "ppoflow train"),
+        command=("resume", "nobody"),
     ),
     Mistake(
         "a policy of such a run",
