@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -59,10 +61,16 @@ class _Malformed(ValueError):
     """What is wrong with a row, without where it is."""
 
 
-def read_preferences(source: str, sources: Sources, columns: Columns = PLAIN) -> list[Preference]:
-    """The rows of a file, or of a `file.py:function` of the user. Raises InputError naming row and column."""
+def read_preferences(
+    source: str, sources: Sources, columns: Columns = PLAIN, names: Mapping[str, str] = MappingProxyType({})
+) -> list[Preference]:
+    """The rows of a file, or of a `file.py:function` of the user. Raises InputError naming row and column.
+
+    `names` are what the user calls `prompt`, `chosen` and `rejected`, where they are others.
+    """
     found, wrong, refusal = list[Preference](), 0, ""
-    for where, row, _ in read_rows(source, sources, columns, _prompted):
+    shape = partial(_prompted, {ours: theirs for ours, theirs in names.items() if ours != theirs})
+    for where, row, _ in read_rows(source, sources, columns, shape):
         try:
             found.append(Preference(row["prompt"], _responses(row), _margin(row), where))
         except _Malformed as error:
@@ -125,8 +133,21 @@ def read_rankings(path: Path) -> list[Ranking]:
     return [Ranking(**row) for row in pq.read_table(path).to_pylist()]
 
 
-def _prompted(where: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
+def _renamed(names: Mapping[str, str], where: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row under our names. Raises InputError where it lacks one of them; a ranking needs no pair."""
+    for ours, theirs in names.items():
+        if theirs not in row and not (ours in PAIR and "responses" in row):
+            raise InputError(
+                f"{where} has no column {theirs} (its columns: {', '.join(sorted(map(str, row))) or 'none'}): name the "
+                f"right one in {ours}_column"
+            )
+    others = {name: value for name, value in row.items() if name not in names and name not in names.values()}
+    return others | {ours: row[theirs] for ours, theirs in names.items() if theirs in row}
+
+
+def _prompted(names: Mapping[str, str], where: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The row; where chosen and rejected are whole conversations, with what both begin with as its prompt."""
+    row = _renamed(names, where, row) if names else row
     talks = [talk for column in PAIR if isinstance(talk := row.get(column), list) and len(talk) > 1]
     if len(talks) < len(PAIR):
         if "prompt" not in row:

@@ -42,7 +42,8 @@ def _read(job: Job) -> tuple[dict[str, list[Ranking]], dict[str, Any]]:
     spec, sources = PreparePreferencesJob.model_validate(job.spec), sources_of(job)
     named = {"train": spec.dataset.train, "eval": spec.dataset.evaluation}
     columns = Columns(chat=spec.chat, system_prompt=spec.system_prompt)
-    read = {split: read_preferences(source, sources, columns) for split, source in named.items()}
+    names = spec.dataset.columns
+    read = {split: read_preferences(source, sources, columns, names) for split, source in named.items()}
     tokenizer, config, context, model = _start(job, spec)
     rankings = {}
     for split, preferences in read.items():

@@ -31,6 +31,21 @@ class PreferencesSpec(Section):
     )
     evaluation: UserPath = Field(description="Held-out rows in the same form, for measuring accuracy")
     max_tokens: PositiveInt = Field(1024, description="Longer texts (prompt and response) are refused, not truncated")
+    prompt_column: str = Field("prompt", min_length=1, description="Column with the prompt: a text or messages")
+    chosen_column: str = Field("chosen", min_length=1, description="Column with the better response of a pair")
+    rejected_column: str = Field("rejected", min_length=1, description="Column with the other one")
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """What is called `prompt`, `chosen` and `rejected` in the rows."""
+        return {"prompt": self.prompt_column, "chosen": self.chosen_column, "rejected": self.rejected_column}
+
+    @model_validator(mode="after")
+    def _columns_differ(self) -> Self:
+        for ours, theirs in self.columns.items():
+            if twins := [name for name, column in self.columns.items() if column == theirs and name != ours]:
+                raise ValueError(f"{ours}_column and {twins[0]}_column are both {theirs!r}: give each its own column")
+        return self
 
     @model_validator(mode="after")
     def _held_out(self) -> Self:

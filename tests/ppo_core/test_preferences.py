@@ -164,6 +164,23 @@ def test_a_table_of_text_has_margins_as_text_and_wrong_rows_are_counted(tmp_path
         read(tmp_path, [GOOD, {**GOOD, "margin": "nan"}, {**GOOD, "chosen": 5}, {**GOOD, "rejected": "w3"}])
 
 
+NAMES = {"prompt": "question", "chosen": "better", "rejected": "rejected"}
+
+
+def test_columns_have_the_names_that_the_spec_gives_them(tmp_path: Path) -> None:
+    rows: list[Any] = [
+        {"question": "w2", "better": "w3", "rejected": "w4", "margin": 1, "prompt": "of something else", "chosen": 7},
+        {"question": "w5", "responses": ["w6", "w7"]},
+    ]
+    write_lines(tmp_path / "pairs.jsonl", rows)
+    one, other = read_preferences("pairs.jsonl", Sources(tmp_path), names=NAMES)
+    assert one[:3] == ("w2", {"chosen": "w3", "rejected": "w4"}, 1.0)
+    assert other[:3] == ("w5", {"responses[0]": "w6", "responses[1]": "w7"}, 0.0)
+    write_lines(tmp_path / "pairs.jsonl", [*rows, {"question": "w2", "chosen": "w3", "rejected": "w4"}])
+    with pytest.raises(InputError, match=r"row 3 has no column better \(its columns: chosen, .* in chosen_column"):
+        read_preferences("pairs.jsonl", Sources(tmp_path), names=NAMES)
+
+
 GOOD = {"prompt": "w2 ", "chosen": "w3", "rejected": "w4"}
 
 
@@ -233,6 +250,7 @@ def test_a_text_that_cannot_be_read_is_refused(
         ("training.microbatch_size=4", r"microbatch_size=4 would separate responses .* set training.microbatch_tokens"),
         ("engines.rollout_engines=2", r"engines.rollout_engines=2 configures the rollout engine, .*: leave it out"),
         ("dataset.evaluation=a.jsonl", "train and evaluation are both a.jsonl: accuracy would be measured on what was"),
+        ("dataset.prompt_column=chosen", "prompt_column and chosen_column are both 'chosen': give each its own column"),
         ("registry.alias=latest", r"MLflow reserves latest"),
         ("rollout.temperature=1", r"rollout: unknown key"),
         ("model.dtype=bfloat16", r"set zero_stage to 1"),

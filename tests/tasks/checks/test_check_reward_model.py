@@ -44,6 +44,7 @@ def test_it_says_what_it_found_and_starts_nothing(home: Path) -> None:
         ("dataset.max_tokens=5", r"has a text of \d+ tokens, but dataset.max_tokens=5"),
         ("model.config.max_position_embeddings=8", "tokens"),
         ("dataset.train=nowhere.jsonl", "nowhere.jsonl"),
+        ("dataset.chosen_column=better", r"has no column better .* name the right one in chosen_column"),
         ("model.config.model_type=gpt99", "gpt99"),
     ],
 )
