@@ -17,7 +17,10 @@ from ppo_core.training.ranks import open_meeting
 ROOT = Path(__file__).parents[2]
 TOGETHER = ("trained/spread", "skipped/skip", "adapted/sharded", "reward_model/fits", "dpo/fits")
 ALONE = (
-    *(f"trained/{name}" for name in ("resume", "spread", "move", "updates", "supervised", "accumulate", "agree")),
+    *(
+        f"trained/{name}"
+        for name in ("resume", "spread", "move", "updates", "supervised", "accumulate", "agree", "one_by_one")
+    ),
     *(f"replayed/{name}" for name in ("stages", "paths", "factor", "advantages", "refusals", "damaged")),
     *(f"skipped/{name}" for name in ("skip", "give_up", "mutants")),
     *(f"rloo/{name}" for name in ("runs", "updates", "refusals")),

@@ -246,6 +246,25 @@ def accumulate(root: Path, ranks: Ranks) -> Facts:
     return facts
 
 
+def one_by_one(root: Path, ranks: Ranks) -> Facts:
+    """Which other networks hold gradients, at each backward pass of an update."""
+    learner, job, held = Learner(ranks), update_job(num_minibatches=2), list[list[str]]()
+    networks = load(learner, make_start(root, "llama-tied", "float32", ranks), job)
+    holders = {name: [p for _, p in network.parameters()] for name, network in networks.items()}
+    for name, network in networks.items():
+
+        def noted(loss: Any, module: int = 0, *, name: str = name, backward: Any = network.backward) -> None:
+            others = {other for other, learned in holders.items() if any(p.grad is not None for p in learned)}
+            held.append(sorted(others - {name}))
+            backward(loss, module)
+
+        network.backward = noted  # type: ignore[method-assign]
+    Update(networks, make_experience(), job, ranks).run(silent)
+    learner.forget()
+    return {"held": held}
+
+
 SCENARIOS: dict[str, Callable[[Path, Ranks], Facts]] = {
-    scenario.__name__: scenario for scenario in (resume, spread, move, updates, supervised, accumulate, agree)
+    scenario.__name__: scenario
+    for scenario in (resume, spread, move, updates, supervised, accumulate, agree, one_by_one)
 }

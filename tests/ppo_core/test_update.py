@@ -269,3 +269,8 @@ def test_max_kl_stops_the_epochs(trained: Path) -> None:
     facts = facts_of(trained)
     assert facts["trust region"]["update/optimizer_steps"] == 2.0
     assert facts["no trust region"]["update/optimizer_steps"] == 5.0
+
+
+def test_one_network_holds_gradients_at_a_time(trained: Path) -> None:
+    held = json.loads((trained / "one_by_one-1.json").read_text())["held"]
+    assert held == [[]] * 4  # two minibatches, for policy and critic
