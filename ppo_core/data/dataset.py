@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from ppo_core.data.number_columns import NumberColumn
-from ppo_core.data.rows import Row, check_text, shown, value_in
+from ppo_core.data.rows import Refusals, Row, check_text, shown, value_in
 from ppo_core.records import InputError, PromptRow, canonical_json
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class Longest(NamedTuple):
 
 @dataclass
 class PromptMaker:
-    """Makes prompts of rows; `longest` is the first of the longest so far.
+    """Makes prompts of rows; `longest` is the first of the longest so far, `refusals` are those that cannot be used.
 
     A prompt_id is what the row has in `id_column`, or a hash of prompt, answer and metadata, with a count for repeats.
     `numbers` are columns that the run reads.
@@ -53,21 +53,30 @@ class PromptMaker:
     longest: Longest = field(default=Longest("", 0))
     repeats: dict[str, int] = field(default_factory=dict)
     ids: dict[str, str] = field(default_factory=dict)
+    refusals: Refusals = field(default_factory=Refusals)
 
     def prompts(self, rows: Sequence[Row], tokens: Sequence[list[int]]) -> Iterator[PromptRow]:
-        """Of rows and their prompts' token ids, checked. Raises InputError naming the row."""
+        """Of rows and their prompts' token ids; one that cannot be used is noted in `refusals`."""
         for (where, row, _), ids in zip(rows, tokens, strict=True):
             if self.drop_too_long and len(ids) > self.limits.longest_prompt():
                 continue
-            _check_length(where, ids, self.limits)
-            if len(ids) > self.longest.tokens:
-                self.longest = Longest(where, len(ids))
-            answer = value_in(row, self.answer_column)
-            metadata = {key: value for key, value in row.items() if key not in ("prompt", self.answer_column)}
-            for column in self.numbers:
-                column.check(where, metadata)
-            prompt_id = self._prompt_id(where, row["prompt"], answer, metadata)
-            yield PromptRow(prompt_id, row["prompt"], ids, answer, metadata)
+            try:
+                prompt = self._prompt(where, row, ids)
+            except InputError as error:
+                self.refusals.note(error)
+                continue
+            yield prompt
+
+    def _prompt(self, where: str, row: Mapping[str, Any], ids: list[int]) -> PromptRow:
+        _check_length(where, ids, self.limits)
+        if len(ids) > self.longest.tokens:
+            self.longest = Longest(where, len(ids))
+        answer = value_in(row, self.answer_column)
+        metadata = {key: value for key, value in row.items() if key not in ("prompt", self.answer_column)}
+        for column in self.numbers:
+            column.check(where, metadata)
+        prompt_id = self._prompt_id(where, row["prompt"], answer, metadata)
+        return PromptRow(prompt_id, row["prompt"], ids, answer, metadata)
 
     def _prompt_id(self, where: str, prompt: Any, answer: Any, metadata: Mapping[str, Any]) -> str:
         content = as_json(where, [prompt, answer, metadata], {self.answer_column: answer, **metadata})
@@ -105,23 +114,31 @@ def supervised_rows(
     tokenizer: Any,
     *,
     context_length: int | None,
+    refusals: Refusals,
     drop_too_long: bool = False,
 ) -> Iterator[dict[str, list[int]]]:
-    """SFT examples of rows and their prompts' token ids: `prompt_token_ids`, `completion_token_ids` (ending in EOS)."""
+    """SFT examples of rows and their prompts' token ids: `prompt_token_ids`, `completion_token_ids` (ending in EOS).
+
+    A row that cannot be used is noted in `refusals`.
+    """
     from ppo_core.data.tokenization import encode_completion
 
-    completions = [_completion(row) for row in rows]
-    for row, prompt, completion in zip(rows, tokens, completions, strict=True):
-        answer = encode_completion(tokenizer, completion)
+    for row, prompt in zip(rows, tokens, strict=True):
+        try:
+            answer = encode_completion(tokenizer, _completion(row))
+        except InputError as error:
+            refusals.note(error)
+            continue
         length = len(prompt) + len(answer)
-        if context_length is not None and length > context_length:
-            if drop_too_long:
-                continue
-            raise InputError(
-                f"{row.where} has {length} tokens, beyond the model's context {context_length}: shorten it, or "
-                "set dataset.too_long=drop"
+        if context_length is None or length <= context_length:
+            yield {"prompt_token_ids": prompt, "completion_token_ids": answer}
+        elif not drop_too_long:
+            refusals.note(
+                InputError(
+                    f"{row.where} has {length} tokens, beyond the model's context {context_length}: shorten it, or "
+                    "set dataset.too_long=drop"
+                )
             )
-        yield {"prompt_token_ids": prompt, "completion_token_ids": answer}
 
 
 def completion_text(row: Mapping[str, Any]) -> str | None:

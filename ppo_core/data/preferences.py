@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ppo_core.data.rows import PLAIN, Columns, first_of, read_rows
+from ppo_core.data.rows import PLAIN, Columns, Refusals, read_rows
 from ppo_core.data.tables import TOKENS
 from ppo_core.records import InputError, Messages, TokenSequence
 from ppo_core.scoring.plugins import Sources
@@ -68,15 +68,14 @@ def read_preferences(
 
     `names` are what the user calls `prompt`, `chosen` and `rejected`, where they are others.
     """
-    found, wrong, refusal = list[Preference](), 0, ""
+    found, refusals = list[Preference](), Refusals()
     shape = partial(_prompted, {ours: theirs for ours, theirs in names.items() if ours != theirs})
     for where, row, _ in read_rows(source, sources, columns, shape):
         try:
             found.append(Preference(row["prompt"], _responses(row), _margin(row), where))
         except _Malformed as error:
-            wrong, refusal = wrong + 1, refusal or f"{where} {error}"
-    if wrong:
-        raise first_of(wrong, refusal)
+            refusals.note(InputError(f"{where} {error}"))
+    refusals.tell()
     return found
 
 
@@ -93,34 +92,58 @@ def tokenized(
 
     Raises InputError for texts that are too long, or alike as tokens. `name` is what the tokenizer is called there.
     """
+    limit = f"{'preferences' if by_policy else 'dataset'}.max_tokens={max_tokens}"
+    rankings, refusals = list[Ranking](), Refusals()
+    for preference in preferences:
+        try:
+            ranking = _ranking(preference, tokenizer, name, by_policy=by_policy)
+            _check(preference, ranking, limit, max_tokens, context_length, by_policy=by_policy)
+        except InputError as error:
+            refusals.note(error)
+            continue
+        rankings.append(ranking)
+    refusals.tell()
+    return rankings
+
+
+def _ranking(preference: Preference, tokenizer: Any, name: str, *, by_policy: bool) -> Ranking:
     from ppo_core.data.tokenization import encode_completion, encode_prompt, scored_tokens  # transformers: 0.7 s
 
-    rankings, limit = [], f"{'preferences' if by_policy else 'dataset'}.max_tokens={max_tokens}"
-    for prompt, texts, margin, where in preferences:
-        try:
-            asked = encode_prompt(tokenizer, prompt) if by_policy else []
-            if by_policy:
-                responses = [[*asked, *encode_completion(tokenizer, text)] for text in texts.values()]
-            else:
-                responses = [scored_tokens(tokenizer, prompt, text, name) for text in texts.values()]
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from None
-        length = max(map(len, responses))
-        if length > max_tokens:
-            raise InputError(f"{where} has a text of {length} tokens, but {limit}: raise the limit or drop the row")
-        if context_length is not None and length > context_length:
-            raise InputError(
-                f"{where} has a text of {length} tokens, beyond the model's context {context_length}: shorten it"
-            )
-        if not all(responses) or (by_policy and not asked):
-            raise InputError(f"{where} has an empty {'prompt' if by_policy else 'text'} (no tokens): give it some text")
-        if twins := _twins(responses):
-            names = " and ".join(list(texts)[index] for index in twins)
-            raise InputError(
-                f"{where}: {names} become the same tokens: drop the row, or use a tokenizer that tells them apart"
-            )
-        rankings.append(Ranking(responses, margin, len(asked)))
-    return rankings
+    prompt, texts, margin, where = preference
+    try:
+        asked = encode_prompt(tokenizer, prompt) if by_policy else []
+        if by_policy:
+            responses = [[*asked, *encode_completion(tokenizer, text)] for text in texts.values()]
+        else:
+            responses = [scored_tokens(tokenizer, prompt, text, name) for text in texts.values()]
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    return Ranking(responses, margin, len(asked))
+
+
+def _check(
+    preference: Preference,
+    ranking: Ranking,
+    limit: str,
+    max_tokens: int,
+    context_length: int | None,
+    *,
+    by_policy: bool,
+) -> None:
+    where, length = preference.where, max(map(len, ranking.responses))
+    if length > max_tokens:
+        raise InputError(f"{where} has a text of {length} tokens, but {limit}: raise the limit or drop the row")
+    if context_length is not None and length > context_length:
+        raise InputError(
+            f"{where} has a text of {length} tokens, beyond the model's context {context_length}: shorten it"
+        )
+    if not all(ranking.responses) or (by_policy and not ranking.prompt_tokens):
+        raise InputError(f"{where} has an empty {'prompt' if by_policy else 'text'} (no tokens): give it some text")
+    if twins := _twins(ranking.responses):
+        names = " and ".join(list(preference.responses)[index] for index in twins)
+        raise InputError(
+            f"{where}: {names} become the same tokens: drop the row, or use a tokenizer that tells them apart"
+        )
 
 
 def write_rankings(path: Path, rankings: Sequence[Ranking]) -> None:

@@ -6,13 +6,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from ppo_core.data.dataset import Limits, Longest, PromptMaker, encoded, in_parts, supervised_rows
 from ppo_core.data.number_columns import NumberColumn
-from ppo_core.data.rows import Row
+from ppo_core.data.rows import Refusals, Row
 from ppo_core.data.shares import shares_of
 from ppo_core.data.sieve import Sieve
 from ppo_core.data.tables import EXAMPLES, PROMPTS, TableBuilder, prompt_document
@@ -55,7 +56,7 @@ class Preparation:
     def __init__(self, spec: DatasetSpec, tokenizer: Any, limits: Limits, numbers: Sequence[NumberColumn] = ()) -> None:
         self.spec, self.tokenizer, self.limits = spec, tokenizer, limits
         self.tallies: list[Tally] = []
-        self._sieve = Sieve.of(spec)
+        self._sieve, self._refusals = Sieve.of(spec), Refusals()
         self._makers = {split: self._maker(numbers if split == "train" else ()) for split in PROMPT_SPLITS}
         self._tables: dict[str, TableBuilder] = {}
 
@@ -73,19 +74,26 @@ class Preparation:
                 tally.rows += made
             else:
                 tally.held_out += made
+        self._refusals.tell()
 
     def add_examples(self, source: str, rows: Iterable[Row]) -> None:
         """The SFT examples of one source."""
         tally = self._tally(source, "sft")
         table = self._tables.setdefault("sft", TableBuilder(EXAMPLES))
-        limit, drop = self.limits.context_length, self.spec.too_long == "drop"
+        examples = partial(
+            supervised_rows,
+            context_length=self.limits.context_length,
+            refusals=self._refusals,
+            drop_too_long=self.spec.too_long == "drop",
+        )
         for _, part, tokens in self._tokenized("sft", rows, tally):
             made = 0
-            for example in supervised_rows(part, tokens, self.tokenizer, context_length=limit, drop_too_long=drop):
+            for example in examples(part, tokens, self.tokenizer):
                 table.add(example)
                 made += 1
             tally.rows += made
             tally.drop(TOO_LONG, len(part) - made)
+        self._refusals.tell()
 
     def _tokenized(
         self, split: str, rows: Iterable[Row], tally: Tally
@@ -155,7 +163,15 @@ class Preparation:
 
     def _maker(self, numbers: Sequence[NumberColumn]) -> PromptMaker:
         spec, drop = self.spec, self.spec.too_long == "drop"
-        return PromptMaker(self.tokenizer, spec.answer_column, self.limits, spec.id_column, drop, numbers)
+        return PromptMaker(
+            self.tokenizer,
+            spec.answer_column,
+            self.limits,
+            spec.id_column,
+            drop_too_long=drop,
+            numbers=numbers,
+            refusals=self._refusals,
+        )
 
     def _tally(self, source: str, split: str) -> Tally:
         self.tallies.append(Tally(source, split))

@@ -56,6 +56,32 @@ class Columns:
         return {**others, "prompt": prompt, **completion}
 
 
+class Refusals:
+    """Rows that cannot be used: what is said of the first, and how many there are.
+
+    >>> refusals = Refusals()
+    >>> refusals.note(InputError("row 2 is empty"))
+    >>> refusals.note(InputError("row 5 is too long"))
+    >>> refusals.tell()
+    Traceback (most recent call last):
+    ppo_core.records.errors.InputError: row 2 is empty (1 more row cannot be used either)
+    """
+
+    def __init__(self) -> None:
+        self._count, self._first = 0, ""
+
+    def note(self, error: Exception) -> None:
+        """Count one more."""
+        self._count, self._first = self._count + 1, self._first or str(error)
+
+    def tell(self) -> None:
+        """Raise InputError where one was noted since the last time."""
+        others, first, self._count, self._first = self._count - 1, self._first, 0, ""
+        if first:
+            more = f" ({others} more row{'s' if others > 1 else ''} cannot be used either)" if others else ""
+            raise InputError(f"{first}{more}")
+
+
 PLAIN = Columns()
 Shape = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 """Makes a row, of which the text says where it is, one that has a prompt. Raises InputError where it cannot."""
@@ -73,17 +99,16 @@ class Rows:
 
     def __iter__(self) -> Iterator[Row]:
         """The rows that can be used; after the last, InputError for the first that cannot be, and how many more."""
-        count, wrong, refusal = 0, 0, None
+        count, refusals = 0, Refusals()
         for found in self._found():
             count += 1
             try:
                 row = self._checked(count, found)
             except InputError as error:
-                wrong, refusal = wrong + 1, refusal or error
+                refusals.note(error)
                 continue
             yield row
-        if refusal is not None:
-            raise first_of(wrong, str(refusal))
+        refusals.tell()
         if not count:
             raise InputError(f"{self.source} holds no rows: give at least one prompt")
 
@@ -112,11 +137,6 @@ def read_rows(source: str, sources: Sources, columns: Columns = PLAIN, shape: Sh
     """
     generated = _generated(source, sources) if is_function(source) else None
     return Rows(source, sources.place(source), generated, columns, shape)
-
-
-def first_of(wrong: int, refusal: str) -> InputError:
-    """The refusal of the first of so many rows that cannot be used, with how many more there are."""
-    return InputError(f"{refusal}{f' ({wrong - 1} more rows cannot be used either)' if wrong > 1 else ''}")
 
 
 def value_in(row: Mapping[str, Any], column: str) -> Any:

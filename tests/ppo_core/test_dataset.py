@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ppo_core.data.dataset import Limits, PromptMaker, check_room, encoded, supervised_rows
-from ppo_core.data.rows import Row, read_rows
+from ppo_core.data.rows import Refusals, Row, read_rows
 from ppo_core.data.tokenization import (
     context_length,
     decode_response,
@@ -44,13 +44,18 @@ def located(rows: list[dict[str, Any]], source: str = "rows.jsonl") -> list[Row]
 def prompts_of(rows: list[dict[str, Any]], *, tokenizer: Any = None, limits: Limits = FREE) -> list[Any]:
     maker = PromptMaker(tokenizer or tiny_tokenizer(), "answer", limits)
     prompts = list(maker.prompts(located(rows), encoded(maker.tokenizer, located(rows))))
+    maker.refusals.tell()
     check_room(maker.longest, limits)
     return prompts
 
 
 def examples_of(rows: list[dict[str, Any]], *, chat: bool = False, context: int | None = None) -> list[Any]:
     tokenizer, given = tiny_tokenizer(chat=chat), located(rows, "a")
-    return list(supervised_rows(given, encoded(tokenizer, given), tokenizer, context_length=context))
+    refusals = Refusals()
+    tokens = encoded(tokenizer, given)
+    examples = list(supervised_rows(given, tokens, tokenizer, context_length=context, refusals=refusals))
+    refusals.tell()
+    return examples
 
 
 def test_text_prompts_with_answers_and_metadata(tmp_path: Path) -> None:
@@ -108,6 +113,14 @@ def test_completions_end_in_eos(tmp_path: Path, completion: Any, chat: bool) -> 
 def test_a_row_without_one_completion_is_refused(completion: Any) -> None:
     with pytest.raises(InputError, match=r"a: row 1 has completion=.* needs text or a list of one message"):
         examples_of([{"prompt": "w3", "completion": completion}])
+
+
+def test_all_rows_that_cannot_be_used_are_counted() -> None:
+    long, rows = {"prompt": "w3 w4 w5"}, [{"prompt": "w3"}, {"prompt": "w4"}]
+    with pytest.raises(InputError, match=r"row 2 has a prompt of 3 tokens, .* \(2 more rows cannot be used either\)$"):
+        prompts_of([rows[0], long, rows[1], {"prompt": ""}, long], limits=Limits(9, 2, 1))
+    with pytest.raises(InputError, match=r"a: row 1 has completion=None.* \(1 more row cannot be used either\)$"):
+        examples_of([{**rows[0], "completion": None}, {**rows[1], "completion": "w2 w3 w4 w5"}], context=4)
 
 
 def test_an_example_beyond_the_context_is_refused() -> None:
