@@ -5,7 +5,6 @@ An outage of tracking delays a curve and loses nothing: the next report starts f
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 from prefect.artifacts import create_table_artifact
@@ -13,9 +12,9 @@ from prefect.logging import get_run_logger
 
 from infra.mlflow.client import is_server
 from infra.mlflow.system_metrics import SystemMetrics
-from tasks.reports.dataset import dataset_page, described
+from tasks.reports.dataset import described, report_data
 from tasks.reports.mlflow import input_data, introduce, link_lineage, log_missing, show_progress
-from tasks.reports.prefect import HEADLINES, show_dataset, show_iterations, show_samples
+from tasks.reports.prefect import HEADLINES, show_iterations, show_samples
 from tasks.runs.iteration_record import IterationRecord, read_record
 from tasks.runs.retention import Garbage
 from tasks.stages.context import RunContext
@@ -53,10 +52,7 @@ def report_dataset(context: RunContext, dataset: DatasetRef) -> str | None:
     """What the data is: on Prefect's page now, in MLflow with the next report. Returns why not, where it failed."""
 
     def tell() -> bool:
-        told = described(context, dataset)
-        page = dataset_page(context.run, told)
-        context.reporting.data = {"dataset/report.json": json.dumps(told, indent=2), "dataset/report.md": page}
-        show_dataset(context, dataset, page)
+        context.reporting.data = report_data(context, "dataset", dataset, described(context, dataset))
         return True
 
     missing = _complaint(context, tell)

@@ -60,12 +60,8 @@ class PromptMaker:
         for (where, row, _), ids in zip(rows, tokens, strict=True):
             if self.drop_too_long and len(ids) > self.limits.longest_prompt():
                 continue
-            try:
-                prompt = self._prompt(where, row, ids)
-            except InputError as error:
-                self.refusals.note(error)
-                continue
-            yield prompt
+            with self.refusals:
+                yield self._prompt(where, row, ids)
 
     def _prompt(self, where: str, row: Mapping[str, Any], ids: list[int]) -> PromptRow:
         _check_length(where, ids, self.limits)
@@ -124,21 +120,17 @@ def supervised_rows(
     from ppo_core.data.tokenization import encode_completion
 
     for row, prompt in zip(rows, tokens, strict=True):
-        try:
+        with refusals:
             answer = encode_completion(tokenizer, _completion(row))
-        except InputError as error:
-            refusals.note(error)
-            continue
-        length = len(prompt) + len(answer)
-        if context_length is None or length <= context_length:
-            yield {"prompt_token_ids": prompt, "completion_token_ids": answer}
-        elif not drop_too_long:
-            refusals.note(
-                InputError(
+            length = len(prompt) + len(answer)
+            if context_length is not None and length > context_length:
+                if drop_too_long:
+                    continue
+                raise InputError(
                     f"{row.where} has {length} tokens, beyond the model's context {context_length}: shorten it, or "
                     "set dataset.too_long=drop"
                 )
-            )
+            yield {"prompt_token_ids": prompt, "completion_token_ids": answer}
 
 
 def completion_text(row: Mapping[str, Any]) -> str | None:

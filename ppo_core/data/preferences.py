@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -61,20 +61,18 @@ class _Malformed(ValueError):
     """What is wrong with a row, without where it is."""
 
 
-def read_preferences(
-    source: str, sources: Sources, columns: Columns = PLAIN, names: Mapping[str, str] = MappingProxyType({})
-) -> list[Preference]:
-    """The rows of a file, or of a `file.py:function` of the user. Raises InputError naming row and column.
-
-    `names` are what the user calls `prompt`, `chosen` and `rejected`, where they are others.
-    """
+def read_preferences(source: str, sources: Sources, columns: Columns = PLAIN) -> list[Preference]:
+    """The rows of a file, or of a `file.py:function` of the user. Raises InputError naming row and column."""
     found, refusals = list[Preference](), Refusals()
-    shape = partial(_prompted, {ours: theirs for ours, theirs in names.items() if ours != theirs})
-    for where, row, _ in read_rows(source, sources, columns, shape):
-        try:
-            found.append(Preference(row["prompt"], _responses(row), _margin(row), where))
-        except _Malformed as error:
-            refusals.note(InputError(f"{where} {error}"))
+    # The shape names the columns already, since conversations are under our names what they begin with.
+    theirs = {name: vars(columns)[name] for name in ("prompt", *PAIR) if vars(columns)[name] != name}
+    ours = replace(columns, prompt="prompt")
+    for where, row, _ in read_rows(source, sources, ours, partial(_prompted, theirs)):
+        with refusals:
+            try:
+                found.append(Preference(row["prompt"], _responses(row), _margin(row), where))
+            except _Malformed as error:
+                raise InputError(f"{where} {error}") from None
     refusals.tell()
     return found
 
@@ -92,16 +90,23 @@ def tokenized(
 
     Raises InputError for texts that are too long, or alike as tokens. `name` is what the tokenizer is called there.
     """
-    limit = f"{'preferences' if by_policy else 'dataset'}.max_tokens={max_tokens}"
     rankings, refusals = list[Ranking](), Refusals()
     for preference in preferences:
-        try:
+        with refusals:
             ranking = _ranking(preference, tokenizer, name, by_policy=by_policy)
-            _check(preference, ranking, limit, max_tokens, context_length, by_policy=by_policy)
-        except InputError as error:
-            refusals.note(error)
-            continue
-        rankings.append(ranking)
+            length = max(map(len, ranking.responses))
+            if length > max_tokens:
+                limit = f"{'preferences' if by_policy else 'dataset'}.max_tokens={max_tokens}"
+                raise InputError(
+                    f"{preference.where} has a text of {length} tokens, but {limit}: raise the limit or drop the row"
+                )
+            if context_length is not None and length > context_length:
+                raise InputError(
+                    f"{preference.where} has a text of {length} tokens, beyond the model's context {context_length}: "
+                    "shorten it"
+                )
+            _check_texts(preference, ranking, by_policy=by_policy)
+            rankings.append(ranking)
     refusals.tell()
     return rankings
 
@@ -121,22 +126,8 @@ def _ranking(preference: Preference, tokenizer: Any, name: str, *, by_policy: bo
     return Ranking(responses, margin, len(asked))
 
 
-def _check(
-    preference: Preference,
-    ranking: Ranking,
-    limit: str,
-    max_tokens: int,
-    context_length: int | None,
-    *,
-    by_policy: bool,
-) -> None:
-    where, length = preference.where, max(map(len, ranking.responses))
-    if length > max_tokens:
-        raise InputError(f"{where} has a text of {length} tokens, but {limit}: raise the limit or drop the row")
-    if context_length is not None and length > context_length:
-        raise InputError(
-            f"{where} has a text of {length} tokens, beyond the model's context {context_length}: shorten it"
-        )
+def _check_texts(preference: Preference, ranking: Ranking, *, by_policy: bool) -> None:
+    where = preference.where
     if not all(ranking.responses) or (by_policy and not ranking.prompt_tokens):
         raise InputError(f"{where} has an empty {'prompt' if by_policy else 'text'} (no tokens): give it some text")
     if twins := _twins(ranking.responses):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from ppo_core.data.files import array_named_lines, rows_of_file
@@ -26,7 +27,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Columns:
-    """What the user calls the columns that are `prompt` and `completion` here, and how his prompts become messages.
+    """What the user calls the columns that have these names here, and how his prompts become messages.
 
     Texts stay texts, unless they go through the chat template (`chat`); `system_prompt` comes first, unless the prompt
     has one of its own.
@@ -34,6 +35,8 @@ class Columns:
 
     prompt: str = "prompt"
     completion: str = "completion"
+    chosen: str = "chosen"
+    rejected: str = "rejected"
     chat: bool = False
     system_prompt: str | None = None
 
@@ -59,9 +62,12 @@ class Columns:
 class Refusals:
     """Rows that cannot be used: what is said of the first, and how many there are.
 
+    Inside a `with`, an InputError is such a row, and what comes after goes on.
+
     >>> refusals = Refusals()
-    >>> refusals.note(InputError("row 2 is empty"))
-    >>> refusals.note(InputError("row 5 is too long"))
+    >>> for where in ("row 2", "row 5"):
+    ...     with refusals:
+    ...         raise InputError(f"{where} is empty")
     >>> refusals.tell()
     Traceback (most recent call last):
     ppo_core.records.errors.InputError: row 2 is empty (1 more row cannot be used either)
@@ -70,9 +76,14 @@ class Refusals:
     def __init__(self) -> None:
         self._count, self._first = 0, ""
 
-    def note(self, error: Exception) -> None:
-        """Count one more."""
+    def __enter__(self) -> None:
+        """Nothing yet."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if not isinstance(error, InputError):
+            return False
         self._count, self._first = self._count + 1, self._first or str(error)
+        return True
 
     def tell(self) -> None:
         """Raise InputError where one was noted since the last time."""
@@ -102,12 +113,8 @@ class Rows:
         count, refusals = 0, Refusals()
         for found in self._found():
             count += 1
-            try:
-                row = self._checked(count, found)
-            except InputError as error:
-                refusals.note(error)
-                continue
-            yield row
+            with refusals:
+                yield self._checked(count, found)
         refusals.tell()
         if not count:
             raise InputError(f"{self.source} holds no rows: give at least one prompt")

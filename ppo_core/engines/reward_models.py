@@ -40,10 +40,16 @@ def check_preferences(job: Job) -> dict[str, Any]:
 def _read(job: Job) -> tuple[dict[str, list[Ranking]], dict[str, Any]]:
     """The rankings of each split, and facts of them and of the model."""
     spec, sources = PreparePreferencesJob.model_validate(job.spec), sources_of(job)
-    named = {"train": spec.dataset.train, "eval": spec.dataset.evaluation}
-    columns = Columns(chat=spec.chat, system_prompt=spec.system_prompt)
-    names = spec.dataset.columns
-    read = {split: read_preferences(source, sources, columns, names) for split, source in named.items()}
+    data = spec.dataset
+    named = {"train": data.train, "eval": data.evaluation}
+    columns = Columns(
+        data.prompt_column,
+        chosen=data.chosen_column,
+        rejected=data.rejected_column,
+        chat=spec.chat,
+        system_prompt=spec.system_prompt,
+    )
+    read = {split: read_preferences(source, sources, columns) for split, source in named.items()}
     tokenizer, config, context, model = _start(job, spec)
     rankings = {}
     for split, preferences in read.items():

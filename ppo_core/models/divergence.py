@@ -66,7 +66,7 @@ class TokenDivergence(torch.autograd.Function):
             if to_hidden is not None:
                 to_hidden[part] = back @ weight
             if to_weight is not None:
-                to_weight += back.t() @ hidden[part]
+                add_product(to_weight, back.t(), hidden[part])
         return to_hidden, to_weight, None, None, None
 
 
@@ -87,6 +87,14 @@ def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
 def part_of(temperature: float | Tensor, part: slice) -> float | Tensor:
     """That of some tokens, of one for all or of `[N, 1]`."""
     return temperature[part] if isinstance(temperature, Tensor) else temperature
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add the matrix product of `left` and `right` to `total`; between equal dtypes it is never a tensor of its own."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float | Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppo_core.models.divergence import Head, TokenDivergence, part_of
+from ppo_core.models.divergence import Head, TokenDivergence, add_product, part_of
 from ppo_core.models.loading import INSIDE_POLICY
 from ppo_core.models.precision import factors, in_own_precision
 
@@ -62,7 +62,7 @@ class TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, total, output = ctx.saved_tensors
         to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        to_weight: Tensor | None = None
+        to_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         rows = len(hidden) if ctx.logits is not None else max(CHUNK // len(weight), 1)
         for start in range(0, len(hidden), max(rows, 1)):
             part = slice(start, start + rows)
@@ -73,16 +73,9 @@ class TokenLogprobs(torch.autograd.Function):
             back = _logits_gradient(logits, *known, differentiable=ctx.differentiable).to(weight.dtype)
             if to_hidden is not None:
                 to_hidden[part] = back @ weight
-            if ctx.needs_input_grad[1]:
-                to_weight = _added(to_weight, back.t(), hidden[part])
+            if to_weight is not None:
+                add_product(to_weight, back.t(), hidden[part])
         return to_hidden, to_weight, None, None, None, None
-
-
-def _added(so_far: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
-    """`so_far` and the product, in fp32 and without a copy where there is a choice."""
-    if so_far is None:
-        return (left @ right).float()
-    return so_far.addmm_(left, right) if left.dtype == torch.float32 else so_far.add_(left @ right)
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float | Tensor) -> Tensor:

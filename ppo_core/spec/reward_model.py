@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
@@ -35,16 +36,11 @@ class PreferencesSpec(Section):
     chosen_column: str = Field("chosen", min_length=1, description="Column with the better response of a pair")
     rejected_column: str = Field("rejected", min_length=1, description="Column with the other one")
 
-    @property
-    def columns(self) -> dict[str, str]:
-        """What is called `prompt`, `chosen` and `rejected` in the rows."""
-        return {"prompt": self.prompt_column, "chosen": self.chosen_column, "rejected": self.rejected_column}
-
     @model_validator(mode="after")
     def _columns_differ(self) -> Self:
-        for ours, theirs in self.columns.items():
-            if twins := [name for name, column in self.columns.items() if column == theirs and name != ours]:
-                raise ValueError(f"{ours}_column and {twins[0]}_column are both {theirs!r}: give each its own column")
+        for one, other in combinations(("prompt_column", "chosen_column", "rejected_column"), 2):
+            if vars(self)[one] == vars(self)[other]:
+                raise ValueError(f"{one} and {other} are both {vars(self)[one]!r}: give each its own column")
         return self
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +31,6 @@ from ppo_core.training.networks import NETWORKS
 from ppo_core.training.ranks import Ranks, share_of
 
 Measured = Mapping[str, Mean | Maximum]
-Result = TypeVar("Result")
 
 KL_TO_OLD = "policy/kl_to_old"
 
@@ -132,14 +131,16 @@ class Update:
         if self.job.whitening != "none":
             whitened = whiten if self.job.whitening == "centred" else scale
             self.advantages[rows] = whitened(self.experience.advantages[rows], mask)
+        shares = self._shares(rows)
         for name, rate in self.rates.items():  # one after the other: the gradients of one at a time are in memory
-            self._step_of(name, rate, rows, normalizer)
+            self._step_of(name, rate, shares, normalizer)
         return True
 
-    def _step_of(self, name: str, rate: float, rows: list[int], normalizer: int) -> None:
-        before, losses = dict(self.measured), 0.0
-        for loss, measured in self._in_threads(rows, partial(self._microbatch, name=name, normalizer=normalizer)):
-            losses += loss
+    def _step_of(self, name: str, rate: float, shares: list[list[list[int]]], normalizer: int) -> None:
+        before, total = dict(self.measured), 0.0
+        microbatch = partial(self._microbatch, name=name, normalizer=normalizer)
+        for loss, measured in self.ranks.threads.each(microbatch, shares):
+            total += loss
             for key, part in measured.items():
                 self._add(f"{name}/{key}", part)
         norm = self.networks[name].step(rate)
@@ -147,7 +148,7 @@ class Update:
             self._add(f"{name}/gradient_norm", Mean(norm, 1.0))
         else:
             self.measured = before
-            self._skip(name, norm, losses)
+            self._skip(name, norm, total)
 
     def _skip(self, name: str, norm: float, loss: float) -> None:
         """Count a skipped step; what was measured in it is forgotten: the numbers need not be finite."""
@@ -162,11 +163,10 @@ class Update:
                 f"update.{NETWORKS[name].rate}, and look at the scores"
             )
 
-    def _in_threads(self, rows: Sequence[int], work: Callable[[int, list[int]], Result]) -> list[Result]:
-        """`work(thread, microbatch)` of all microbatches, thread by thread."""
+    def _shares(self, rows: Sequence[int]) -> list[list[list[int]]]:
+        """This rank's microbatches of the rows, of each of its threads."""
         padded = not self.models[0].packed
-        shares = share_of(self.ranks, rows, self.lengths, self.job.training, len(self.models), padded=padded)
-        return self.ranks.threads.each(work, shares)
+        return share_of(self.ranks, rows, self.lengths, self.job.training, len(self.models), padded=padded)
 
     def _microbatch(self, thread: int, rows: list[int], name: str, normalizer: int) -> tuple[float, Measured]:
         """The gradient of network `name`; returns its loss and what was measured."""
@@ -255,7 +255,7 @@ class Update:
             return approximate_kl(logprobs, minibatch.old_logprobs, minibatch.response_mask)
 
         with torch.no_grad():
-            found = self._in_threads(range(len(self.sequences)), work)
+            found = self.ranks.threads.each(work, self._shares(range(len(self.sequences))))
         return self._over_ranks(sum(found, Mean()))
 
     def _over_ranks(self, part: Mean | Maximum) -> float:

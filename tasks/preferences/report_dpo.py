@@ -9,10 +9,9 @@ from prefect.artifacts import create_markdown_artifact
 from infra.mlflow.learning_curves import Panel, learning_curves
 from infra.mlflow.tracking import Point
 from tasks.preferences.context import DpoContext
-from tasks.preferences.report_reward_model import input_data, introduce, page
+from tasks.preferences.report_reward_model import input_data, introduce, page, report_preferences
 from tasks.preferences.stages import DpoPolicyRef, PreferencesRef
 from tasks.preferences.train_dpo import LOSS_CURVE
-from tasks.reports.dataset import report_preferences
 from tasks.reports.loss_curve import LOSS_CURVE as SFT_CURVE
 from tasks.reports.loss_curve import points, prepared_at_ms
 from tasks.reports.mlflow import input_data as prompts
@@ -53,10 +52,11 @@ def report_dpo(
         for when, evaluation in evaluations.items()
         for sample in evaluation.samples
     ]
+    files = report_preferences(context, preferences)
     complete = (
         introduce(context)
         and tracker.log_datasets([*input_data(context.spec.preferences, preferences), *prompts(context.spec, dataset)])
-        and report_preferences(context, preferences, preferences.described)
+        and all(tracker.log_text(name, text) for name, text in files.items())
         and tracker.log_points(curves)
         and tracker.log_points(measured)
         and tracker.log_table("samples", ("when", "prompt", "response", "score"), answers)

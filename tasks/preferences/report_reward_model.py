@@ -15,7 +15,7 @@ from ppo_core.spec import PreferencesSpec
 from tasks.preferences.context import PreferenceContext, RewardModelContext
 from tasks.preferences.stages import PreferencesRef, RewardEvaluationRef, RewardModelRef
 from tasks.preferences.train_reward_model import LOSS_CURVE
-from tasks.reports.dataset import report_preferences
+from tasks.reports.dataset import report_data
 from tasks.reports.loss_curve import points, prepared_at_ms
 from tasks.reports.mlflow import NOTE, origin
 from tasks.reports.prefect import page_key, see_mlflow, tell_prefect
@@ -55,11 +55,12 @@ def report_reward_model(
     metrics = {**model.metrics, **evaluation.metrics}
     measured = [Point(name, value, len(model.losses), at_ms) for name, value in sorted(metrics.items())]
     curve = points(dict(enumerate(model.losses, 1)), prepared_at_ms(context, dataset), LOSS_CURVE)
+    files = report_preferences(context, dataset)
     rows = [[part["confidence"], part["accuracy"], part["count"]] for part in evaluation.calibration]
     complete = (
         introduce(context)
         and tracker.log_datasets(input_data(context.spec.dataset, dataset))
-        and report_preferences(context, dataset, dataset.described)
+        and all(tracker.log_text(name, text) for name, text in files.items())
         and tracker.log_points(curve)
         and tracker.log_points(measured)
         and tracker.log_table("calibration", ("confidence", "accuracy", "pairs"), rows)
@@ -71,6 +72,14 @@ def report_reward_model(
     tell_prefect(context, "the reward model", lambda: create_markdown_artifact(text, key=key, description=about))
     missing = None if complete else f"MLflow did not take this report: {tracker.last_error or 'it is silent'}"
     return completed(missing, missing or "MLflow has it all")
+
+
+def report_preferences(context: PreferenceContext, preferences: PreferencesRef) -> dict[str, str]:
+    """Show on Prefect's page what the preferences are; returns the files of it for MLflow, where they are described."""
+    if not preferences.described:
+        return {}
+    note = "A row of preferences is as long as its longest text."
+    return report_data(context, "preferences", preferences, preferences.described, note)
 
 
 def panels(model: RewardModelRef, evaluation: RewardEvaluationRef) -> list[Panel]:

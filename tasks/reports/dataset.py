@@ -6,10 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from prefect.artifacts import create_markdown_artifact
-
 from infra.engines.protocol import EngineInput, EngineJob
-from tasks.reports.prefect import page_key, tell_prefect
+from tasks.reports.prefect import show_data
 from tasks.stages.context import RunContext
 from tasks.stages.jobs import ask
 from tasks.stages.references import USES, DatasetRef, StageRef
@@ -26,17 +24,11 @@ def described(context: RunContext, dataset: DatasetRef) -> dict[str, Any]:
     ).result
 
 
-def report_preferences(context: RunContext, preferences: StageRef, told: Mapping[str, Any]) -> bool:
-    """What a run's preferences are, on Prefect's page and in MLflow; whether MLflow took it."""
-    if not told:
-        return True
-    page = dataset_page(context.run, told) + "\nA row of preferences is as long as its longest text.\n"
-    key, about = page_key(context.run, "preferences"), f"Preferences of run {context.run}: {preferences.in_words()}"
-    tell_prefect(
-        context, "what the preferences are", lambda: create_markdown_artifact(page, key=key, description=about)
-    )
-    files = {"preferences/report.json": json.dumps(told, indent=2), "preferences/report.md": page}
-    return all(context.tracker.log_text(name, text) for name, text in files.items())
+def report_data(context: RunContext, name: str, data: StageRef, told: Mapping[str, Any], *notes: str) -> dict[str, str]:
+    """Show on Prefect's page what a run's `dataset` or `preferences` are; returns the files of it for MLflow."""
+    page = "\n".join([dataset_page(context.run, told), *notes])
+    show_data(context, name, data, page)
+    return {f"{name}/report.json": json.dumps(told, indent=2), f"{name}/report.md": page}
 
 
 def dataset_page(run: str, told: Mapping[str, Any]) -> str:

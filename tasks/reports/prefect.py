@@ -15,7 +15,7 @@ from prefect.logging import get_run_logger
 
 from tasks.runs.iteration_record import IterationRecord
 from tasks.stages.context import RunContext
-from tasks.stages.references import DatasetRef
+from tasks.stages.references import StageRef
 
 T = TypeVar("T")
 PAGE_PATIENCE_S = 6.0
@@ -77,9 +77,9 @@ def show_samples(context: RunContext, record: IterationRecord) -> None:
     )
 
 
-def show_dataset(context: RunContext, dataset: DatasetRef, page: str) -> None:
-    """What the run's data is."""
-    key, about = page_key(context.run, "dataset"), f"Data of run {context.run}: {dataset.in_words()}"
+def show_data(context: RunContext, name: str, data: StageRef, page: str) -> None:
+    """What the run's `dataset` or `preferences` are."""
+    key, about = page_key(context.run, name), f"Data of run {context.run}: {data.in_words()}"
     tell_prefect(context, "what the data is", lambda: create_markdown_artifact(page, key=key, description=about))
 
 

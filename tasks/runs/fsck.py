@@ -17,11 +17,11 @@ from infra.runs.listing import RunListing
 from infra.runs.records import NOTES, RecordError, RunRecords, remedy_for
 from infra.settings import Settings
 from infra.storage.rereading import ChangedOnTheWay
-from ppo_core.records import InputError
 from tasks.runs.iteration_record import IterationRecord, RecordsOfEarlierVersion
 from tasks.runs.lineage import step_of
 from tasks.runs.reachability import Reachability
 from tasks.runs.record_chain import ChainedRecord, first_break, link, record_digest
+from tasks.runs.run_state import no_such_run
 from tasks.stages.table import BY_NAME
 from tasks.verify_artifact import resume_inputs
 
@@ -86,8 +86,7 @@ def check_run(run: str, progress: Progress, seen: set[Artifact] | None = None) -
     store = open_store(Settings().store_root)
     runs = open_runs(store.root)
     if run not in runs.names(started=False):
-        known = ", ".join(runs.names()) or "none"
-        raise InputError(f"there is no run {run} in {store.root} (runs there: {known})")
+        raise no_such_run(run, store.root)
     records = runs.records(run)
     read = set[Artifact]() if seen is None else seen
     while True:

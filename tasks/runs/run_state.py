@@ -33,12 +33,17 @@ def spec_of_run(run: str, folder: str | None = None) -> RunSpec:
     root = open_store(Settings().store_root).root
     spec = recorded_spec(open_records(root, run))
     if spec is None:
-        known = ", ".join(open_runs(root).names()) or "none"
-        raise InputError(
-            f"there is no run {run} in {root} (runs there: {known}): check the name; where it was ended before its "
-            "first record, give its ppoflow train command again"
-        )
+        raise no_such_run(run, root)
     return spec if folder is None else spec.model_copy(update={"folder": folder})
+
+
+def no_such_run(run: str, root: str) -> InputError:
+    """The refusal of a run that has no record, naming the runs that have one."""
+    known = ", ".join(open_runs(root).names()) or "none"
+    return InputError(
+        f"there is no run {run} in {root} (runs there: {known}): check the name; where it was ended before its first "
+        "record, give its ppoflow train command again"
+    )
 
 
 def restore_spec(records: RunRecords) -> bool:

@@ -104,11 +104,9 @@ def test_mlflow_has_each_point_once_and_a_version_that_scores(home: Path, monkey
     [report] = (home / "mlflow").rglob("preferences/report.json")
     told, stored = json.loads(report.read_text())["splits"], artifact(home, "preferences")
     for split in ("train", "eval"):
-        longest = max(len(text) for row in read_rankings(stored / f"{split}.parquet") for text in row.responses)
-        assert (told[split]["rows"], told[split]["longest"]) == (
-            len(read_rankings(stored / f"{split}.parquet")),
-            longest,
-        )
+        rankings = read_rankings(stored / f"{split}.parquet")
+        longest = max(len(text) for row in rankings for text in row.responses)
+        assert (told[split]["rows"], told[split]["longest"]) == (len(rankings), longest)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home}/mlflow/mlflow.db")
     import mlflow
 

@@ -12,6 +12,7 @@ import torch
 
 from ppo_core.algorithms.preferences import pairs_of, preference_loss
 from ppo_core.data.preferences import read_preferences, read_rankings, tokenized, write_rankings
+from ppo_core.data.rows import Columns
 from ppo_core.records import InputError
 from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.preferences import CALIBRATION_BINS, calibration, distribution, pair_metrics
@@ -164,7 +165,7 @@ def test_a_table_of_text_has_margins_as_text_and_wrong_rows_are_counted(tmp_path
         read(tmp_path, [GOOD, {**GOOD, "margin": "nan"}, {**GOOD, "chosen": 5}, {**GOOD, "rejected": "w3"}])
 
 
-NAMES = {"prompt": "question", "chosen": "better", "rejected": "rejected"}
+NAMES = Columns("question", chosen="better")
 
 
 def test_columns_have_the_names_that_the_spec_gives_them(tmp_path: Path) -> None:
@@ -173,12 +174,12 @@ def test_columns_have_the_names_that_the_spec_gives_them(tmp_path: Path) -> None
         {"question": "w5", "responses": ["w6", "w7"]},
     ]
     write_lines(tmp_path / "pairs.jsonl", rows)
-    one, other = read_preferences("pairs.jsonl", Sources(tmp_path), names=NAMES)
+    one, other = read_preferences("pairs.jsonl", Sources(tmp_path), NAMES)
     assert one[:3] == ("w2", {"chosen": "w3", "rejected": "w4"}, 1.0)
     assert other[:3] == ("w5", {"responses[0]": "w6", "responses[1]": "w7"}, 0.0)
     write_lines(tmp_path / "pairs.jsonl", [*rows, {"question": "w2", "chosen": "w3", "rejected": "w4"}])
     with pytest.raises(InputError, match=r"row 3 has no column better \(its columns: chosen, .* in chosen_column"):
-        read_preferences("pairs.jsonl", Sources(tmp_path), names=NAMES)
+        read_preferences("pairs.jsonl", Sources(tmp_path), NAMES)
 
 
 GOOD = {"prompt": "w2 ", "chosen": "w3", "rejected": "w4"}
