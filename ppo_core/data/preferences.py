@@ -167,7 +167,8 @@ def _prompted(names: Mapping[str, str], where: str, row: Mapping[str, Any]) -> M
         if "prompt" not in row:
             raise InputError(
                 f"{where} has no column prompt (its columns: {', '.join(sorted(map(str, row))) or 'none'}): add it, or "
-                "give chosen and rejected as conversations (lists of messages), which begin with the prompt"
+                "name yours in prompt_column, or give chosen and rejected as conversations (lists of messages), which "
+                "begin with the prompt"
             )
         return row
     (*asked, chosen), (*other, rejected) = talks
@@ -202,7 +203,7 @@ def _responses(row: Mapping[str, Any]) -> dict[str, str]:
         if missing := [column for column in PAIR if column not in row]:
             raise _Malformed(
                 f"has no column {missing[0]} (its columns: {columns}): give prompt, chosen and rejected, or prompt and "
-                "responses, the best first"
+                "responses, the best first; other names of columns go into chosen_column and rejected_column"
             )
         given = {column: row[column] for column in PAIR}
     texts = {column: _text(value, column) for column, value in given.items()}
