@@ -2,8 +2,9 @@
 
 A request fails for good after all its tries. Where that happens to three (or to all, if they are fewer) and meanwhile
 no other is answered, the server is taken to be down: nothing more is sent, and the stage fails, to be tried later.
-What a server refuses, or answers in another form, it would answer again: that is bad input, told at once. Only a sample
-of its own may be what it refuses (400, 413, 422): where others are answered, such a one has no score.
+What a server refuses it would refuse again: that is bad input, told at once. Only a sample of its own may be what it
+refuses (400, 413, 422): where others are answered, such a one has no score. So it is with an answer in another form
+(no JSON, too few scores, NaN), which is asked for again first; three of them before any other are bad input.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ class _Refused(Exception):
     """A request that the server refuses, which may be for what is in it."""
 
 
+class _Unusable(Exception):
+    """An answer in another form than the one agreed on."""
+
+
 @dataclass
 class Endpoint:
     """The server of a spec. Raises InputError where the variable with its key is not set.
@@ -82,8 +87,8 @@ class Endpoint:
     def ask(self, bodies: Sequence[Any], read: Read) -> list[Any]:
         """For each body `read(index, answer)` of the server's answer to it, or NotScored.
 
-        `read` raises Unclear where to ask again may help, InputError where not. Raises RewardFailed where the server is
-        down, InputError where it refuses.
+        `read` raises Unclear for an answer of a server that is well, InputError for another. Raises RewardFailed where
+        the server is down, InputError where it refuses, or gives no answer that can be used.
         """
         return asyncio.run(_Asking(self, bodies, read, answered=self.answered).all())
 
@@ -91,7 +96,8 @@ class Endpoint:
 @dataclass
 class _Asking:
     """One round of requests. `answered` are those to which anything of use came back, `unheard` those that failed for
-    good without any answered meanwhile, `refused` what the server said to those that it refused."""
+    good without any answered meanwhile, `useless` what the server said, by their numbers, to those that it refused or
+    answered in another form."""
 
     endpoint: Endpoint
     bodies: Sequence[Any]
@@ -99,7 +105,7 @@ class _Asking:
     done: int = 0
     answered: int = 0
     unheard: int = 0
-    refused: list[str] = field(default_factory=list)
+    useless: dict[int, str] = field(default_factory=dict)
 
     async def all(self) -> list[Any]:
         spec = self.endpoint.spec
@@ -121,8 +127,8 @@ class _Asking:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-        if self.refused and not self.answered:
-            raise InputError(self.refused[0])
+        if self.useless and not self._heard:
+            raise InputError(next(iter(self.useless.values())))
         return answers
 
     async def _request(self, session: aiohttp.ClientSession, index: int) -> Any:
@@ -131,13 +137,16 @@ class _Asking:
         for attempt in range(spec.retries + 1):
             pause = min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S)
             try:
-                answer = self.read(index, await self._post(session, self.bodies[index]))
+                answer = self._read(index, await self._post(session, self.bodies[index]))
             except Unclear as error:
                 last, reason, pause = "unclear", str(error), 0.0
                 self.answered += 1
             except _Refused as error:
-                self.refused.append(str(error))
+                self.useless[index] = str(error)
                 return self._failed(str(error))
+            except _Unusable as error:
+                last, reason = "form", str(error)
+                self._misunderstood(index, reason)
             except _Passing as error:
                 last, reason, pause = "status", str(error), error.pause if error.pause is not None else pause
             except TimeoutError:
@@ -153,10 +162,33 @@ class _Asking:
                 await asyncio.sleep(pause)
                 self._tell(f"{spec.component}: asking again")
         tries = f"{spec.retries + 1} tries" if spec.retries else "1 try"
+        if last == "form":
+            return self._failed(f"{reason} (after {tries})")
         self.unheard = self.unheard + 1 if self.answered == before else 0
-        if self.unheard >= min(DOWN_AFTER, len(self.bodies) + self.endpoint.answered):
+        if self.unheard >= self._few:
             raise RewardFailed(self._down(last, reason, tries))
         return self._failed(f"{reason} (after {tries})")
+
+    def _read(self, index: int, answer: Any) -> Any:
+        try:
+            return self.read(index, answer)
+        except InputError as error:
+            raise _Unusable(str(error)) from error
+
+    def _misunderstood(self, index: int, reason: str) -> None:
+        self.useless[index] = reason
+        if not self._heard and len(self.useless) >= self._few:
+            raise InputError(reason)
+
+    @property
+    def _heard(self) -> bool:
+        """Whether the server answered anything of use, in an earlier round too."""
+        return self.answered + self.endpoint.answered > 0
+
+    @property
+    def _few(self) -> int:
+        """So many requests in vain, with no other answered, and the server is not what it should be."""
+        return min(DOWN_AFTER, len(self.bodies) + self.endpoint.answered)
 
     def _failed(self, reason: str) -> NotScored:
         self.done += 1
@@ -196,7 +228,7 @@ class _Asking:
             try:
                 return json.loads(text)
             except json.JSONDecodeError:
-                raise InputError(
+                raise _Unusable(
                     f"{where} answered {response.content_type}, not JSON: {' '.join(text.split())[:SHOWN]!r}: correct "
                     "the reward's `url`"
                 ) from None

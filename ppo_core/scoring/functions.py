@@ -94,8 +94,7 @@ class FunctionReward:
                 fixed[TOKENS] = [list(one.token_ids or ()) for one in samples]
             returned = self._run({**given_once, **self.options, **fixed})
             scores = scores_in(self.form, returned)
-        checked, measures = checked_scores(self.name, scores, samples), measures_in(self.form, returned)
-        return [_measured(*one) for one in zip(checked, measures, strict=True)] if measures else checked
+        return with_measures(checked_scores(self.name, scores, samples), measures_in(self.form, returned))
 
     def _arguments(self) -> list[str]:
         """Those without a default."""
@@ -178,8 +177,13 @@ async def _awaited(
     return list(await asyncio.gather(*map(wait_for, values)))
 
 
-def _measured(score: Score, measures: dict[str, float]) -> Score:
-    return MeasuredScore(score, measures) if measures and not isinstance(score, NotScored | MeasuredScore) else score
+def with_measures(scores: list[Score], measures: Sequence[dict[str, float]]) -> list[Score]:
+    """Each score with what was given beside it; `measures` is empty where there is nothing."""
+
+    def measured(score: Score, beside: dict[str, float]) -> Score:
+        return MeasuredScore(score, beside) if beside and not isinstance(score, NotScored | MeasuredScore) else score
+
+    return [measured(*one) for one in zip(scores, measures, strict=True)] if measures else scores
 
 
 def columns_of(row: PromptRow, answer_column: str) -> dict[str, Any]:

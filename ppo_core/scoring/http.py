@@ -3,7 +3,8 @@
     POST url    {"samples": [{"prompt", "response", "reference_answer", "metadata"}, ...]}
     200         {"scores": [0.5, null, ...]}
 
-One number for each sample, in their order, or a list of its parts (`spans.py`); null where a sample has no score.
+One number for each sample, in their order, or a list of its parts (`spans.py`); null where a sample has no score. In
+place of each may stand {"score": 0.5, "format": 1.0, ...}: the other numbers are measured, and count for nothing.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any
 
 from ppo_core.records import InputError, PromptRow
 from ppo_core.scoring.endpoint import Endpoint
-from ppo_core.scoring.functions import checked_scores
+from ppo_core.scoring.functions import checked_scores, with_measures
 from ppo_core.scoring.reward import NotScored, Progress, Sample, Score, shorten
+from ppo_core.scoring.signatures import VERL_BATCH, measures_in, scores_in
 from ppo_core.spec.reward.kinds import HttpRewardSpec
 
 
@@ -45,7 +47,10 @@ class HttpReward:
                 f"{self.spec.url} (the reward {self.spec.component}) answered {shorten(answer)}: it must answer an "
                 'object with the list "scores", as in {"scores": [0.5, null]}'
             )
-        return checked_scores(f"{self.spec.url} (the reward {self.spec.component})", answer["scores"], samples)
+        given, whose = answer["scores"], f"{self.spec.url} (the reward {self.spec.component})"
+        return with_measures(
+            checked_scores(whose, scores_in(VERL_BATCH, given), samples), measures_in(VERL_BATCH, given)
+        )
 
 
 def as_document(sample: Sample) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,19 @@ def test_a_server_may_give_parts_of_the_text() -> None:
     assert found[3].parts["http"] == SpanScores((Span(0, 3, 0.5), Span(0, 3, 0.5)))
 
 
+def test_a_server_may_give_numbers_beside_the_score() -> None:
+    def answer(number: int, document: Any) -> Answer:
+        given = [{"score": len(sample["response"]), "format": 0.5, "why": "so"} for sample in document["samples"]]
+        return 200, {}, {"scores": [None, 1, *given[2:]]}
+
+    rollouts = [RolloutRow(row.prompt_id, 0, [1], [2], "x" * n, [0.0], "stop") for n, row in enumerate(ROWS)]
+    with reward_server(answer) as server:
+        rows = rewards("http", server.url).score_rollouts(ROWS, rollouts)
+    assert [row.score for row in rows] == [None, *map(float, range(1, 10))]
+    assert [row.components.get("http/format") for row in rows] == [None, None, *[0.5] * 8]
+    assert all("http/why" not in row.components for row in rows)
+
+
 def test_one_batch_that_always_fails_has_no_scores_and_the_others_have() -> None:
     def answer(number: int, document: Any) -> Answer:
         broken = any(sample["response"] == "xxx" for sample in document["samples"])
@@ -162,6 +176,49 @@ def test_a_sample_that_the_server_refuses_has_no_score_and_is_not_sent_again() -
     assert [parts.scores["http"] for parts in found] == [*map(float, range(8)), None, None]
     assert str(found[9].error()).endswith("answered 400 Bad Request: context is 7 tokens")
     assert len(server.asked) == 10
+
+
+WRONG: list[Answer] = [
+    (200, {"Content-Type": "text/html"}, "<html>Back soon"),
+    (200, {}, {"error": "overloaded"}),
+    (200, {}, {"scores": []}),
+    (200, {}, '{"scores": [NaN]}'),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_a_wrong_answer_among_good_ones_is_asked_for_again(wrong: Answer) -> None:
+    with reward_server(lambda number, document: wrong if number == 4 else lengths(number, document)) as server:
+        assert scores(rewards("http", server.url, batch_size=1, concurrency=1)) == [float(n) for n in range(10)]
+    assert len(server.asked) == 11
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_a_sample_that_is_always_answered_wrongly_has_no_score_and_the_others_have(wrong: Answer) -> None:
+    """Also where it is the first that is asked for."""
+
+    def answer(number: int, document: Any) -> Answer:
+        return wrong if document["samples"][0]["response"] in ("", "xxx") else lengths(number, document)
+
+    with reward_server(answer) as server:
+        found = rewards("http", server.url, batch_size=1, concurrency=1, retries=1).score(SAMPLES)
+    assert [parts.scores["http"] for parts in found] == [None, 1.0, 2.0, None, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
+    assert len(server.asked) == 12
+    assert str(found[3].error()).endswith("(after 2 tries)")
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_three_wrong_answers_before_any_other_end_the_scoring_as_bad_input(wrong: Answer) -> None:
+    with reward_server(lambda *_: wrong) as server:
+        with pytest.raises(InputError, match=re.escape(server.url)):
+            rewards("http", server.url, batch_size=1, concurrency=1, retries=0).score(SAMPLES)
+        assert len(server.asked) == 3
+
+
+def test_two_wrong_answers_are_bad_input_where_nothing_else_was_asked_or_answered() -> None:
+    with reward_server(lambda number, _: (400, {}, "no") if number else WRONG[0]) as server:  # noqa: SIM117
+        with pytest.raises(InputError, match="not JSON: '<html>Back soon'"):
+            rewards("http", server.url, batch_size=5, concurrency=1, retries=0).score(SAMPLES)
 
 
 def test_a_server_that_is_down_ends_the_scoring_and_is_not_asked_for_the_rest() -> None:
