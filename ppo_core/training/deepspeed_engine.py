@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ppo_core.models.activations import keep_less
 from ppo_core.models.deepspeed_import import deepspeed
 from ppo_core.models.forward import Models
 from ppo_core.models.packing import enable_packing
@@ -43,6 +44,8 @@ class Trainable:
         multiply_in(module, training.compute_dtype)
         if recompute:
             module.gradient_checkpointing_enable({"use_reentrant": False})
+        else:
+            keep_less(module)
         small = sum(parameter.numel() for parameter in module.parameters()) <= SHARED_PARAMETERS
         plain = zero_stage == 0 and dtype == "float32" and small
         twins = [twin_of(module) for _ in range(threads - 1)] if plain else []
