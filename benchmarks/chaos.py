@@ -4,8 +4,8 @@
 
 Kills the flow process, each engine (also a second rank) and writers in the middle of a write, at seeded random moments
 of all stages, starts the same command again whenever the flow process died, and compares the policy of every iteration,
-byte for byte, with an uninterrupted run's. Each number of ranks trains by an algorithm drawn by the seed. Prints a
-table, and writes `benchmarks/results/chaos.json`.
+byte for byte, with an uninterrupted run's. Each run trains by another algorithm, in an order drawn by the seed, or all
+by the one named. Prints two tables, and writes `benchmarks/results/chaos.json`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OPTIONS = [f"iterations={ITERATIONS}", "checkpoint.every=3", "engines.timeout_s=
 VARIANTS = {"1 rank": [], "2 ranks": ["training.num_ranks=2", "training.zero_stage=1"]}
 GROUPS = ["rollout.prompts_per_iteration=8", "rollout.samples_per_prompt=4"]
 ALGORITHMS = {"ppo": [], "ppo_shared": [], "kl_penalty_ppo": [], "reinforce": [], "rloo": GROUPS, "grpo": GROUPS}
-ATTACKS_PER_RUN = 6
+ATTACKS_PER_RUN = 5
 BY_MOMENT = {
     "generate": ("flow", "rollout"),
     "score": ("flow", "scoring"),
@@ -46,22 +46,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--algorithm", choices=ALGORITHMS, help="else one by chance for each number of ranks")
+    parser.add_argument("--algorithm", choices=ALGORITHMS, help="of all runs; else all of them in turn")
     parser.add_argument("--home", type=Path, default=Path(".ppoflow/chaos"))
     arguments = parser.parse_args()
     home = arguments.home.absolute()
     shutil.rmtree(home, ignore_errors=True)
     numbers = random.Random(arguments.seed)
     attacks = planned(arguments.kills, numbers)
-    options = {name: options_of(name, arguments.algorithm or numbers.choice([*ALGORITHMS])) for name in VARIANTS}
-    expected = {name: undisturbed(home / f"whole-{name[0]}", name, options[name]) for name in VARIANTS}
+    algorithms = [arguments.algorithm] if arguments.algorithm else numbers.sample([*ALGORITHMS], len(ALGORITHMS))
+    expected: dict[tuple[str, str], list[str]] = {}
     runs: list[dict[str, Any]] = []
-    for number in itertools.count():
+    for number, algorithm in enumerate(itertools.cycle(algorithms)):
         if not any(attacks.values()):
             break
         variant = next(name for name in itertools.islice(itertools.cycle(VARIANTS), number, None) if attacks[name])
-        run = Victim(home / f"run-{number}", options[variant])
-        runs.append(attacked(run, variant, attacks[variant], numbers, expected[variant]))
+        options = options_of(variant, algorithm)
+        if (variant, algorithm) not in expected:
+            expected[variant, algorithm] = undisturbed(home / f"whole-{number}", variant, options)
+        run = Victim(home / f"run-{number}", options)
+        found = attacked(run, variant, attacks[variant], numbers, expected[variant, algorithm])
+        runs.append({"algorithm": algorithm, **found})
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps({"seed": arguments.seed, "runs": runs, **summary(runs)}, indent=1) + "\n")
     show(runs)
@@ -136,7 +140,12 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def show(runs: list[dict[str, Any]]) -> None:
-    """A line for each victim and moment."""
+    """A line for each run, and one for each victim and moment."""
+    of_runs = Table("algorithm", "ranks", "attacks", "starts", "policies", title="runs")
+    for run in runs:
+        same = "the same" if run["same"] else "DIFFERENT"
+        of_runs.add_row(run["algorithm"], run["variant"], str(len(run["outcomes"])), str(run["starts"]), same)
+    Console().print(of_runs)
     table = Table("victim", "moment", "how", "attacks", "seconds to the next commit, median", title="chaos")
     outcomes = [outcome for run in runs for outcome in run["outcomes"]]
     for group in sorted({(o["victim"], o["moment"], o["how"]) for o in outcomes}):
