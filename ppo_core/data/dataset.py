@@ -164,11 +164,11 @@ def as_json(where: str, content: Any, columns: Mapping[str, Any]) -> str:
     try:
         return canonical_json(content)
     except (TypeError, ValueError, RecursionError) as error:
-        wrong = ((f" in column {name!r}", why) for name, value in columns.items() if (why := _not_json(value)))
-        named, reason = next(wrong, ("", str(error)))
+        wrong = ((name, why) for name, value in columns.items() if (why := _not_json(value)))
+        name, reason = next(wrong, ("", str(error)))
+        named, remedy = (f" in column {name!r}", f", or set dataset.drop_columns=[{name}]") if name else ("", "")
         raise InputError(
-            f"{where} cannot be stored as JSON{named} ({reason}): use text, finite numbers, lists and objects, or "
-            "leave that column out"
+            f"{where} cannot be stored as JSON{named} ({reason}): use text, finite numbers, lists and objects{remedy}"
         ) from None
 
 

@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Columns:
-    """What the user calls the columns that have these names here, and how his prompts become messages.
+    """What the user calls the columns that have these names here, which he drops, and how his prompts become messages.
 
     Texts stay texts, unless they go through the chat template (`chat`); `system_prompt` comes first, unless the prompt
     has one of its own.
@@ -37,11 +37,14 @@ class Columns:
     completion: str = "completion"
     chosen: str = "chosen"
     rejected: str = "rejected"
+    dropped: tuple[str, ...] = ()
     chat: bool = False
     system_prompt: str | None = None
 
     def renamed(self, where: str, row: Mapping[str, Any]) -> dict[str, Any]:
         """The row under our names. Raises InputError where a system prompt would stand before a bare text."""
+        if self.dropped:
+            row = {name: value for name, value in row.items() if name not in self.dropped}
         prompt: Any = row[self.prompt]
         if self.chat and isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
@@ -53,7 +56,7 @@ class Columns:
                 )
             if prompt[0]["role"] != "system":
                 prompt = [{"role": "system", "content": self.system_prompt}, *prompt]
-        ours = {self.prompt, self.completion} | ({"completion"} if self.completion != "completion" else set())
+        ours = {self.prompt, self.completion, "completion"}
         others = {name: value for name, value in row.items() if name not in ours}
         completion = {"completion": row[self.completion]} if self.completion in row else {}
         return {**others, "prompt": prompt, **completion}

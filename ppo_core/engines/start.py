@@ -113,7 +113,7 @@ def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
 def rows_of_splits(spec: PrepareDatasetJob, sources: Sources) -> dict[str, list[Rows]]:
     """The rows to train on, to evaluate with and to start from; functions are called here."""
     data = spec.dataset
-    columns = Columns(data.prompt_column, chat=data.chat, system_prompt=data.system_prompt)
+    columns = Columns(data.prompt_column, dropped=data.drop_columns, chat=data.chat, system_prompt=data.system_prompt)
     examples = replace(columns, prompt=spec.sft_prompt_column, completion=spec.sft_completion_column)
     given = {"train": [read_rows(source.path, sources, columns) for source in data.sources]}
     if data.evaluation is not None:

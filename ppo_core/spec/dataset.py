@@ -61,6 +61,10 @@ class DatasetSpec(Section):
         "such as reward_model.ground_truth",
     )
     id_column: str | None = Field(None, description="Column with a unique id of each prompt; none: a hash of the row")
+    drop_columns: tuple[str, ...] = Field(
+        (),
+        description="Columns to leave out, such as images and times, which JSON has not; rewards do not see them",
+    )
     chat: bool = Field(
         False,
         description="Apply the chat template to text prompts too, each as one user message; messages always use it",
@@ -136,4 +140,13 @@ class DatasetSpec(Section):
             raise ValueError(
                 f"prompt_column and answer_column are both {self.prompt_column!r}: give each its own column"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _drop_what_is_not_read(self) -> Self:
+        read = {self.prompt_column, self.answer_column, self.answer_column.partition(".")[0], self.id_column}
+        read |= {self.curriculum.column} if self.curriculum else set()
+        for name in self.drop_columns:
+            if name in read:
+                raise ValueError(f"drop_columns has {name!r}, which another key of the dataset names: remove one")
         return self

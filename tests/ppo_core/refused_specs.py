@@ -128,6 +128,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"rollout": {"temperature_column": ""}}, "rollout.temperature_column='': must not be empty"),
     ({"dataset": {"train": "a", "curriculum": {"column": "level"}}}, "curriculum.prompts: is required but missing"),
+    ({"dataset": {"train": "a", "drop_columns": ["answer"]}}, "drop_columns has 'answer', which another key .* names"),
     ({"dataset": {"train": "a", "prompt_column": "answer"}}, "prompt_column and answer_column are both 'answer'"),
     (
         {"dataset": {"train": "a", "evaluation": "b", "evaluation_fraction": 0.1}},

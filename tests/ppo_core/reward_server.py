@@ -1,4 +1,4 @@
-"""A server that scores, as users would write one, with troubles to order."""
+"""A server that scores, as users would write one, with troubles to order; and rewards that ask it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from ppo_core.records import PromptRow
+from ppo_core.scoring.plugins import Sources
+from ppo_core.scoring.reward import Sample
+from ppo_core.scoring.weighted import WeightedRewards
+from ppo_core.spec import RewardSpec
 from tests.http_server import serving
 
+ROWS = [PromptRow(str(number), f"prompt {number}", [1], number, {"level": number}) for number in range(10)]
+SAMPLES = [Sample(row, "x" * number) for number, row in enumerate(ROWS)]
+RUBRIC = "Rate {response} to {prompt}; right is {answer}. {{}} End with a line `Score: NUMBER`."
 Answer = tuple[int, dict[str, str], Any]
 """Status, headers, and a document, or text as it is."""
 
@@ -68,3 +77,15 @@ def reward_server(answer: Callable[[int, Any], Answer], *, delay_s: float = 0.0)
 def lengths(_: int, document: Any) -> Answer:
     """The length of each response is its score."""
     return 200, {}, {"scores": [len(sample["response"]) for sample in document["samples"]]}
+
+
+def rewards(kind: str, url: str, said: list[str] | None = None, **options: Any) -> WeightedRewards:
+    more = {"model": "m", "rubric": RUBRIC} if kind == "judge" else {}
+    spec = RewardSpec.model_validate({"sources": [{"kind": kind, "url": url, **more, **options}]})
+    notes = said if said is not None else []
+    return WeightedRewards(spec, Sources(Path()), "answer", lambda done, total, note: notes.append(note))
+
+
+def scores(found: WeightedRewards, samples: list[Sample] = SAMPLES) -> list[float | None]:
+    (name,) = found.weights
+    return [parts.scores[name] for parts in found.score(samples)]

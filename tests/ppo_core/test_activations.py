@@ -1,5 +1,7 @@
 """Layers that keep less for their backward pass: the same bits as the library's own, in less memory."""
 
+from __future__ import annotations
+
 import copy
 from typing import Any
 

@@ -144,7 +144,8 @@ def test_a_chat_template_that_refuses_says_so_with_the_row() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}, b"x"])
 def test_metadata_that_is_not_json_is_refused(value: Any) -> None:
-    with pytest.raises(InputError, match=r"rows.jsonl: row 1 cannot be stored as JSON in column 'level'"):
+    message = r"rows.jsonl: row 1 cannot be stored as JSON in column 'level' .* set dataset.drop_columns=\[level\]$"
+    with pytest.raises(InputError, match=message):
         prompts_of([{"prompt": "w3", "level": value}])
 
 

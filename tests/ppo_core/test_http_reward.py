@@ -1,4 +1,4 @@
-"""The rewards `http` and `judge` against a real server: what it is asked, and what its troubles come to."""
+"""The reward `http` against a real server: what it is asked, and what its troubles come to."""
 
 from __future__ import annotations
 
@@ -8,35 +8,19 @@ from typing import Any
 
 import pytest
 
-from ppo_core.records import InputError, PromptRow, RolloutRow
+from ppo_core.records import InputError, RolloutRow
 from ppo_core.scoring import endpoint
 from ppo_core.scoring.plugins import Sources
-from ppo_core.scoring.reward import RewardFailed, Sample, Span, SpanScores
+from ppo_core.scoring.reward import RewardFailed, Span, SpanScores
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
-from tests.ppo_core.reward_server import Answer, lengths, reward_server
-
-ROWS = [PromptRow(str(number), f"prompt {number}", [1], number, {"level": number}) for number in range(10)]
-SAMPLES = [Sample(row, "x" * number) for number, row in enumerate(ROWS)]
-RUBRIC = "Rate {response} to {prompt}; right is {answer}. {{}} End with a line `Score: NUMBER`."
+from tests.ppo_core.reward_server import ROWS, RUBRIC, SAMPLES, Answer, lengths, reward_server, rewards, scores
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between tries, milliseconds."""
     monkeypatch.setattr(endpoint, "FIRST_PAUSE_S", 0.001)
-
-
-def rewards(kind: str, url: str, said: list[str] | None = None, **options: Any) -> WeightedRewards:
-    more = {"model": "m", "rubric": RUBRIC} if kind == "judge" else {}
-    spec = RewardSpec.model_validate({"sources": [{"kind": kind, "url": url, **more, **options}]})
-    notes = said if said is not None else []
-    return WeightedRewards(spec, Sources(Path()), "answer", lambda done, total, note: notes.append(note))
-
-
-def scores(found: WeightedRewards, samples: list[Sample] = SAMPLES) -> list[float | None]:
-    (name,) = found.weights
-    return [parts.scores[name] for parts in found.score(samples)]
 
 
 def test_the_proxy_of_the_environment_is_asked_and_no_login_of_the_user_is_sent(
@@ -259,55 +243,6 @@ def test_what_a_server_would_answer_again_is_told_at_once(answer: Answer, messag
         with pytest.raises(InputError, match=message):
             rewards("http", server.url).score(SAMPLES)
         assert len(server.asked) == 1
-
-
-def says(*texts: str) -> Any:
-    """A chat model that says these in turn."""
-    return lambda number, _: (200, {}, {"choices": [{"message": {"content": texts[number % len(texts)]}}]})
-
-
-def test_a_judge_reads_the_rubric_and_its_last_line_counts() -> None:
-    with reward_server(says("Well done.\n\nScore: 7.5")) as server:
-        found = rewards("judge", f"{server.url}/v1/", temperature=0.5, max_tokens=9)
-        found.check_rows(ROWS)
-        assert scores(found, SAMPLES[:1]) == [7.5]
-    content = "Rate  to prompt 0; right is 0. {} End with a line `Score: NUMBER`."
-    assert server.asked == [
-        {"model": "m", "messages": [{"role": "user", "content": content}], "temperature": 0.5, "max_tokens": 9}
-    ]
-    chat = PromptRow("c", [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "5+5="}], [1], 1, {})
-    with reward_server(says("**Score: `3`**/10")) as server:
-        assert scores(rewards("judge", server.url), [Sample(chat, "10")]) == [3.0]
-    assert "to system: Be brief.\n\nuser: 5+5=; right" in server.asked[0]["messages"][0]["content"]
-
-
-@pytest.mark.parametrize(
-    "text", ["I like it.", "Score: 11", "Score: 4/5", "Score: 7\nOr perhaps 8.", "Score: seven", ""]
-)
-def test_prose_is_asked_for_again_and_is_never_a_zero(text: str) -> None:
-    with reward_server(says(text, "Score: 4")) as server:
-        assert scores(rewards("judge", server.url), SAMPLES[:1]) == [4.0]
-    with reward_server(says(text)) as server:
-        (parts,) = rewards("judge", server.url, retries=2).score(SAMPLES[:1])
-    assert len(server.asked) == 3
-    assert parts.scores == {"judge": None}
-    assert "not scored by judge: the judge" in str(parts.error())
-
-
-def test_an_answer_that_was_cut_is_no_score() -> None:
-    cut = {"choices": [{"message": {"content": "Score: 1"}, "finish_reason": "length"}]}
-    with reward_server(lambda *_: (200, {}, cut)) as server:
-        (parts,) = rewards("judge", server.url, retries=0).score(SAMPLES[:1])
-    assert parts.error() == "not scored by judge: the judge's answer was cut at max_tokens=512 (after 1 try)"
-
-
-@pytest.mark.parametrize("document", [{"error": "no such model"}, {"choices": [{"message": {"content": ["x"]}}]}, []])
-def test_a_judge_that_is_no_chat_model_is_told_at_once(document: Any) -> None:
-    with reward_server(lambda *_: (200, {}, document)) as server:  # noqa: SIM117
-        with pytest.raises(InputError, match="not a chat completion: give the base address of an OpenAI-compatible"):
-            rewards("judge", server.url).score(SAMPLES)
-    with pytest.raises(InputError, match="the reward judge compares with the column 'answer', which row 1 "):
-        rewards("judge", server.url).check_rows([PromptRow("a", "p", [1], None, {})])
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ppo_core.data.dataset import Limits
 from ppo_core.data.number_columns import NumberColumn, columns_of
 from ppo_core.data.preparation import Preparation
 from ppo_core.data.rows import Row
+from ppo_core.engines.start import rows_of_splits
 from ppo_core.records import InputError, PrepareDatasetJob
+from ppo_core.scoring.plugins import Sources
 from ppo_core.spec import DatasetSpec
 from tests.ppo_core.tiny_models import tiny_tokenizer
 
@@ -212,3 +218,24 @@ def test_ids_of_the_users_own_name_the_prompts() -> None:
         made.add_prompts("train", "b", [Row("row 9", {"prompt": "w4", "key": "x"})])
     with pytest.raises(InputError, match=r"row 3 has key=None: an id must be text or a whole number"):
         made.add_prompts("train", "b", [Row("row 3", {"prompt": "w4"})])
+
+
+def test_the_columns_that_a_spec_drops_are_in_no_split_whatever_they_hold(tmp_path: Path) -> None:
+    for name in ("train", "eval"):
+        row = {"prompt": name, "at": datetime(2026, 1, 2, tzinfo=UTC), "completion": b"x", "level": 1}
+        pq.write_table(pa.Table.from_pylist([row]), tmp_path / f"{name}.parquet")
+    files = {"train": "train.parquet", "evaluation": "eval.parquet"}
+    job = PrepareDatasetJob.model_validate(
+        {
+            "dataset": {**files, "drop_columns": ["at", "completion", "elsewhere"]},
+            "model": {"path": "model"},
+            "sft_data": None,
+            "max_response_tokens": 8,
+            "num_eval_prompts": 1,
+            "reward": {"sources": [{"function": "reward.py:score"}]},
+        }
+    )
+    rows = {split: list(*sources) for split, sources in rows_of_splits(job, Sources(tmp_path)).items()}
+    assert {split: row.content for split, (row,) in rows.items()} == {
+        split: {"prompt": split, "level": 1} for split in ("train", "eval")
+    }
