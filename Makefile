@@ -26,7 +26,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCK := requirements.lock
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo begin-demo check test test-thorough lint test-gpu bench bench-learning bench-variants bench-update bench-experience bench-rollout bench-scaling bench-startup bench-overhead bench-gpu bench-iteration bench-rewards bench-reward-model bench-data bench-chaos stack stack-stop stack-status stack-packages clean
+.PHONY: help install demo begin-demo check test test-thorough lint test-gpu bench bench-learning bench-variants bench-update bench-experience bench-rollout bench-scaling bench-startup bench-overhead bench-gpu bench-iteration bench-rewards bench-reward-model bench-data bench-overoptimisation bench-chaos stack stack-stop stack-status stack-packages clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -105,6 +105,9 @@ bench-data: $(STAMP) ## how fast, and in how much memory, a million prompts beco
 
 bench-iteration: $(STAMP) ## whole iterations of the demo, and at 27M parameters, beside TRL's PPOTrainer, into benchmarks/results
 	@$(BIN)/python -m benchmarks.iteration
+
+bench-overoptimisation: $(STAMP) ## what a learned reward does to a policy without a price on KL, beside a gold reward, into benchmarks/results
+	@$(BIN)/python -m benchmarks.overoptimisation
 
 bench-chaos: $(STAMP) ## kill runs thirty times and compare every byte, into benchmarks/results
 	@$(BIN)/python -m benchmarks.chaos
