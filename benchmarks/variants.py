@@ -28,8 +28,8 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
     "ppo_shared": ("algorithm.kind=ppo_shared",),
     "kl_penalty_ppo": ("algorithm.kind=kl_penalty_ppo",),
     "reinforce": ("algorithm.kind=reinforce",),
-    "rloo, 4 a prompt": ("algorithm.kind=rloo", *GROUPS),
-    "grpo, 4 a prompt": ("algorithm.kind=grpo", *GROUPS),
+    "rloo, 4 a prompt": ("algorithm.kind=rloo", *GROUPS, "advantages.whiten=false"),
+    "grpo, 4 a prompt": ("algorithm.kind=grpo", *GROUPS, "advantages.whiten=false"),
     "grpo as in DAPO": (
         *("algorithm.kind=grpo", *GROUPS, "rollout.dynamic_sampling.max_batches=3", "advantages.kl.coef=0"),
         *("advantages.whiten=false", "update.clip_high=0.28"),
