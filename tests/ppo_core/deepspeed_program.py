@@ -11,12 +11,13 @@ import torch
 from safetensors.torch import save_file
 
 from ppo_core.logprobs import response_logprobs
+from ppo_core.models.forward import Need
 from ppo_core.models.loading import critic_from_policy, save_policy
 from ppo_core.records import FinetunePolicyJob, OptimizerSettings, UpdatePolicyJob
 from ppo_core.spec import KlPenaltyPpoSpec, ModelSpec, SupervisedSpec, TrainingSpec
 from ppo_core.training.checkpoint import full_weights, write_checkpoint, write_start
-from ppo_core.training.deepspeed_engine import Trainable
-from ppo_core.training.experience import Experience
+from ppo_core.training.deepspeed_engine import Trainable, models_of
+from ppo_core.training.experience import Experience, predict
 from ppo_core.training.learner import Learner, LoadConfig
 from ppo_core.training.ranks import Ranks
 from ppo_core.training.supervised import supervised_settings, train_supervised
@@ -154,7 +155,19 @@ def updates(root: Path, ranks: Ranks) -> Facts:
         for part, network in networks.items():
             save_file(full_weights(network, ranks), root / f"{name} {part}.safetensors")
         learner.forget()
+    facts["first ratios"] = {size: first_ratio(start, size, ranks) for size in (2, 3, 4, ROWS)}
     return facts
+
+
+def first_ratio(start: Path, microbatch_size: int, ranks: Ranks) -> float:
+    """The ratio that is furthest from 1 in the first step on what the engine itself said of the rollouts before."""
+    learner, experience, job = Learner(ranks), make_experience(), update_job(microbatch_size=4)
+    networks, training = load(learner, start, job), TrainingSpec(microbatch_size=microbatch_size)
+    models = models_of(networks, ranks.threads, temperature=TEMPERATURE)
+    before = predict(models, Need(logprobs=True), experience.sequences(), training, ranks, silent)
+    facts = Update(networks, replace(experience, old_logprobs=before.old_logprobs), job, ranks).run(silent)
+    learner.forget()
+    return facts["policy/ratio_max"]
 
 
 def recomputing(job: UpdatePolicyJob) -> UpdatePolicyJob:

@@ -42,6 +42,13 @@ def assert_same_weights(trained: Path, case: str, other: str) -> None:
         torch.testing.assert_close(weights_of(trained, case, part), weights_of(trained, other, part), rtol=0, atol=1e-6)
 
 
+def test_the_first_ratio_is_one_and_another_cut_into_microbatches_changes_its_last_bits(trained: Path) -> None:
+    """Old logprobs by the engine's own pass before the update, cut by 2, 3, 4 and 8 rows; the update's are of 4."""
+    ratios: Any = facts_of(trained)["first ratios"]
+    assert ratios["4"] == 1.0
+    assert all(ratio == pytest.approx(1.0, abs=4e-6) for ratio in ratios.values())
+
+
 def plain_update(
     update: Any, plain_loss: Callable[..., Tensor] = plain_policy_loss
 ) -> tuple[nn.Module, nn.Module, Tensor, dict[str, list[float]]]:
