@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -38,20 +39,42 @@ def sections_in(annotation: Any) -> list[Any]:
     return [section for part in get_args(annotation) for section in sections_in(part)]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "README.md",
-        *(
-            f"docs/{page}.md"
-            for page in ("architecture", "dpo", "hyperparameters", "reward-models", "rewards", "rlhf", "semantics")
-        ),
-    ],
-)
-def test_files_that_documents_name_exist(name: str) -> None:
-    text = (ROOT / name).read_text()
-    paths = set(re.findall(r"`((?:ppo_core|tasks|flows|infra|examples|docs|benchmarks)/[a-z0-9_./-]+)`", text))
-    links = set(re.findall(r"\]\(((?!http|#)[^)#\s]+)", text))
-    places = [ROOT / path for path in paths] + [(ROOT / name).parent / link for link in links]
-    assert places or name == "docs/semantics.md"
-    assert not [str(place) for place in places if not place.exists()]
+FOLDERS = (".ci", "ppo_core", "tasks", "flows", "infra", "examples", "docs", "benchmarks", "tests")
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))])
+
+
+def test_documents_of_all_folders_name_something() -> None:
+    assert {ROOT / name for name in ("README.md", "docs/data.md", "examples/helpful/README.md")} <= set(DOCUMENTS)
+    for name in ("architecture", "dpo", "hyperparameters", "reward-models", "rewards", "rlhf", "training"):
+        text = (ROOT / "docs" / f"{name}.md").read_text()
+        assert paths_in(text) | links_in(text), name
+    for name in ("README.md", "CONTRIBUTING.md", "docs/architecture.md"):
+        assert len(paths_in((ROOT / name).read_text())) > 3, name
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_what_documents_name_exists(document: Path) -> None:
+    text = document.read_text()
+    assert not [path for path in paths_in(text) if not (ROOT / path).exists()]
+    for link in links_in(text):
+        name, _, heading = link.partition("#")
+        place = document.parent / name if name else document
+        assert place.exists(), link
+        assert not heading or heading in headings_of(place.read_text()), link
+
+
+def paths_in(text: str) -> set[str]:
+    """The files and folders of ours that a text names; where NAME is in them, it stands for any."""
+    paths = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[A-Za-z0-9_./-]+)`", text)
+    return {path for path in paths if "NAME" not in path}
+
+
+def links_in(text: str) -> set[str]:
+    """What a text links in the repository, with the heading where one is named."""
+    return set(re.findall(r"\]\(((?!http)[^)\s]+)\)", text))
+
+
+def headings_of(text: str) -> set[str]:
+    """As links name them: in small letters, without marks, with hyphens between words."""
+    lines = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line).lower().replace(" ", "-") for line in lines}
