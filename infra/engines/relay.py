@@ -89,7 +89,7 @@ class Relay:
         return self._ended
 
     def hear(self, on_progress: OnProgress) -> OnProgress:
-        """A watch for an engine whose rows are collected; `on_progress` gets all but those. May be called at once."""
+        """An `on_progress` for an engine: collects the rows, and the one given gets the rest. May be called at once."""
 
         def heard(progress: EngineProgress) -> None:
             if progress.rows:

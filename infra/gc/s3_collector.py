@@ -1,7 +1,7 @@
 """The collector of a store on S3. There are no locks; two looks and compare-and-swap take their place.
 
 A writer pins an artifact first and reads its manifest then, and makes it live again where it is marked. The
-collector condemns it first, then reads pauses, pins and records, and removes it only if it is still the version that
+collector marks it first, then reads pauses, pins and records, and removes it only if it is still the version that
 was marked. So for every artifact either the writer read the manifest after it was marked, and the removal fails;
 or it read it before: then its pin was there before the collector looked at the pins, and if the pin was gone again by
 then, the record that names the artifact was there before the collector looked at the records. A pin counts as long as
@@ -83,7 +83,7 @@ class S3Collector:
     def collect(self, wanted: Iterable[Name], needed: Callable[[], set[Name]]) -> list[StoredArtifact]:
         """Remove the wanted artifacts that are neither pinned nor `needed`, and say which these were."""
         names = sorted(set(wanted))
-        seen = parallel_map(self._condemn, names, threads=self._threads)
+        seen = parallel_map(self._mark, names, threads=self._threads)
         marked = {name: version for name, version in zip(names, seen, strict=True) if version is not None}
         if not marked:
             return []
@@ -120,7 +120,7 @@ class S3Collector:
             return version if version is not None and version.exists else None
         return None
 
-    def _condemn(self, name: Name) -> Version | None:
+    def _mark(self, name: Name) -> Version | None:
         version = self._version(name)
         if version is None or version.envelope.state == "marked":
             return version

@@ -59,7 +59,7 @@ class LiveCurve:
         self._next_at = time.monotonic() + every_s
 
     def on_progress(self, progress: EngineProgress) -> None:
-        """In place of the run's own watch, which sees it too."""
+        """In place of the run's own `on_progress`, which is called too."""
         self._context.on_progress(progress)
         loss = noted_loss(progress.note)
         if loss is None or not self._context.reporting.live:

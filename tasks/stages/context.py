@@ -293,4 +293,4 @@ def _prepare(engine: Engine, job: EngineJob, silence_s: float) -> None:
 
 
 def ignore(progress: Any) -> None:
-    """A watch that looks away."""
+    """Show no progress."""

@@ -147,7 +147,7 @@ def code_facts(role: str) -> dict[str, str]:
     return {
         "python": ".".join(str(number) for number in sys.version_info[:2]),
         "engine's code": code_fingerprint(PROGRAMS[role], engine)[:12],
-        "orders' code": code_fingerprint("tasks.stages.jobs", ours)[:12],
+        "jobs' code": code_fingerprint("tasks.stages.jobs", ours)[:12],
     }
 
 

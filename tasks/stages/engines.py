@@ -131,8 +131,8 @@ class Turns:
         with self.lock:
             for role, engines in self.sides.items():
                 for other in sorted(engines.keys() & self.holding.keys() - mine.keys()):
-                    order = EngineJob(MAKE_ROOM, {}, None, {})
-                    reply = ask(self.holding.pop(other), order, silence_s=silence_s, on_progress=on_progress)
+                    job = EngineJob(MAKE_ROOM, {}, None, {})
+                    reply = ask(self.holding.pop(other), job, silence_s=silence_s, on_progress=on_progress)
                     freed[role] = freed.get(role, 0.0) + float(reply.result["freed_gib"])
             self.holding[name] = mine[name]
         return freed

@@ -106,8 +106,8 @@ def scoring_ahead(context: RunContext, dataset: StageRef, key: str) -> Iterator[
         job = ScoreAheadJob.model_validate(
             {"rewards": rewards, "answer_column": spec.dataset.answer_column, "split": "train", "responses": rows}
         )
-        order = EngineJob("score_ahead", inputs, None, job.model_dump(mode="json"))
-        reply = context.engines.scoring.run(order, timeout_s=spec.engines.reward_timeout_s, on_progress=show)
+        engine_job = EngineJob("score_ahead", inputs, None, job.model_dump(mode="json"))
+        reply = context.engines.scoring.run(engine_job, timeout_s=spec.engines.reward_timeout_s, on_progress=show)
         scored = [rows[number] for number in reply.result["scored"]]
         if not relay.ended:
             counted.update((key, row["prompt_id"], row["sample_index"]) for row in scored)
@@ -148,15 +148,15 @@ def by_several(
         )
         for part in parts
     ]
-    orders = [job_of(context, shard, key_of(context, shard)) for shard in shards]
-    for stage_job in orders:
+    stage_jobs = [job_of(context, shard, key_of(context, shard)) for shard in shards]
+    for stage_job in stage_jobs:
         context.pin(stage_job.kind, stage_job.key)
-    found = [find_verified(context, stage_job.kind, stage_job.key) for stage_job in orders]
+    found = [find_verified(context, stage_job.kind, stage_job.key) for stage_job in stage_jobs]
     looked_s = time.perf_counter() - started
-    missing = {number: stage_job for number, stage_job in enumerate(orders) if found[number] is None}
+    missing = {number: stage_job for number, stage_job in enumerate(stage_jobs) if found[number] is None}
     rows = sum(len(parts[number]) for number in missing) * job.samples_per_prompt
     together = Together(context.on_progress, rows, len(missing))
-    with ThreadPoolExecutor(len(orders)) as pool:
+    with ThreadPoolExecutor(len(stage_jobs)) as pool:
         sent = {
             number: pool.submit(sampled, context, names[number], stage_job, relay, together.part(number))
             for number, stage_job in missing.items()
@@ -176,7 +176,7 @@ def by_several(
 
 
 def merging(whole: StageJob, shards: Sequence[Any]) -> StageJob:
-    """The order that stores, under the whole's key and with its lineage, what the shards hold."""
+    """The job that stores, under the whole's key and with its lineage, what the shards hold."""
     inputs = {f"shard_{number}": ref for number, ref in enumerate(shards)}
     return replace(whole, job="merge_rollouts", spec={}, inputs=inputs)
 
@@ -215,7 +215,7 @@ class Together:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def part(self, number: int) -> OnProgress:
-        """The watch of one engine."""
+        """What is called with the progress of one engine."""
 
         def see(progress: EngineProgress) -> None:
             with self.lock:

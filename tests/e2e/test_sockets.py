@@ -20,9 +20,9 @@ def test_a_run_listens_on_loopback_alone(num_ranks: int, tmp_path: Path) -> None
     # The user's own choice of interfaces is for other programs: all processes of an engine are on one machine.
     elsewhere = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0", "VLLM_HOST_IP": "192.0.2.7"}
     run = start(tmp_path, "watched", "--set", f"training.num_ranks={num_ranks}", **elsewhere)
-    on_progress = SocketWatch(run)
+    watch = SocketWatch(run)
     output = run.communicate(timeout=DEADLINE_S)[0]
-    seen = on_progress.stop()
+    seen = watch.stop()
     assert run.returncode == 0, output
     assert sorted(one for one in seen if not one.is_loopback) == []
     # The watch has looked at all of them: Prefect's server, and gloo in vLLM and in each rank.
@@ -42,9 +42,9 @@ def test_the_watch_sees_what_listens_on_all_addresses() -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         ports = [int(word) for word in process.stdout.readline().split()]
-        on_progress = SocketWatch(process)
-        wait_for(lambda: len(on_progress.seen) == 3, "three sockets", 30)
-        seen = {one.port: one for one in on_progress.stop()}
+        watch = SocketWatch(process)
+        wait_for(lambda: len(watch.seen) == 3, "three sockets", 30)
+        seen = {one.port: one for one in watch.stop()}
         assert process.stdin is not None
         process.stdin.close()
     found = [(seen[port].kind, seen[port].address, seen[port].is_loopback) for port in ports]

@@ -79,7 +79,7 @@ def test_the_copy_that_is_fetched_is_read_only(store: S3Store, other: S3Store):
         assert {path.stat().st_mode & 0o777 for path in files} == {0o444}
 
 
-def test_what_is_condemned_is_there_and_is_saved_by_who_wants_it(store: S3Store, other: S3Store, behind: Behind):
+def test_what_is_marked_is_there_and_is_saved_by_who_wants_it(store: S3Store, other: S3Store, behind: Behind):
     ref = put(store, "k1", CONTENT)
     behind.move(ref, "marked")
     assert read(other.fetch(ref)) == CONTENT

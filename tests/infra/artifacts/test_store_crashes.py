@@ -39,7 +39,7 @@ def a_known_key(behind: Behind, base: Path) -> dict[str, bytes]:
     return OTHER
 
 
-def a_condemned_one(behind: Behind, base: Path) -> dict[str, bytes]:
+def a_marked_one(behind: Behind, base: Path) -> dict[str, bytes]:
     """Before: an artifact that a collector is about to take away."""
     a_known_key(behind, base)
     behind.move(reference(behind, base), "marked")
@@ -77,7 +77,7 @@ def shown(behind: Behind, cache: Path) -> dict[str, bytes] | None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("scene", [nothing, a_known_key, a_condemned_one, a_buried_one, one_with_a_lost_file])
+@pytest.mark.parametrize("scene", [nothing, a_known_key, a_marked_one, a_buried_one, one_with_a_lost_file])
 def test_put_is_all_or_nothing_at_every_call(
     tmp_path: Path, scene: Callable[[Behind, Path], dict[str, bytes]], fault: str
 ):

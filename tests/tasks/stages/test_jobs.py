@@ -101,8 +101,8 @@ def test_several_rollout_engines_on_one_machine_take_its_gpus_in_turn() -> None:
     assert plan_engines(smoke_spec(*two, "engines.backend=ray"))["rollout-2"].gpus is None
 
 
-def test_the_facts_of_the_code_name_all_that_an_order_runs() -> None:
+def test_the_facts_of_the_code_name_all_that_a_job_runs() -> None:
     facts = code_facts("rollout")
     assert facts == code_facts("rollout")
     assert facts["engine's code"] != code_facts("training")["engine's code"]
-    assert facts["orders' code"] == code_facts("training")["orders' code"]
+    assert facts["jobs' code"] == code_facts("training")["jobs' code"]
