@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 from flows.ahead import Ahead, sampling_ahead
 from flows.console import RunConsole
 from flows.iteration import StageName, begin, iterate, made_before
-from flows.recovery import clean_up, last_whole, mend
+from flows.recovery import clean_up, last_resumable_record, mend
 from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing
 from ppo_core.spec import RunSpec
 from tasks.checks.machine import machine_notes
@@ -104,7 +104,7 @@ def train(
                 console.say(download.in_words())
             dataset = prepare_dataset(context)
             report_dataset(context, dataset)
-            record = last_whole(context, console)
+            record = last_resumable_record(context, console)
             if rerun is not None:
                 record = rerun_iteration(context, console, dataset, rerun)
             if record is None:
@@ -158,7 +158,7 @@ def iterate_to_the_end(
             download_sources(context)
             dataset = prepare_dataset(context)
             report_dataset(context, dataset)
-            record = last_whole(context, console) or begin_shown(context, console, dataset)
+            record = last_resumable_record(context, console) or begin_shown(context, console, dataset)
             continue
         damages = 0
         if after.iteration > record.iteration:  # not rolled back

@@ -38,7 +38,7 @@ def clean_up(context: RunContext, console: RunConsole) -> None:
         console.say(f"removed leftovers of dead processes from the store: {freed / MIB:.1f} MiB")
 
 
-def last_whole(context: RunContext, console: RunConsole) -> IterationRecord | None:
+def last_resumable_record(context: RunContext, console: RunConsole) -> IterationRecord | None:
     """The last record of which all that going on needs is undamaged, after making again what can be; None: none is.
 
     Records after it are taken out of the run, and their iterations done again.

@@ -1,4 +1,4 @@
-"""Sealing a folder with a manifest, and checking a folder against one."""
+"""Writing the manifest of a folder, and checking a folder against one."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from infra.artifacts.manifest import ArtifactError, ArtifactRef, Manifest
 from infra.artifacts.store import ArtifactStore
 
 
-class LayeredStore:
+class OverlayStore:
     """An `ArtifactStore` that makes everything anew in `upper`, and resolves references in `lower` too."""
 
     def __init__(self, upper: ArtifactStore, lower: ArtifactStore) -> None:

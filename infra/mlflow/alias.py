@@ -71,12 +71,12 @@ class Alias:
         """
         while True:
             page, last = self._last()
-            # In this order: once it is known to have followed, any other place that is read after is somebody's doing.
-            followed = last is not None and self._journal.has_followed(last)
+            # In this order: once it is known to be applied, any other place that is read after is somebody's doing.
+            applied = last is not None and self._journal.applied(last)
             recorded, found = (last.version if last is not None else None), self._in_mlflow()
             if found == recorded:
                 return Standing(found, page)
-            if last is not None and not followed:
+            if last is not None and not applied:
                 self._follow()
             elif self._still(page, found):
                 self._write("found", found, Standing(recorded, page), Reason("unknown", "moved in MLflow itself"))
@@ -151,7 +151,7 @@ class Alias:
         while last is not None:
             if self._in_mlflow() != last.version:
                 point_alias(self._uri, self.model, self.name, last.version)
-            self._journal.note_followed(last)
+            self._journal.note_applied(last)
             before, (page, last) = page, self._last()
             if page == before:
                 return

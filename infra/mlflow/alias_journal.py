@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from infra.artifacts.manifest import ArtifactRef
 from infra.backend import open_log
-from infra.runs.checksummed_json import SEAL, RecordCorrupted, encode
+from infra.runs.checksummed_json import CHECKSUM, RecordCorrupted, encode
 from infra.storage.write_once import WriteOnceLog
 
 PROMOTIONS = "promotions"
@@ -74,17 +74,17 @@ class Journal:
         # Two that write the same must still be told apart.
         return self._pages.create(name, encode(name, {**move.model_dump(mode="json"), NONCE: uuid4().hex}))
 
-    def has_followed(self, move: Move) -> bool:
-        """Whether MLflow's alias is known to have followed this move once."""
-        return self._pages.read(_followed(move)) is not None
+    def applied(self, move: Move) -> bool:
+        """Whether MLflow's alias is known to have followed this move."""
+        return self._pages.read(_applied(move)) is not None
 
-    def note_followed(self, move: Move) -> None:
+    def note_applied(self, move: Move) -> None:
         """Note that MLflow's alias has followed."""
-        self._pages.create(_followed(move), json.dumps({NONCE: uuid4().hex}).encode())
+        self._pages.create(_applied(move), json.dumps({NONCE: uuid4().hex}).encode())
 
     def _read(self, name: str) -> Move:
         content = self._pages.read(name)
-        document = _unsealed(name, content or b"")
+        document = _read_checksummed(name, content or b"")
         if document is None:
             raise RecordCorrupted(
                 f"page {name} of the promotions of {self.model!r} is damaged: bring it back from a copy of the store; "
@@ -129,16 +129,16 @@ def _page(number: int) -> str:
     return f"{number:06d}.json"
 
 
-def _followed(move: Move) -> str:
+def _applied(move: Move) -> str:
     return f"{move.number:06d}.followed"
 
 
-def _unsealed(name: str, content: bytes) -> Mapping[str, Any] | None:
-    """The document sealed under this name; None where the seal does not hold."""
+def _read_checksummed(name: str, content: bytes) -> Mapping[str, Any] | None:
+    """The document written under this name; None where its checksum does not hold."""
     try:
         document = json.loads(content)
     except ValueError:
         return None
-    if not isinstance(document, dict) or document.pop(SEAL, None) is None or encode(name, document) != content:
+    if not isinstance(document, dict) or document.pop(CHECKSUM, None) is None or encode(name, document) != content:
         return None
     return document

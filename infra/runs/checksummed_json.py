@@ -1,4 +1,4 @@
-"""Sealed JSON documents: each carries the sha256 of its content and its own name; reading checks it and takes it off.
+"""JSON documents with a checksum: the sha256 of the content and of its own name; reading checks it and takes it off.
 
 Not-a-number and infinity are kept (as Python's JSON spells them), for a metric may be either.
 """
@@ -14,7 +14,8 @@ from infra.artifacts.manifest import sha256_of
 from infra.storage.filesystem import FileSystem, read_whole
 
 RECORD_FORMAT = 1
-SEAL = "seal"
+CHECKSUM = "seal"
+"""The key of a document's checksum."""
 
 
 class RecordError(RuntimeError):
@@ -55,22 +56,22 @@ def remedy_for(run: str, document: int | str = "spec") -> str:
 
 
 def remedy_for_name(run: str, name: str) -> str:
-    """The same by the name under which a document is sealed, `spec.json` or `iterations/000012…`."""
+    """The same by the name under which a document is written, `spec.json` or `iterations/000012…`."""
     kind, _, rest = name.removesuffix(".json").partition("/")
     return remedy_for(run, int(rest.partition("-")[0])) if kind == "iterations" else remedy_for(run, kind)
 
 
 def encode(name: str, document: Mapping[str, Any]) -> bytes:
     """The one spelling of a document under this name."""
-    if SEAL in document:
-        raise ValueError(f"a record cannot have a key {SEAL!r} of its own: the store adds it")
+    if CHECKSUM in document:
+        raise ValueError(f"a record cannot have a key {CHECKSUM!r} of its own: the store adds it")
     plain = json.loads(json.dumps(dict(document)))
     stamp = {"format": RECORD_FORMAT, "sha256": sha256_of({"name": name, "record": plain})}
-    return (json.dumps({**plain, SEAL: stamp}, indent=1) + "\n").encode()
+    return (json.dumps({**plain, CHECKSUM: stamp}, indent=1) + "\n").encode()
 
 
-def read_sealed(files: FileSystem, path: Path, name: str, *, remedy: str) -> dict[str, Any] | None:
-    """The document at `path` that was sealed under `name`, or None; RecordCorrupted or RecordFormatTooNew."""
+def read_checksummed(files: FileSystem, path: Path, name: str, *, remedy: str) -> dict[str, Any] | None:
+    """The document at `path` that was written under `name`, or None; RecordCorrupted or RecordFormatTooNew."""
     if files.status(path) is None:
         return None
     try:
@@ -82,7 +83,7 @@ def read_sealed(files: FileSystem, path: Path, name: str, *, remedy: str) -> dic
 
 
 def decode(place: Path | str, name: str, content: bytes, *, remedy: str) -> dict[str, Any]:
-    """The document that was sealed under `name`, read from `place`; RecordCorrupted or RecordFormatTooNew."""
+    """The document that was written under `name`, read from `place`; RecordCorrupted or RecordFormatTooNew."""
 
     def corrupted(complaint: str) -> RecordCorrupted:
         return RecordCorrupted(f"{place} {complaint}: {remedy}")
@@ -91,9 +92,9 @@ def decode(place: Path | str, name: str, content: bytes, *, remedy: str) -> dict
         document = json.loads(content)
     except ValueError as error:
         raise corrupted(f"is no JSON ({error})") from error
-    stamp = document.pop(SEAL, None) if isinstance(document, dict) else None
+    stamp = document.pop(CHECKSUM, None) if isinstance(document, dict) else None
     if not isinstance(stamp, dict):
-        raise corrupted("carries no seal")
+        raise corrupted("carries no checksum")
     stated = stamp.get("format")
     if isinstance(stated, int) and stated > RECORD_FORMAT:
         raise RecordFormatTooNew(

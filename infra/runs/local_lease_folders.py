@@ -24,7 +24,7 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from infra.process_identity import ProcessIdentity, this_process
-from infra.runs.checksummed_json import RecordError, encode, read_sealed
+from infra.runs.checksummed_json import RecordError, encode, read_checksummed
 from infra.runs.names import validate_run_name
 from infra.runs.owner import LeaseOwner
 from infra.storage.filesystem import FileSystem, LocalFiles, local_root, make_folders, read_whole, remove_tree
@@ -84,7 +84,7 @@ class LeaseFolders:
         """Who has a lease; None if it has just ended."""
         document: dict[str, Any] | None = None
         with suppress(RecordError):
-            document = read_sealed(
+            document = read_checksummed(
                 self._files, self.place(number) / HOLDER, HOLDER, remedy="its holder counts as unknown"
             )
             if document is None and self._files.status(self.place(number)) is None:

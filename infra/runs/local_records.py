@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from infra.runs.checksummed_json import RecordExists, RecordMissing, encode, read_sealed, remedy_for_name
+from infra.runs.checksummed_json import RecordExists, RecordMissing, encode, read_checksummed, remedy_for_name
 from infra.runs.listing import RunListing
 from infra.runs.local_lease import LocalLease
 from infra.runs.names import NOTES, note_kind, validate_run_name
@@ -184,7 +184,7 @@ class LocalRecords:
         return numbers(self._files, self.folder / kind)
 
     def _read(self, name: str) -> dict[str, Any] | None:
-        return read_sealed(self._files, self.folder / name, name, remedy=remedy_for_name(self.run, name))
+        return read_checksummed(self._files, self.folder / name, name, remedy=remedy_for_name(self.run, name))
 
     def _make(self, folder: Path) -> None:
         if folder not in self._made:

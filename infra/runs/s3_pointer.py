@@ -1,7 +1,7 @@
 """`runs/<run>/head.json`: all that can change of a run on S3, in one object.
 
     head.json                                   who has the run, and by name all that it consists of
-    spec/…  iterations/000012-000007-….json     sealed documents: each is written once, before the head names it
+    spec/…  iterations/000012-000007-….json     checksummed documents: each is written once, before the head names it
     leases/000007-…/heartbeat.json, pins/…      of the holder of that lease alone; see `infra.runs.s3_lease`
 
 The head is only ever replaced by compare-and-swap: a change is made whole or not at all, and whoever decided on a head

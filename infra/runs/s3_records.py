@@ -1,4 +1,4 @@
-"""The records of a run on S3: sealed documents that are written first, and that the run's head then names.
+"""The records of a run on S3: checksummed documents that are written first, and that the run's head then names.
 
 A document is never written twice, so what was read once need not be read again.
 """
@@ -11,7 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from infra.runs.checksummed_json import (
-    SEAL,
+    CHECKSUM,
     RecordCorrupted,
     RecordExists,
     RecordMissing,
@@ -41,15 +41,15 @@ class Documents:
 
     def write(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
         """Write documents under such names."""
-        sealed = {name: encode(name, document) for name, document in documents.items()}
-        parallel_map(lambda name: self._write(name, sealed[name]), sealed, threads=self._threads)
+        encoded = {name: encode(name, document) for name, document in documents.items()}
+        parallel_map(lambda name: self._write(name, encoded[name]), encoded, threads=self._threads)
 
     def read(self, name: str) -> dict[str, Any]:
         """A document that the head names."""
         if name not in self._seen:
             self._fetch(name)
         document: dict[str, Any] = json.loads(self._seen[name])
-        document.pop(SEAL)
+        document.pop(CHECKSUM)
         return document
 
     def read_all(self, names: Iterable[str]) -> list[dict[str, Any]]:

@@ -270,11 +270,11 @@ class UpdatePolicyJob(TrainingJob):
 
 
 class Replay(Section):
-    """One update that made a thin checkpoint out of the last full one: what `state.json` says of it.
+    """One update that made a policy-only checkpoint out of the last full one: what `state.json` says of it.
 
-    A full checkpoint holds all that is trained; a thin one the policy, and in `replay` how the rest is made again. With
-    a thin `checkpoint` a job gets the inputs `base` (the last full one) and `replay_0`, `replay_1`, … (experiences, in
-    order) besides: a cold engine needs them, and they enter no result. `experience` is a digest.
+    A full checkpoint holds all that is trained; a policy-only one the policy, and in `replay` how the rest is made
+    again. With a policy-only `checkpoint` a job gets the inputs `base` (the last full one) and `replay_0`, `replay_1`,
+    … (experiences, in order) besides: a cold engine needs them, and they enter no result. `experience` is a digest.
     """
 
     spec: UpdatePolicyJob

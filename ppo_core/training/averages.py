@@ -2,9 +2,9 @@
 
     average_k = decay * average_{k-1} + (1 - decay) * policy_k        once per iteration, in fp32; average_0 = policy_0
 
-A checkpoint, full or thin, has each as a Hugging Face folder beside its policy, and the next is made of that alone: no
-engine keeps any of it. Averages of weights: Kingma and Ba 2014 (arXiv:1412.6980), section 7.2; references that move, by
-steps or as an average: Gorbatovski et al. 2024 (arXiv:2404.09656).
+A checkpoint, full or policy-only, has each as a Hugging Face folder beside its policy, and the next is made of that
+alone: no engine keeps any of it. Averages of weights: Kingma and Ba 2014 (arXiv:1412.6980), section 7.2; references
+that move, by steps or as an average: Gorbatovski et al. 2024 (arXiv:2404.09656).
 """
 
 from __future__ import annotations

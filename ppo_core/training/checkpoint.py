@@ -3,7 +3,7 @@
 policy/     Hugging Face folder with the tokenizer
 critic/     trunk as Hugging Face folder, value_head.safetensors, where the algorithm trains one
 optimizer/  <network>-00000.safetensors: exp_avg/<name>, exp_avg_sq/<name>, and master/<name> where weights are not fp32
-state.json  identity, step counts, and in a thin checkpoint, which has the policy alone, how to make the rest again
+state.json  identity, step counts, and in a policy-only checkpoint how to make the rest again
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ppo_core.models.loading import INSIDE_POLICY, VALUE_HEAD, add_value_head, s
 from ppo_core.models.lora import adapt, adapters_of, merged
 from ppo_core.records import Replay, derive_seed
 from ppo_core.spec import LoraSpec
+from ppo_core.training.checkpoint_checks import optimizer_shards
 from ppo_core.training.deepspeed_engine import MOMENTS, Trainable, full_shape
-from ppo_core.training.intact import optimizer_shards
 from ppo_core.training.networks import NETWORKS
 from ppo_core.training.ranks import Ranks
 from ppo_core.training.state import CheckpointState
@@ -44,7 +44,7 @@ def write_checkpoint(
 ) -> None:
     """Write `folder`: all ranks gather, rank 0 writes. `identity` names the content by its derivation.
 
-    With `replay`, the updates since the last full checkpoint, a thin one: the policy without its optimizer.
+    With `replay`, the updates since the last full checkpoint, a policy-only one: the policy without its optimizer.
     """
     written = {"policy": trainables["policy"]} if replay else trainables
     for name, trainable in written.items():

@@ -84,8 +84,8 @@ class Learner:
     def checkpoint(self, folder: Path, config: LoadConfig, start: Path | None = None) -> dict[str, Trainable]:
         """The networks with their optimizers, exactly as the full checkpoint in `folder` has them.
 
-        A thin one is good enough where its training state is held already. The weights that adapters leave as they are
-        come from `start`, the run's checkpoint 0. Raises InputError for a bad checkpoint.
+        A policy-only one is good enough where its training state is held already. The weights that adapters leave as
+        they are come from `start`, the run's checkpoint 0. Raises InputError for a bad checkpoint.
         """
         state = read_state(folder)
         if not self.holds(state.identity, config):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ppo_core.models.loading import critic_from_policy, load_critic, load_policy, save_critic, save_policy
-from ppo_core.training.intact import check_critic, check_policy
+from ppo_core.training.checkpoint_checks import check_critic, check_policy
 
 
 class Network(NamedTuple):

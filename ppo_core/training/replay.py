@@ -1,4 +1,4 @@
-"""The training state of a thin checkpoint, made again: the last full one, and every update since then once more.
+"""The training state of a policy-only checkpoint, made again: the last full one, and every update since then once more.
 
 base ──► update with replay_0 ──► update with replay_1 ──► … ──► the same policy, to the byte, or an error
 
@@ -20,10 +20,10 @@ from ppo_core.engines.protocol import JobInput
 from ppo_core.models.loading import load_policy
 from ppo_core.records import InputError, UpdatePolicyJob
 from ppo_core.training.checkpoint import full_weights, write_checkpoint
+from ppo_core.training.checkpoint_checks import check_policy
 from ppo_core.training.deepspeed_engine import Trainable
 from ppo_core.training.determinism import deterministic
 from ppo_core.training.experience import Experience
-from ppo_core.training.intact import check_policy
 from ppo_core.training.learner import Learner, LoadConfig
 from ppo_core.training.state import (
     CheckpointState,
@@ -42,7 +42,7 @@ SHOWN = 4
 def hold_checkpoint(
     learner: Learner, inputs: Mapping[str, JobInput], config: LoadConfig, tick: Tick
 ) -> dict[str, Trainable]:
-    """The networks of the input `checkpoint`, full or thin; see `Replay` for the inputs that a thin one needs.
+    """The networks of the input `checkpoint`, full or policy-only; `Replay` says which inputs the latter needs.
 
     Raises InputError where they are missing or other networks, and where the updates give other weights than the
     checkpoint has.

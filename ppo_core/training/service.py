@@ -213,7 +213,7 @@ class TrainingEngine:
         return stats
 
     def update_policy(self, job: Job) -> dict[str, Any]:
-        """Checkpoint k+1 from checkpoint k and experience, full or thin."""
+        """Checkpoint k+1 from checkpoint k and experience, full or policy-only."""
         spec = UpdatePolicyJob.model_validate(job.spec)
         before, experience = read_state(job.inputs["checkpoint"].path), job.inputs["experience"]
         trainables = hold_checkpoint(self.learner, job.inputs, LoadConfig.of(spec), job.progress)

@@ -1,4 +1,4 @@
-"""`state.json` of a checkpoint: which one it is, how far it has trained, and how a thin one is completed."""
+"""`state.json` of a checkpoint: which one it is, how far it has trained, and how a policy-only one is completed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ NO_PART_OF_THE_RESULT = {"full", "max_skipped_steps"}
 class CheckpointState(Section):
     """What `state.json` says. Of each network: optimizer steps so far, and how many in a row up to here were skipped.
 
-    `identity` names the content by its derivation, the same for a full and a thin checkpoint of one policy. `replay`
-    has every update since the last full checkpoint, this one's own included; in a full one nothing.
+    `identity` names the content by its derivation, the same for a full and a policy-only checkpoint of one policy.
+    `replay` has every update since the last full checkpoint, this one's own included; in a full one nothing.
     """
 
     format: int = FORMAT
@@ -104,7 +104,7 @@ def settings_since(folder: Path, state: CheckpointState) -> list[str]:
 
 
 def _of_earlier_format(document: dict[str, Any]) -> dict[str, Any]:
-    """Formats 1 and 2 knew a policy and a critic only, format 1 no thin checkpoints."""
+    """Formats 1 and 2 knew a policy and a critic only, format 1 no policy-only checkpoints."""
     steps = {name: document.pop(f"num_{name}_steps", None) for name in ("policy", "critic")}
     skipped = {"policy": 0, "critic": 0, **document.get("skipped_steps", {})}
     return {"full": True, "replay": [], **document, "num_steps": steps, "skipped_steps": skipped}

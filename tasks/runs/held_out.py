@@ -45,7 +45,7 @@ def open_evaluation(policy: Policy, spec: RunSpec, title: str, on_progress: OnPr
         )
     settings, spec = Settings(), with_commits(spec)
     store = open_store(settings.store_root)
-    lease = a_lease(store.root)
+    lease = acquire_any_lease(store.root)
     try:
         context = RunContext(
             spec=spec,
@@ -70,7 +70,7 @@ def open_evaluation(policy: Policy, spec: RunSpec, title: str, on_progress: OnPr
         lease.release()
 
 
-def a_lease(root: str) -> Lease:
+def acquire_any_lease(root: str) -> Lease:
     """The first lease for evaluations that nobody holds."""
     number = 1
     while True:
@@ -87,13 +87,13 @@ def evaluate_held_out(
 
     `like` is the policy whose run has that spec; without, it is this one's.
     """
-    here = context if like is None else context.with_spec(fitted(context, policy, like))
+    here = context if like is None else context.with_spec(adapt_spec(context, policy, like))
     download_sources(here)
     dataset = prepare_dataset(here)
     return dataset, evaluate_policy(here, policy.checkpoint, dataset)
 
 
-def fitted(context: RunContext, policy: Policy, like: Policy) -> RunSpec:
+def adapt_spec(context: RunContext, policy: Policy, like: Policy) -> RunSpec:
     """The context's spec with what belongs to the policy and not to the test: precision, tokenizer, which weights."""
     tokenizers = [context.store.manifest(one.checkpoint.bare()).files.get(TOKENIZER_FILE) for one in (policy, like)]
     if tokenizers[0] is not None and tokenizers[0] == tokenizers[1]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from infra.artifacts import ArtifactMissing, ArtifactRef, open_store
-from infra.artifacts.overlay_store import LayeredStore
+from infra.artifacts.overlay_store import OverlayStore
 from infra.backend import open_records
 from infra.mlflow.tracking import RunTracker
 from infra.runs.records import RunRecords
@@ -74,7 +74,7 @@ def open_verification(run: str, folder: str | None, on_progress: OnProgress) -> 
             spec=spec,
             run=run,
             settings=settings,
-            store=LayeredStore(open_store(scratch / "store"), original),
+            store=OverlayStore(open_store(scratch / "store"), original),
             records=open_records(original.root, run),
             engines=Engines(spec, settings, settings.run_folder(run) / "verify-logs"),
             tracker=RunTracker(settings.tracking_uri, spec.name, run, settings.mlflow_folder / "artifacts"),

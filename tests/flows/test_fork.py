@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.recovery import last_whole
+from flows.recovery import last_resumable_record
 from infra.runs.records import InvalidRunName
 from ppo_core.records import InputError
 from tasks.runs.fork import fork_run, parse_place
@@ -150,7 +150,7 @@ def test_what_it_shares_is_made_again_with_the_settings_of_the_first_run(iterati
     fork = forked(source, 2, *settings)
     flip_a_bit(fork.place(ref))
     context = fork.context(spec=spec_of_run("new"))
-    found = last_whole(context, fork.console())
+    found = last_resumable_record(context, fork.console())
     assert found is not None
     assert found.iteration == 2
     context.store.fetch(ref.bare())

@@ -58,7 +58,7 @@ def test_what_a_stage_carries_on_reaches_it_in_the_next_iteration(whole: ToyRun)
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_setting_that_the_algorithm_moves_goes_on_also_after_a_death(tmp_path: Path, every: int) -> None:
-    """The toy engine doubles the coefficient with each update; with thin checkpoints a cold engine replays two."""
+    """The toy engine doubles the coefficient with each update; between full checkpoints a cold engine replays two."""
     overrides = (*WITHOUT_EVALUATION, "iterations=4", f"checkpoint.every={every}", "algorithm.kind=kl_penalty_ppo")
     whole, run = ToyRun(tmp_path / "whole", overrides), ToyRun(tmp_path / "killed", overrides)
     coefficients = [record.carried().get("update_policy", {}).get("coef") for record in whole.train()]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.recovery import last_whole
+from flows.recovery import last_resumable_record
 from infra.artifacts import ArtifactCorrupted, ArtifactRef
 from infra.engines.protocol import EngineDied
 from tasks.prepare_dataset import prepare_dataset
@@ -49,7 +49,7 @@ def stopped(home: Path, at: int, *overrides: str) -> ToyRun:
 
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
-    """Killed after iteration 5: goes back to checkpoint 3 and two updates; the best is the thin checkpoint 2."""
+    """Killed after iteration 5: goes back to checkpoint 3 and two updates; the best is the policy-only checkpoint 2."""
     return stopped(tmp_path_factory.mktemp("sparse"), 6, "iterations=6", "checkpoint.every=3")
 
 
@@ -81,7 +81,7 @@ def test_what_going_on_needs_is_made_again_to_the_same_bytes(
     damage(run.place(ref))
     context = run.context()
     prepare_dataset(context)
-    found = last_whole(context, run.console())
+    found = last_resumable_record(context, run.console())
     assert found is not None
     assert found.iteration == 5
     context.store.fetch(ArtifactRef(kind=ref.kind, uri=ref.uri, digest=ref.digest))  # every byte is right

@@ -30,7 +30,7 @@ from tasks.runs.errors import RegistryError
 from tasks.stages.holding import REWARD_MODEL, RLHF, lease_name
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_reward_models import MADE, toy_engines
-from tests.tasks.toy_runs import Killed, killed, unsealed
+from tests.tasks.toy_runs import Killed, killed, stored_record
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 HELPFUL = Path(__file__).parents[2] / "examples" / "helpful"
@@ -66,7 +66,7 @@ def made(home: Path, run: str) -> tuple[dict[str, str], list[dict[str, str]]]:
     folder = home / "runs" / run / "reward-model"
     weights = {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
     weights.pop("manifest.json")  # it tells when it was copied
-    records = [unsealed(path) for path in sorted((home / "store" / "runs" / run / "iterations").glob("*.json"))]
+    records = [stored_record(path) for path in sorted((home / "store" / "runs" / run / "iterations").glob("*.json"))]
     return weights, [{stage: ref.digest for stage, ref in record.artifacts.items()} for record in records]
 
 
@@ -156,7 +156,7 @@ def test_the_reward_model_can_start_from_the_policy_that_was_fine_tuned(home: Pa
     rlhf(spec(FROM_POLICY, "promote=false", "evaluate=false"), "onward")
     assert toys.count("finetune_policy") == toys.count("start_policy") == 1
     assert toys.done.index("finetune_policy") < toys.done.index("train_reward_model")
-    first = unsealed(home / "store" / "runs" / "onward" / "iterations" / "000000.json").checkpoint
+    first = stored_record(home / "store" / "runs" / "onward" / "iterations" / "000000.json").checkpoint
     policy = (home / "store" / "checkpoint" / first.key / "policy" / "model.safetensors").read_text()
     assert (home / "runs" / "onward" / "start-policy" / "model.safetensors").read_text() == policy
 

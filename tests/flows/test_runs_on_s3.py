@@ -10,7 +10,7 @@ import pytest
 from flows.ppo import Rerun
 from flows.verify import verify_iteration
 from infra.artifacts import open_store
-from infra.artifacts.overlay_store import LayeredStore
+from infra.artifacts.overlay_store import OverlayStore
 from infra.backend import open_records, open_runs
 from infra.settings import Settings
 from infra.storage.objects import Objects
@@ -192,7 +192,7 @@ def verified(run: str, scratch: Path) -> list[Any]:
         spec=spec_of_run(run),
         run=run,
         settings=settings,
-        store=LayeredStore(open_store(scratch / "store"), original),
+        store=OverlayStore(open_store(scratch / "store"), original),
         records=records,
         engines=ToyEngines(healthy),
         tracker=ToyTracker(),

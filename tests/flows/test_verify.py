@@ -10,7 +10,7 @@ import pytest
 from flows.verify import verify_iteration
 from infra.artifacts import ArtifactCorrupted
 from infra.artifacts.local_store import LocalStore
-from infra.artifacts.overlay_store import LayeredStore
+from infra.artifacts.overlay_store import OverlayStore
 from infra.backend import open_records
 from infra.settings import Settings
 from ppo_core.records import InputError
@@ -50,7 +50,7 @@ def verify(
         spec=spec,
         run=run.name,
         settings=Settings(home=scratch, store=str(run.home / "store")),
-        store=LayeredStore(LocalStore(scratch / "store"), LocalStore(run.home / "store")),
+        store=OverlayStore(LocalStore(scratch / "store"), LocalStore(run.home / "store")),
         records=records,
         engines=engines or ToyEngines(run.engines.measures),
         tracker=ToyTracker(),

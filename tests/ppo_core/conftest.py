@@ -61,7 +61,7 @@ def trained(programs: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def replayed(programs: Path) -> Path:
-    """What the training engine's handlers have left: full and thin checkpoints, and facts."""
+    """What the training engine's handlers have left: full and policy-only checkpoints, and facts."""
     return programs / "replayed"
 
 

@@ -63,7 +63,7 @@ class AdaptedRun(Run):
 
 
 def runs(root: Path, ranks: Ranks) -> Facts:
-    """Four updates, all in full and thin ones between; and advantages of the last thin one."""
+    """Four updates, all in full and policy-only ones between; and advantages of the last policy-only one."""
     facts: Facts = {}
     rows = [RolloutRow("p", i, [3, 4], [5, 6 + i, EOS], "w5", [-1.0] * 3, "stop") for i in range(4)]
     write_rollouts(root / "rollouts.parquet", rows)

@@ -35,8 +35,8 @@ from ppo_core.data.tokenization import encode_prompt, load_tokenizer, model_conf
 from ppo_core.models.loading import load_critic, load_policy
 from ppo_core.records import PromptRow, RolloutRow, ScoreRow
 from ppo_core.training.checkpoint import write_start
+from ppo_core.training.checkpoint_checks import check_critic, check_policy, optimizer_shards
 from ppo_core.training.experience import Experience
-from ppo_core.training.intact import check_critic, check_policy, optimizer_shards
 from ppo_core.training.state import read_state
 from tests.ppo_core.tiny_policies import make_tokenizer
 from tests.ppo_core.update_cases import make_experience, save_experience

@@ -82,7 +82,7 @@ class Run:
         return facts
 
     def sparse(self, cold: str) -> Facts:
-        """Checkpoint 1 in full, then thin ones by a warm engine, with garbage for what it does not need; 4 in full.
+        """Checkpoint 1 in full, then policy-only ones by a warm engine, with garbage where it needs nothing; 4 in full.
 
         And 4 again by a `cold` engine, which has to replay updates 2 and 3.
         """
@@ -165,7 +165,7 @@ def factor(root: Path, ranks: Ranks) -> Facts:
 
 
 def advantages(root: Path, ranks: Ranks) -> Facts:
-    """compute_advantages from a thin checkpoint by a cold engine, and from the full one of the same update."""
+    """compute_advantages from a policy-only checkpoint by a cold engine, and from the full one of the same update."""
     from ppo_core.records import ComputeAdvantagesJob, OptimizerSettings
     from ppo_core.spec import AdvantageSpec
 
@@ -194,7 +194,7 @@ def advantages(root: Path, ranks: Ranks) -> Facts:
 
 
 def refusals(root: Path, ranks: Ranks) -> Facts:
-    """Inputs that are not those which the thin checkpoint was made of; the good ones last, by the same engine."""
+    """Inputs other than those that the policy-only checkpoint was made of; the good ones last, by the same engine."""
     run = Run(
         root / "refused", ranks, make_start(root, "llama-tied", "float32", ranks), jobs_like(*[{}] * 4), experiences()
     )
@@ -232,7 +232,7 @@ def refusals(root: Path, ranks: Ranks) -> Facts:
 
 
 def damaged(root: Path, ranks: Ranks) -> Facts:
-    """What a fresh engine says of damaged copies of a full checkpoint, and of a thin one without its policy."""
+    """What a fresh engine says of damaged copies of a full checkpoint, and of a policy-only one without its policy."""
     run = Run(root / "refused", ranks, root, [], [])
     run.experiences, run.jobs = [run.root / f"experience{number}" for number in range(4)], jobs_like(*[{}] * 4)
     facts: Facts = {}

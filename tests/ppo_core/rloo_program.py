@@ -52,7 +52,7 @@ def start_of(root: Path, ranks: Ranks, dtype: str) -> Path:
 
 
 def runs(root: Path, ranks: Ranks) -> Facts:
-    """Four updates, all in full and thin ones between; and advantages from a thin checkpoint and from the full one."""
+    """Four updates, all in full and policy-only ones between; and advantages from one of each kind."""
     facts: Facts = {}
     rows = [RolloutRow("p", i, [3, 4], [5, 6 + i, 1], "w5", [-1.0] * 3, "stop") for i in range(4)]
     write_rollouts(root / "rollouts.parquet", rows)
@@ -93,7 +93,7 @@ def updates(root: Path, ranks: Ranks) -> Facts:
 
 
 def refusals(root: Path, ranks: Ranks) -> Facts:
-    """A checkpoint for each of the two algorithms, full and thin, given to the other."""
+    """A checkpoint for each of the two algorithms, full and policy-only, given to the other."""
     with_critic = make_start(root, "llama-tied", "float32", ranks)
     cases: dict[str, tuple[Path, Any]] = {
         "rloo from ppo": (with_critic, rloo),

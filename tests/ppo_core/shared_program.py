@@ -45,7 +45,7 @@ def start_of(root: Path, ranks: Ranks, dtype: str, name: str = "llama-tied") -> 
 
 
 def runs(root: Path, ranks: Ranks) -> Facts:
-    """Four updates, all in full and thin ones between; and advantages of the third, full and thin."""
+    """Four updates, all in full and policy-only ones between; and advantages of the third, full and policy-only."""
     facts: Facts = {}
     rows = [RolloutRow("p", i, [3, 4], [5, 6 + i, EOS], "w5", [-1.0] * 3, "stop") for i in range(4)]
     write_rollouts(root / "rollouts.parquet", rows)

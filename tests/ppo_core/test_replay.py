@@ -1,4 +1,4 @@
-"""Thin checkpoints: a fresh engine replays the updates since the last full one, and goes on to the same bytes."""
+"""Policy-only checkpoints: a fresh engine replays the updates since the last full one, and the bytes are the same."""
 
 from __future__ import annotations
 

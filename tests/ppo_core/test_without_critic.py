@@ -43,7 +43,7 @@ def test_a_fresh_engine_replays_to_the_same_bytes(rloo: Path, case: str) -> None
 
 @pytest.mark.parametrize("case", CASES)
 def test_advantages_are_those_of_a_group_of_four(rloo: Path, case: str) -> None:
-    """Scores 0, 1, 2, 3 against the mean of the other three: -2, -2/3, 2/3, 2; from the thin checkpoint as well."""
+    """Scores 0, 1, 2, 3 against the mean of the other three: -2, -2/3, 2/3, 2; from both kinds of checkpoints."""
     full, thin = (rloo / case / f"advantages-{name}/experience.safetensors" for name in ("full3", "thin3"))
     assert full.read_bytes() == thin.read_bytes()
     experience = load_file(full)

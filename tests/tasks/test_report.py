@@ -19,7 +19,7 @@ from tasks.runs.iteration_record import IterationRecord
 from tests.infra.mlflow.mlflow_points import rows
 from tests.infra.mlflow.mlflow_server import Server, patient
 from tests.tasks.toy_engines import LOSSES
-from tests.tasks.toy_runs import ToyRun, unsealed
+from tests.tasks.toy_runs import ToyRun, stored_record
 from tests.waiting import FOR_EVER_S, LONG_S
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -136,6 +136,6 @@ def test_an_outage_costs_seconds_and_no_iteration(outage: Outage) -> None:
 def test_after_a_rerun_the_new_values_are_there_beside_the_old_ones(outage: Outage) -> None:
     run = outage.runs["again"]
     files = sorted(run.folder.glob("leases/*/superseded/*.json"))
-    old = [unsealed(file) for file in files]
+    old = [stored_record(file) for file in files]
     assert [record.iteration for record in old] == [2, 3]
     assert of_iterations(outage.points("again")) == points_of([*run.records(), *old])

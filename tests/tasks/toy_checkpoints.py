@@ -39,7 +39,7 @@ def averaged(job: EngineJob) -> bool:
 
 
 def write_checkpoint(job: EngineJob, weights: Weights, identity: str, replay: tuple[Replay, ...]) -> None:
-    """A full checkpoint, or with `replay` a thin one."""
+    """A full checkpoint, or with `replay` a policy-only one."""
     assert job.output is not None
     for name, text in zip(PARTS.values(), (weights.policy, weights.critic, weights.optimizer), strict=True):
         if name == PARTS["policy"] or not replay:

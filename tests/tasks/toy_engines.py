@@ -1,6 +1,6 @@
 """Engines without models: what a job writes is a hash of its spec and of what it reads, and is there in no time.
 
-They keep no state between jobs: a thin checkpoint is always replayed from the last full one.
+They keep no state between jobs: a policy-only checkpoint is always replayed from the last full one.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def compute_advantages(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
 
 
 def update_policy(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
-    """The next checkpoint, full or thin."""
+    """The next checkpoint, full or policy-only."""
     spec, experience = UpdatePolicyJob.model_validate(job.spec), job.inputs["experience"]
     metrics = {"policy/entropy": 0.5, "policy/clip_fraction": 0.01}
     metrics |= engines.measures(spec.iteration + 1, spec.rate_factor)
@@ -257,7 +257,7 @@ def update(engines: ToyEngines, held: Weights, spec: UpdatePolicyJob, experience
 
 
 def hold(engines: ToyEngines, inputs: Inputs) -> Weights:
-    """The weights of the input `checkpoint`; those of a thin one are made again."""
+    """The weights of the input `checkpoint`; those of a policy-only one are made again."""
     folder = inputs["checkpoint"].path
     state = read_state(folder)
     if state.full:

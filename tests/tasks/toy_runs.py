@@ -17,9 +17,9 @@ from rich.console import Console
 from flows.console import RunConsole
 from flows.iteration import begin
 from flows.ppo import Rerun, finish_interrupted, rerun_iteration, train_loop
-from flows.recovery import last_whole
+from flows.recovery import last_resumable_record
 from infra.artifacts import ArtifactRef
-from infra.runs.checksummed_json import SEAL, encode
+from infra.runs.checksummed_json import CHECKSUM, encode
 from infra.storage.filesystem import FileSystem
 from infra.storage.objects import StoreUnavailable
 from ppo_core.spec import RunSpec
@@ -105,7 +105,7 @@ class ToyRun:
             finish_interrupted(context, console)
             download_sources(context)
             dataset = prepare_dataset(context)
-            record = last_whole(context, console)
+            record = last_resumable_record(context, console)
             if rerun is not None:
                 record = rerun_iteration(context, console, dataset, rerun)
             train_loop(context, console, dataset, record or begin(context, dataset))
@@ -123,7 +123,7 @@ class ToyRun:
 
     def records(self) -> list[IterationRecord]:
         """The committed ones, as they lie there."""
-        return [unsealed(file) for file in sorted((self.folder / "iterations").glob("*.json"))]
+        return [stored_record(file) for file in sorted((self.folder / "iterations").glob("*.json"))]
 
     def record_bytes(self) -> dict[str, bytes]:
         """The files of all records."""
@@ -146,13 +146,13 @@ class ToyRun:
         return (self.place(self.records()[iteration].checkpoint) / PARTS["policy"]).read_text()
 
     def forge(self, iteration: int, **changes: Any) -> None:
-        """Change what a record says, with a seal that holds."""
+        """Change what a record says, with a checksum that holds."""
         self.rewrite(f"iterations/{iteration:06d}.json", lambda record: record | changes)
 
     def rewrite(self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        """Change a sealed document of the run."""
+        """Change a checksummed document of the run."""
         document = json.loads((self.folder / name).read_text())
-        document.pop(SEAL)
+        document.pop(CHECKSUM)
         replace(self.folder / name, encode(name, change(document)))
 
 
@@ -167,9 +167,9 @@ def old_form(record: dict[str, Any]) -> dict[str, Any]:
     return {**others, **{ref["kind"]: ref for ref in record["artifacts"].values()}}
 
 
-def unsealed(file: Path) -> IterationRecord:
+def stored_record(file: Path) -> IterationRecord:
     """A record as it lies there."""
-    return read_record({key: value for key, value in json.loads(file.read_text()).items() if key != SEAL})
+    return read_record({key: value for key, value in json.loads(file.read_text()).items() if key != CHECKSUM})
 
 
 def digests(records: list[IterationRecord]) -> list[tuple[str | None, ...]]:

@@ -209,15 +209,15 @@ class ReadOnlyFiles(LocalFiles):
 def test_a_read_only_store_says_so_and_leaves_the_folder_alone(local: ArtifactStore, tmp_path: Path):
     ref = put(local, "k1", CONTENT)
     folder = fill(tmp_path / "mine", CONTENT)
-    sealed = LocalStore(Path(local.root), files=ReadOnlyFiles())
+    read_only = LocalStore(Path(local.root), files=ReadOnlyFiles())
     for kind in ("checkpoint", "scores"):
         with pytest.raises(StoreReadOnly, match=rf"{local.root} cannot be written to \(at .*{kind}\).*PPOFLOW_STORE"):
-            sealed.put(folder, kind, "k2")
+            read_only.put(folder, kind, "k2")
     assert read(folder) == CONTENT
     assert {path.stat().st_mode & 0o222 for path in folder.rglob("*") if path.is_file()} == {0o200}
     with pytest.raises(StoreReadOnly):
-        sealed.scratch()
-    assert read(sealed.fetch(ref)) == CONTENT
+        read_only.scratch()
+    assert read(read_only.fetch(ref)) == CONTENT
 
 
 @pytest.mark.parametrize("root", ["gs://bucket/prefix", "file://host/folder", "http://x/y"])

@@ -145,7 +145,7 @@ def test_a_damaged_file(store: S3Store, other: S3Store, behind: Behind, tmp_path
 ENVELOPE = "checkpoint/k1/manifest.json"
 
 
-def sealed(content: bytes, **changes: object) -> bytes:
+def with_checksum(content: bytes, **changes: object) -> bytes:
     document = {**json.loads(content), **changes}
     document["checksum"] = sha256_of({name: value for name, value in document.items() if name != "checksum"})
     return json.dumps(document).encode()
@@ -158,8 +158,8 @@ def sealed(content: bytes, **changes: object) -> bytes:
         (lambda content: b"[]", "is no JSON object"),
         (lambda content: b"", "is no JSON"),
         (lambda content: content.replace(b'"live"', b'"gone"'), "its own checksum"),
-        (lambda content: sealed(content, upload="../.."), "is not an artifact's state"),
-        (lambda content: sealed(content, manifest={}), "is not a manifest"),
+        (lambda content: with_checksum(content, upload="../.."), "is not an artifact's state"),
+        (lambda content: with_checksum(content, manifest={}), "is not a manifest"),
     ],
 )
 def test_a_damaged_manifest(
@@ -180,7 +180,7 @@ def test_a_damaged_manifest(
 
 def test_a_newer_format_is_neither_read_nor_replaced(store: S3Store, behind: Behind):
     put(store, "k1", CONTENT)
-    behind.change(ENVELOPE, lambda content: sealed(content, format=2, news=1))
+    behind.change(ENVELOPE, lambda content: with_checksum(content, format=2, news=1))
     for call in (store.find, store.set_aside, lambda kind, key: put(store, key, CONTENT)):
         with pytest.raises(ArtifactFormatTooNew, match="format 2 on S3, this version reads up to format 1"):
             call("checkpoint", "k1")

@@ -31,9 +31,9 @@ def test_a_store_keeps_the_journals_of_its_models(root: str):
     assert not journal.append(move(1, "anna")), "the same move by another process"
     [made] = Journals(root).of("a b").moves()
     assert made == move(1, "anna")
-    assert not journal.has_followed(made)
-    journal.note_followed(made)
-    assert Journals(root).of("a b").has_followed(made)
+    assert not journal.applied(made)
+    journal.note_applied(made)
+    assert Journals(root).of("a b").applied(made)
     assert Journals(root).models() == ["a b"]
 
 

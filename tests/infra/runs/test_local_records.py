@@ -17,7 +17,7 @@ from infra.storage.filesystem import LocalFiles, StoreReadOnly, StoreUnsupported
 from tests.infra.runs.leases import successor, writer
 
 
-def test_a_record_is_a_readable_file_with_a_seal(tmp_path: Path):
+def test_a_record_is_a_readable_file_with_a_checksum(tmp_path: Path):
     writer(tmp_path).commit(1, {"metrics": {"kl": 0.5}})
     document = json.loads((tmp_path / "runs/r/iterations/000001.json").read_text())
     assert {name: value for name, value in document.items() if name != "seal"} == {"metrics": {"kl": 0.5}}

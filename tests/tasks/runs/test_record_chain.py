@@ -13,7 +13,7 @@ import pytest
 from infra.artifacts.local_store import LocalStore
 from infra.artifacts.manifest import sha256_of
 from infra.process_identity import ProcessIdentity, this_process
-from infra.runs.checksummed_json import SEAL
+from infra.runs.checksummed_json import CHECKSUM
 from infra.runs.local_lease import acquire_lease
 from infra.runs.local_records import LocalRecords
 from infra.runs.records import RecordCorrupted, RecordMissing
@@ -131,7 +131,7 @@ def test_a_record_of_another_run_is_refused_with_every_byte_that_it_had(run: Toy
     with pytest.raises(RecordCorrupted, match="iteration 4 of run toy is one of run other"):
         read_run("toy")
     document = json.loads((run.home / "store/runs/other/iterations/000004.json").read_text())
-    document.pop(SEAL)
+    document.pop(CHECKSUM)
     run.rewrite("iterations/000004.json", lambda record: document | ours)
     with pytest.raises(RecordCorrupted, match="iteration 4 of run toy follows another record"):
         read_run("toy")
@@ -151,9 +151,9 @@ def test_the_chain_by_hand(run: ToyRun) -> None:
     """Computed from the files alone."""
     documents = [json.loads(record_file(run, number).read_text()) for number in range(5)]
     for document in documents:
-        document.pop(SEAL)
+        document.pop(CHECKSUM)
     spec = json.loads((run.folder / "spec.json").read_text())
-    spec.pop(SEAL)
+    spec.pop(CHECKSUM)
     assert documents[0]["spec"] == spec
     assert documents[0]["previous"] is None
     assert [document["previous"] for document in documents[1:]] == [sha256_of(before) for before in documents[:-1]]
