@@ -66,14 +66,14 @@ def train(
             version = f"models:/{registered.name}/{registered.version}"
         except RegistryError as error:
             complaints.append(f"the policy is not registered: {error}")
-        told = report_dpo(context, dataset, preferences, made.get(FINETUNE_POLICY.name), policy, evaluations)
+        complaint = report_dpo(context, dataset, preferences, made.get(FINETUNE_POLICY.name), policy, evaluations)
         return PreferenceReport(
             run=run,
             metrics=all_metrics(policy, evaluations),
             folder=export_dpo_policy(context, policy),
             artifact=policy.uri,
             version=version,
-            complaints=[*complaints, *filter(None, [told])],
+            complaints=[*complaints, *filter(None, [complaint])],
         )
 
 

@@ -78,8 +78,8 @@ def evaluation_of(context: RunContext, record: IterationRecord, best: Best) -> d
     made = record if record.iteration == best.iteration else read_record(context.records.read(best.iteration))
     if made.evaluation is None:
         return {}
-    told = {"metrics": made.evaluation.metrics, **made.evaluation.bare().model_dump()}
-    return {"ppoflow.evaluation": json.dumps(told)}
+    measured = {"metrics": made.evaluation.metrics, **made.evaluation.bare().model_dump()}
+    return {"ppoflow.evaluation": json.dumps(measured)}
 
 
 def usable_best(context: RunContext, record: IterationRecord) -> Best:

@@ -121,8 +121,8 @@ def _catch_up(context: RunContext, record: IterationRecord) -> bool:
     complete = log_missing(context, record)
     reporting.introduced = reporting.introduced or introduce(context)
     if linked and reporting.introduced and not reporting.linked:
-        told = all(context.tracker.log_text(name, text) for name, text in reporting.data.items())
-        reporting.linked = told and context.tracker.log_datasets(input_data(context.spec, record.dataset))
+        sent = all(context.tracker.log_text(name, text) for name, text in reporting.data.items())
+        reporting.linked = sent and context.tracker.log_datasets(input_data(context.spec, record.dataset))
     return complete and reporting.linked
 
 

@@ -248,5 +248,7 @@ def inventory(ray: Any) -> str:
 def reason(error: Exception) -> str:
     """Ray's explanation in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith(("The actor is dead because", "The node", "ModuleNotFoundError"))]
-    return (told or lines or [type(error).__name__])[-1]
+    known = [
+        line for line in lines if line.startswith(("The actor is dead because", "The node", "ModuleNotFoundError"))
+    ]
+    return (known or lines or [type(error).__name__])[-1]

@@ -87,18 +87,18 @@ def _rows(source: HubSource, files: Mapping[str, HubFile]) -> list[str]:
         name for name in files if PurePosixPath(name).suffix in ROWS and PurePosixPath(name).name not in NO_ROWS
     )
     groups = sorted({PART.sub("-*", name) for name in rows})
-    told = ", ".join(groups[:SHOWN]) + (f" and {len(groups) - SHOWN} more" if len(groups) > SHOWN else "")
+    listed = ", ".join(groups[:SHOWN]) + (f" and {len(groups) - SHOWN} more" if len(groups) > SHOWN else "")
     bare = source.name.removesuffix(f":{source.path}")
     if source.path is not None:
         folder = source.path.rstrip("/") + "/"
         found = [name for name in rows if name.startswith(folder) or fnmatchcase(name, source.path)]
         if not found:
-            raise HubError(f"{bare} has no data file {source.path}: it has {told or 'no data file at all'}")
+            raise HubError(f"{bare} has no data file {source.path}: it has {listed or 'no data file at all'}")
         return found
     if not groups:
         raise HubError(f"{bare} has no data file ({', '.join(ROWS)}): use another repository")
     if len(groups) > 1:
-        raise HubError(f"{bare} has several data files, {told}: name one, as in {bare}:{groups[0]}")
+        raise HubError(f"{bare} has several data files, {listed}: name one, as in {bare}:{groups[0]}")
     return rows
 
 

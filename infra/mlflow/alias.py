@@ -171,14 +171,14 @@ class Alias:
         return aliases_of(self._uri, self.model).get(self.name)
 
     def _moved(self, standing: Standing, last: Move | None) -> AliasMoved:
-        what = "it does not exist any more" if last is None else f"move {last.number}: {told(last)}"
+        what = "it does not exist any more" if last is None else f"move {last.number}: {describe_move(last)}"
         return AliasMoved(
             f"{self.name} of {self.model!r} pointed to {_named(standing.version)} when the comparison started, and no "
             f"longer does ({what}): compare again with what it points to now"
         )
 
 
-def told(move: Move) -> str:
+def describe_move(move: Move) -> str:
     """A move in a line."""
     at = datetime.fromtimestamp(move.at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     why = f": {move.reason}" if move.reason else ""

@@ -79,8 +79,8 @@ def gpu_load(table: str) -> Iterator[tuple[str, float]]:
     ('gpu_0_utilization_percentage', 87.0)
     """
     for line in filter(None, table.splitlines()):
-        index, *told = (part.strip() for part in line.split(","))
-        busy, used, total = (float(text) if text.replace(".", "", 1).isdigit() else None for text in told)
+        index, *texts = (part.strip() for part in line.split(","))
+        busy, used, total = (float(text) if text.replace(".", "", 1).isdigit() else None for text in texts)
         if busy is not None:
             yield f"gpu_{index}_utilization_percentage", busy
         if used is not None:

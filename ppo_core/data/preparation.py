@@ -128,8 +128,8 @@ class Preparation:
         for split in ("train", "sft"):
             tallies = [tally for tally in self.tallies if tally.split == split]
             if tallies and not len(tables.get(split, ())):
-                told = "; ".join(f"{tally.source}: {tally.in_words()}" for tally in tallies)
-                raise InputError(f"no rows are left ({told}): see dataset.duplicates, too_long and max_prompt_tokens")
+                rows = "; ".join(f"{tally.source}: {tally.in_words()}" for tally in tallies)
+                raise InputError(f"no rows are left ({rows}): see dataset.duplicates, too_long and max_prompt_tokens")
         return tables
 
     def longest(self) -> Longest:
@@ -150,8 +150,8 @@ class Preparation:
         if weights:
             empty = [tally for tally in self.tallies if tally.split == "train" and not tally.rows]
             if empty:
-                told = "; ".join(f"{tally.source}: {tally.in_words()}" for tally in empty)
-                raise InputError(f"a source with a weight has no rows left ({told}): remove it from dataset.train")
+                rows = "; ".join(f"{tally.source}: {tally.in_words()}" for tally in empty)
+                raise InputError(f"a source with a weight has no rows left ({rows}): remove it from dataset.train")
             for document, share in zip(train, shares_of([one["rows"] for one in train], weights), strict=True):
                 if not share.draws:
                     raise InputError(

@@ -73,8 +73,10 @@ def table_of_text(path: Path, delimiter: str) -> Iterator[Found]:
                 if len(cells) == len(header):
                     yield Found(reader.line_num, {name: cell or None for name, cell in zip(header, cells, strict=True)})
                 elif cells:
-                    told = f"{path}:{reader.line_num} has {len(cells)} cells, but the header has {len(header)}"
-                    yield Found(reader.line_num, InputError(f'{told}: put cells that hold {delimiter!r} in "quotes"'))
+                    complaint = f"{path}:{reader.line_num} has {len(cells)} cells, but the header has {len(header)}"
+                    yield Found(
+                        reader.line_num, InputError(f'{complaint}: put cells that hold {delimiter!r} in "quotes"')
+                    )
     except csv.Error as error:
         raise InputError(f"{path}:{reader.line_num} is not a valid CSV or TSV file: {error}") from None
     except UnicodeDecodeError as error:

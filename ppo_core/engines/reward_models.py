@@ -26,8 +26,8 @@ def prepare_preferences(job: Job) -> dict[str, Any]:
     rankings, facts = _read(job)
     for split, found in rankings.items():
         write_rankings(job.output / f"{split}.parquet", found)
-    told = describe_preferences(job.output)
-    return {**{name: facts[name] for name in ("counts", "pairs", "context_length")}, "described": told}
+    described = describe_preferences(job.output)
+    return {**{name: facts[name] for name in ("counts", "pairs", "context_length")}, "described": described}
 
 
 def check_preferences(job: Job) -> dict[str, Any]:

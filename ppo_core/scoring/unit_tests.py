@@ -90,7 +90,7 @@ class UnitTests:
         if code is None:
             return 0.0
         secret = secrets.token_hex(16)
-        told, status = self._run(
+        output, status = self._run(
             {
                 "secret": secret,
                 "code": code,
@@ -99,14 +99,14 @@ class UnitTests:
                 "memory_mib": self.spec.memory_mib,
             }
         )
-        if f"{secret} ready" not in told:
+        if f"{secret} ready" not in output:
             if status is None:
                 return NotScored(f"its process was not ready after timeout_s={self.spec.timeout_s:g}")
             raise RewardFailed(
                 f"the reward {self.spec.component} cannot confine code here, so it ran none (exit status {status}): "
                 "the log of the scoring engine says why; containers must let processes set a seccomp filter"
             )
-        return sum(f"{secret} {number}" in told for number in range(len(tests))) / len(tests)
+        return sum(f"{secret} {number}" in output for number in range(len(tests))) / len(tests)
 
     def _code(self, response: str) -> str | None:
         if self.spec.pattern is not None:

@@ -55,8 +55,8 @@ class Components:
     def error(self) -> str | None:
         """Which rewards gave no score, and why; None where all did."""
         missing = [name for name, value in self.scores.items() if value is None]
-        told = [f"{name}: {self.reasons[name]}" if name in self.reasons else name for name in missing]
-        return f"not scored by {', '.join(told)}" if told else None
+        failures = [f"{name}: {self.reasons[name]}" if name in self.reasons else name for name in missing]
+        return f"not scored by {', '.join(failures)}" if failures else None
 
 
 def make_reward(spec: RewardKind, sources: Sources, answer_column: str, progress: Progress) -> Reward:

@@ -227,8 +227,8 @@ class _Place(NamedTuple):
     def default(self) -> str:
         """The field's default, where that is a plain value."""
         value = None if self.field is None else self.field.default
-        told = str(value).lower() if isinstance(value, bool) else value
-        return f" (default: {told})" if isinstance(told, int | float | str) else ""
+        shown = str(value).lower() if isinstance(value, bool) else value
+        return f" (default: {shown})" if isinstance(shown, int | float | str) else ""
 
 
 def _place(cls: type[BaseModel], location: tuple[int | str, ...]) -> _Place:

@@ -97,8 +97,8 @@ class Ranks:
     def _end_with(self, rank: int, child: subprocess.Popen[bytes]) -> None:
         status = child.wait()
         if not self.dismissed:
-            told = f"{self.kind} rank {rank} of {self.world_size} ended with status {status}"
-            print(told, file=sys.stderr, flush=True)
+            message = f"{self.kind} rank {rank} of {self.world_size} ended with status {status}"
+            print(message, file=sys.stderr, flush=True)
             os._exit(1)
 
     def dismiss(self) -> None:

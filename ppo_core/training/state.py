@@ -57,13 +57,13 @@ def read_state(folder: Path) -> CheckpointState:
     try:
         state = CheckpointState.model_validate(document)
     except ValidationError as error:
-        told = "; ".join(explain(CheckpointState, error))
+        complaints = "; ".join(explain(CheckpointState, error))
         if {item["type"] for item in error.errors()} == {"extra_forbidden"}:
             raise InputError(
-                f"{path} has settings that this ppoflow does not know ({told}): use the one that wrote it"
+                f"{path} has settings that this ppoflow does not know ({complaints}): use the one that wrote it"
                 f"{writer(folder)}, or go on from the last full checkpoint, with ppoflow fork"
             ) from None
-        raise _damaged(path, told) from None
+        raise _damaged(path, complaints) from None
     if state.num_steps.keys() != state.skipped_steps.keys():
         raise _damaged(
             path, f"num_steps is of {_names(state.num_steps)}, skipped_steps of {_names(state.skipped_steps)}"

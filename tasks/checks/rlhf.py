@@ -29,8 +29,8 @@ def check_rlhf(spec: RlhfSpec, run: str | None = None, *, again: bool = False, w
             spec.reward_model_from(absolute(before.model, Path(before.folder))), name, again=again, wait=wait
         )
         notes += found.notes
-        told = {"pairs": "data", "scorer": "model"}  # nothing is, of what is still to be downloaded
-        good |= {subject: found.good[key] for subject, key in told.items() if key in found.good}
+        keys = {"pairs": "data", "scorer": "model"}  # nothing is, of what is still to be downloaded
+        good |= {subject: found.good[key] for subject, key in keys.items() if key in found.good}
     whole = spec.run_with(later.reward_model, later.policy)
     trial = spec.run_before(now.policy) if spec.trained is not None else spec.run_with(now.reward_model, now.policy)
     found = check_run(whole, name, again=again, wait=wait, trial=None if trial == whole else trial)

@@ -142,10 +142,10 @@ def holder_notes(store: ArtifactStore, run: str, *, noted: bool) -> list[str]:
     try:
         require_free(open_leases(store.root, run))
     except LeaseHeld as held:
-        told = f"{held}; or use --wait, and this command waits for it"
+        message = f"{held}; or use --wait, and this command waits for it"
         if not noted:
-            raise LeaseHeld(told, held.holder) from None
-        return [told]
+            raise LeaseHeld(message, held.holder) from None
+        return [message]
     return []
 
 

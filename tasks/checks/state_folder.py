@@ -65,12 +65,12 @@ def unknown_variables() -> list[str]:
     stack = StackSettings.model_config["env_prefix"]
     known = {name for field in Settings.model_fields for name in names_of(field)} | OF_PROCESSES
     known |= {f"{stack}{field.upper()}" for field in StackSettings.model_fields}
-    ends, told = sorted(name.removeprefix(OURS) for name in known if name.startswith(OURS)), []
+    ends, notes = sorted(name.removeprefix(OURS) for name in known if name.startswith(OURS)), []
     for name in set_variables(OURS):
         if name not in known:
             close = get_close_matches(name.removeprefix(OURS), ends, n=1)
-            told.append(f"{name} is not a setting of ppoflow{f': did you mean {OURS}{close[0]}?' if close else ''}")
-    return told
+            notes.append(f"{name} is not a setting of ppoflow{f': did you mean {OURS}{close[0]}?' if close else ''}")
+    return notes
 
 
 def aliases(info: FieldInfo) -> list[str]:

@@ -50,14 +50,14 @@ def mark_crashed(predecessors: Iterable[LeaseOwner]) -> list[str]:
 
     A flow run that was started again is its own predecessor: it goes on, and only the tasks of its dead process end.
     """
-    told: list[str] = []
+    marked: list[str] = []
     ids = [UUID(holder.note[FLOW_RUN]) for holder in predecessors if FLOW_RUN in holder.note]
     try:
         with get_client(sync_client=True) as client:
-            told = [name for id in ids if (name := _mark(client, id)) is not None]
+            marked = [name for id in ids if (name := _mark(client, id)) is not None]
     except (HTTPError, PrefectException) as error:
         get_run_logger().warning("the flow runs of dead predecessors could not be set to Crashed: %s", error)
-    return told
+    return marked
 
 
 def _mark(client: SyncPrefectClient, id: UUID) -> str | None:

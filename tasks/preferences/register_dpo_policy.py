@@ -27,8 +27,8 @@ def register_dpo_policy(
         CHECKPOINT_TAG: json.dumps(policy.bare().model_dump()),  # where `ppoflow sample` finds it
     }
     if evaluation is not None:
-        told = {"metrics": evaluation.metrics, **evaluation.bare().model_dump()}
-        tags["ppoflow.evaluation"] = json.dumps(told)
+        measured = {"metrics": evaluation.metrics, **evaluation.bare().model_dump()}
+        tags["ppoflow.evaluation"] = json.dumps(measured)
     context.tracker.open()  # a server that cannot read our store gets the files through this MLflow run
     registered = register(
         context.settings.tracking_uri,

@@ -40,9 +40,9 @@ def introduce(context: PreferenceContext) -> bool:
     """Say what this run is."""
     document, tracker = context.spec.document(), context.tracker
     note = f"Training of a {context.makes} on preferences: run **{context.run}** of spec `{context.spec.name}`."
-    told = tracker.open() and tracker.log_parameters(flat(document))
-    told = told and tracker.log_text("spec.json", json.dumps(document, indent=2))
-    return told and tracker.set_tags(origin(context.spec) | {NOTE: note})
+    sent = tracker.open() and tracker.log_parameters(flat(document))
+    sent = sent and tracker.log_text("spec.json", json.dumps(document, indent=2))
+    return sent and tracker.set_tags(origin(context.spec) | {NOTE: note})
 
 
 @stage("report_reward_model", retries=0)

@@ -10,7 +10,7 @@ from prefect.input import RunInput
 from pydantic import BaseModel, ConfigDict, Field
 
 from infra.artifacts import ArtifactError, open_store
-from infra.mlflow.alias import Alias, Reason, Standing, told
+from infra.mlflow.alias import Alias, Reason, Standing, describe_move
 from infra.mlflow.alias_journal import Journals
 from infra.mlflow.current_user import current_user
 from infra.mlflow.registry import MODEL_URI, InvalidModelName, Version, describe
@@ -107,7 +107,7 @@ def show_trial(context: RunContext, trial: Trial) -> None:
 def move_alias(alias: Alias, standing: Standing, candidate: Policy, trial: Trial, approval: Approval | None) -> str:
     """Make the candidate the champion, if the alias still stands where the trial began. Returns what was recorded."""
     reason = promotion_reason(candidate, trial, approval)
-    return told(alias.move(standing, registered(candidate).version, "promote", reason))
+    return describe_move(alias.move(standing, registered(candidate).version, "promote", reason))
 
 
 def promotion_reason(candidate: Policy, trial: Trial, approval: Approval | None) -> Reason:
@@ -144,7 +144,7 @@ def roll_back(model: str, alias: str | None = None, *, to: str | None = None, wh
     if version.version == standing.version:
         raise InputError(f"{handle.name} of {handle.model!r} points to version {version.version} already")
     require_stored(version, settings)
-    return told(handle.move(standing, version.version, "rollback", Reason(by or current_user(), why)))
+    return describe_move(handle.move(standing, version.version, "rollback", Reason(by or current_user(), why)))
 
 
 def require_stored(version: Version, settings: Settings) -> None:
@@ -162,4 +162,4 @@ def require_stored(version: Version, settings: Settings) -> None:
 def history(model: str) -> list[str]:
     """Every move of the model's aliases, a line each."""
     moves = Journals(open_store(Settings().store_root).root).of(model).moves()
-    return [f"{move.number:>3}  {move.alias:<10} {told(move)}" for move in moves]
+    return [f"{move.number:>3}  {move.alias:<10} {describe_move(move)}" for move in moves]

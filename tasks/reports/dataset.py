@@ -24,42 +24,44 @@ def described(context: RunContext, dataset: DatasetRef) -> dict[str, Any]:
     ).result
 
 
-def report_data(context: RunContext, name: str, data: StageRef, told: Mapping[str, Any], *notes: str) -> dict[str, str]:
+def report_data(
+    context: RunContext, name: str, data: StageRef, report: Mapping[str, Any], *notes: str
+) -> dict[str, str]:
     """Show on Prefect's page what a run's `dataset` or `preferences` are; returns the files of it for MLflow."""
-    page = "\n".join([dataset_page(context.run, told), *notes])
+    page = "\n".join([dataset_page(context.run, report), *notes])
     show_data(context, name, data, page)
-    return {f"{name}/report.json": json.dumps(told, indent=2), f"{name}/report.md": page}
+    return {f"{name}/report.json": json.dumps(report, indent=2), f"{name}/report.md": page}
 
 
-def dataset_page(run: str, told: Mapping[str, Any]) -> str:
+def dataset_page(run: str, report: Mapping[str, Any]) -> str:
     """The numbers in markdown."""
-    return "\n".join([f"# Data of run {run}", "", *_splits(told), *_sources(told), *_histograms(told)]) + "\n"
+    return "\n".join([f"# Data of run {run}", "", *_splits(report), *_sources(report), *_histograms(report)]) + "\n"
 
 
-def _splits(told: Mapping[str, Any]) -> Iterator[str]:
+def _splits(report: Mapping[str, Any]) -> Iterator[str]:
     yield from ("| rows to | rows | tokens: mean | median | longest |", "|---|---|---|---|---|")
-    for split, facts in told["splits"].items():
+    for split, facts in report["splits"].items():
         if facts["rows"]:
             lengths = f"{facts['mean']:.1f} | {facts['median']:g} | {facts['longest']}"
             yield f"| {USES[split]} | {facts['rows']:,} | {lengths} |"
-    if both := told["on_both_sides"]:
+    if both := report["on_both_sides"]:
         yield from ("", f"{both:,} rows to train on have a held-out prompt: `dataset.duplicates: drop` takes them out.")
 
 
-def _sources(told: Mapping[str, Any]) -> Iterator[str]:
-    if not told["sources"]:
+def _sources(report: Mapping[str, Any]) -> Iterator[str]:
+    if not report["sources"]:
         return
-    reasons = sorted({reason for one in told["sources"] for reason in one["dropped"]})
+    reasons = sorted({reason for one in report["sources"] for reason in one["dropped"]})
     names = ["source", "rows to", "read", "kept", "moved to held out", *reasons, "draws in an epoch"]
     yield from ("", f"| {' | '.join(names)} |", "|---" * len(names) + "|")
-    for one in told["sources"]:
+    for one in report["sources"]:
         counts = [one["read"], one["rows"], one["held_out"], *(one["dropped"].get(reason, 0) for reason in reasons)]
         cells = [one["source"], USES[one["split"]], *(f"{count:,}" for count in counts), f"{one.get('draws', ''):}"]
         yield f"| {' | '.join(cells)} |"
 
 
-def _histograms(told: Mapping[str, Any]) -> Iterator[str]:
-    for split, facts in told["splits"].items():
+def _histograms(report: Mapping[str, Any]) -> Iterator[str]:
+    for split, facts in report["splits"].items():
         most = max((rows for _, _, rows in facts["histogram"]), default=0)
         yield from ("", f"Rows to {USES[split]}, by their tokens:", "", "| tokens | rows | |", "|---|---|---|")
         for first, last, rows in facts["histogram"]:

@@ -44,9 +44,9 @@ SPLITS = {"training": "train", "evaluation": "eval", "supervised": "sft"}
 def introduce(context: RunContext) -> bool:
     """Say what this run is: settings, the spec, who started it, from where, and how to go on with it."""
     document = context.spec.document()
-    told = context.tracker.log_parameters(flat(document))
-    told = told and context.tracker.log_text("spec.json", json.dumps(document, indent=2))
-    return told and context.tracker.set_tags(origin(context.spec) | {NOTE: description(context)})
+    sent = context.tracker.log_parameters(flat(document))
+    sent = sent and context.tracker.log_text("spec.json", json.dumps(document, indent=2))
+    return sent and context.tracker.set_tags(origin(context.spec) | {NOTE: description(context)})
 
 
 def origin(spec: FlowSpec) -> dict[str, str]:
@@ -100,12 +100,12 @@ def link_lineage(context: RunContext, record: IterationRecord) -> bool:
         "ppoflow.dataset_digest": record.dataset.digest,
         "ppoflow.reference_digest": record.reference.digest,
     }
-    told = context.tracker.set_tags(tags)
+    sent = context.tracker.set_tags(tags)
     seen = context.tracker.seen_points(SEEN_BY)
     if seen:  # by their time: an iteration that was done again has another record, and new points
         records = (read_record(document) for document in context.records.all())
         context.reported.update(r.iteration for r in records if (r.iteration, r.committed_at_ms) in seen)
-    return told
+    return sent
 
 
 def log_missing(context: RunContext, record: IterationRecord) -> bool:
@@ -114,12 +114,12 @@ def log_missing(context: RunContext, record: IterationRecord) -> bool:
     if not missing:
         return True
     documents = [record if i == record.iteration else read_record(context.records.read(i)) for i in missing]
-    told = all(_log_samples(context, r) and context.tracker.log_points(curve_points(context, r)) for r in documents)
+    sent = all(_log_samples(context, r) and context.tracker.log_points(curve_points(context, r)) for r in documents)
     points = [Point(k, v, r.iteration, r.committed_at_ms) for r in documents for k, v in sorted(r.metrics.items())]
-    told = told and context.tracker.log_points(points)
-    if told:
+    sent = sent and context.tracker.log_points(points)
+    if sent:
         context.reported.update(missing)
-    return told
+    return sent
 
 
 def show_progress(context: RunContext, record: IterationRecord, *, at_most_every_s: float = 0.0) -> bool:

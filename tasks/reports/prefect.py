@@ -66,9 +66,9 @@ def show_samples(context: RunContext, record: IterationRecord) -> None:
         f"- `{prompt_text(s['prompt'])}` → `{s['response']}` (score {s['score']})" for s in record.evaluation.samples
     ]
     text = f"# {context.run}, iteration {record.iteration}\n\n" + "\n".join(lines)
-    told = "".join(f", {name} {record.metrics[name]:.3f}" for name in HEADLINES[:2] if name in record.metrics)
+    headlines = "".join(f", {name} {record.metrics[name]:.3f}" for name in HEADLINES[:2] if name in record.metrics)
     description = (
-        f"Answers to held-out prompts by the policy of iteration {record.iteration} of run {context.run}{told}"
+        f"Answers to held-out prompts by the policy of iteration {record.iteration} of run {context.run}{headlines}"
         f"{see_mlflow(context)}"
     )
     key = page_key(context.run, "samples")

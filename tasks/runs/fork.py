@@ -64,7 +64,7 @@ def shared_records(
     shared: dict[int, dict[str, Any]] = {}
     for record in records:
         changed = changed_sections(spec, with_changes(before, record.changed))
-        told = {
+        changes = {
             "run": new,
             "forked_from": f"{source.run}@{source.iteration}",
             "lease": 0,
@@ -74,10 +74,10 @@ def shared_records(
             "previous": previous,
         }
         if record is source and spec.schedule == "synchronous":
-            told["sampler"] = None  # from here on every policy answers for itself
+            changes["sampler"] = None  # from here on every policy answers for itself
         if record is source and price(spec) != price(before):
-            told["next_kl_coef"] = spec.advantages.kl.coef
-        shared[record.iteration] = record.model_copy(update=told).model_dump(mode="json")
+            changes["next_kl_coef"] = spec.advantages.kl.coef
+        shared[record.iteration] = record.model_copy(update=changes).model_dump(mode="json")
         previous = record_digest(shared[record.iteration])
     return shared
 

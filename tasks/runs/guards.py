@@ -85,13 +85,13 @@ def gold_trend(context: RunContext, previous: IterationRecord | None, metrics: M
         return {}
     records = [read_record(context.records.read(iteration)) for iteration in range(first, previous.iteration + 1)]
     measured = [*(record.metrics for record in records), metrics]
-    told = {}
+    trend = {}
     for name, metric in (("gold/change", f"score/{guards.gold_reward}"), ("gold/score_change", "score/mean")):
         values = [one[metric] for one in measured if metric in one]
         if len(values) < len(measured):
             return {}
-        told[name] = statistics.fmean(values[guards.gold_window :]) - statistics.fmean(values[: guards.gold_window])
-    return told
+        trend[name] = statistics.fmean(values[guards.gold_window :]) - statistics.fmean(values[: guards.gold_window])
+    return trend
 
 
 def passed_limits(context: RunContext, record: IterationRecord) -> list[Violation]:
@@ -108,14 +108,14 @@ def keep_evidence(context: RunContext, iteration: int, passed: list[str], record
     """
     notes = context.records.notes("divergences")
     number = len(notes)
-    told = {
+    note = {
         "iteration": iteration,
         "passed": passed,
         "checkpoint": record.checkpoint.digest if record is not None else None,
         "record": record.model_dump(mode="json") if record is not None else None,
     }
-    if not notes or any(notes[-1][key] != told[key] for key in ("iteration", "passed", "checkpoint")):
-        number = context.records.note("divergences", told)
+    if not notes or any(notes[-1][key] != note[key] for key in ("iteration", "passed", "checkpoint")):
+        number = context.records.note("divergences", note)
     return context.records.note_place("divergences", number)
 
 

@@ -45,8 +45,8 @@ def best_in_words(best: Best, metrics: Mapping[str, float]) -> str:
     if best.value is None:
         return f"best is iteration {best.iteration}, the last one ({best.metric} was never measured)"
     accuracy = metrics.get(ACCURACY)
-    told = "" if accuracy is None else f" (held-out accuracy {accuracy:.3f})"
-    return f"best by {best.metric}: {best.value:.3f} at iteration {best.iteration}{told}"
+    held_out = "" if accuracy is None else f" (held-out accuracy {accuracy:.3f})"
+    return f"best by {best.metric}: {best.value:.3f} at iteration {best.iteration}{held_out}"
 
 
 def _typed(artifacts: Any) -> Any:

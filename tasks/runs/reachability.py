@@ -141,9 +141,9 @@ class Reachability:
         for mark, document in zip(new, records.marked(new), strict=True):
             # The note of a diverged iteration holds its record, if it came to one.
             of_note = document is not None and "record" in document
-            told = document["record"] if document is not None and of_note else document
+            content = document["record"] if document is not None and of_note else document
             remedy = remedy_for(records.run, "divergences") if of_note else None
-            self._records[records.run, mark] = None if told is None else link(records.run, told, remedy=remedy)
+            self._records[records.run, mark] = None if content is None else link(records.run, content, remedy=remedy)
         found = [self._records[records.run, mark] for mark in marks]
         return [one for one in found if one is not None]
 

@@ -111,8 +111,8 @@ def first_break(
         broken = _broken(run, number, links)
         if broken is not None:
             suspect, complaint = broken
-            told = f"the record of iteration {number} of run {run} {complaint}: {remedy_for(run, suspect)}"
-            return suspect, RecordCorrupted(told)
+            message = f"the record of iteration {number} of run {run} {complaint}: {remedy_for(run, suspect)}"
+            return suspect, RecordCorrupted(message)
     return None
 
 

@@ -184,8 +184,8 @@ class RunContext:
                 done = handle.run_job(stage_job, self.store, silence_s=silence, on_progress=on_progress)
             except EngineTimeout as error:
                 key = "reward_timeout_s" if engine == "scoring" else "timeout_s"
-                told = f"{error} (the spec's engines.{key}={silence:g})"
-                raise EngineTimeout(told, retryable=error.retryable) from None
+                message = f"{error} (the spec's engines.{key}={silence:g})"
+                raise EngineTimeout(message, retryable=error.retryable) from None
         hops_s = time.perf_counter() - sent - done.engine_s - done.store_s
         return replace(done, engine_s=done.engine_s + waited_s, hops_s=hops_s)
 

@@ -37,12 +37,12 @@ def download_ahead(spec: FlowSpec, say: Callable[[str], None]) -> None:
     """Bring what a spec names of the hub, as it is today, into the store without a run; nothing keeps it there."""
     settings = Settings()
     store = open_store(settings.store_root)
-    downloads, told = Downloads(store), 0.0
+    downloads, said_at = Downloads(store), 0.0
 
     def report(done: int, size: int) -> None:
-        nonlocal told
-        if time.monotonic() - told > SAY_EVERY_S:
-            told = time.monotonic()
+        nonlocal said_at
+        if time.monotonic() - said_at > SAY_EVERY_S:
+            said_at = time.monotonic()
             say(f"  … {done / MIB:.0f} of {size / MIB:.0f} MiB")
 
     spec = with_commits(spec)

@@ -89,10 +89,10 @@ def too_slow(what: str, spec: FlowSpec) -> InputError:
 
 def require_scores(scores: list[float | None], errors: list[str | None]) -> None:
     """Raise InputError where each of these trial rows failed for a reason that is known: so would those of training."""
-    told = [error for error in errors if error and ": " in error and not error.endswith(NOT_IN_A_TRIAL)]
-    if scores and len(told) == len(scores) and not any(score is not None for score in scores):
+    reasons = [error for error in errors if error and ": " in error and not error.endswith(NOT_IN_A_TRIAL)]
+    if scores and len(reasons) == len(scores) and not any(score is not None for score in scores):
         raise InputError(
-            f"none of {len(scores)} rows has a score ({told[0]}): training would end at its first iteration; try  "
+            f"none of {len(scores)} rows has a score ({reasons[0]}): training would end at its first iteration; try  "
             "ppoflow reward SPEC --completion TEXT"
         )
 

@@ -9,7 +9,7 @@ from threading import Barrier
 import pytest
 
 from infra.artifacts.manifest import ArtifactRef
-from infra.mlflow.alias import Alias, AliasMoved, NothingBefore, Reason, Standing, told
+from infra.mlflow.alias import Alias, AliasMoved, NothingBefore, Reason, Standing, describe_move
 from infra.mlflow.alias_journal import Journal, Journals
 from infra.mlflow.client import open_client
 from infra.mlflow.registry import RegistryError, aliases_of, point_alias
@@ -71,7 +71,7 @@ def test_a_move_is_recorded_and_mlflow_follows(registry: Registry) -> None:
     assert registry.journal().moves() == [made]
     assert (made.number, made.before, made.version, made.by, made.evidence) == (1, None, "3", "anna", {"gain": 0.5})
     assert made.artifacts == (ref,)
-    assert "promote of version 3 in place of no version by anna" in told(made)
+    assert "promote of version 3 in place of no version by anna" in describe_move(made)
     assert alias.standing() == Standing("3", 1)
 
 
