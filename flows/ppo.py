@@ -31,7 +31,7 @@ from tasks.register_policy import RegisteredPolicy, export_best, register_policy
 from tasks.report import begin_report, report, report_dataset, report_end
 from tasks.runs.errors import InputError, RegistryError, StoreUnavailable
 from tasks.runs.guards import finish_rollback
-from tasks.runs.iteration_record import IterationRecord, best_in_words
+from tasks.runs.iteration_record import IterationRecord, best_in_words, resume_inputs
 from tasks.runs.progress import ProgressFile
 from tasks.runs.retention import release
 from tasks.runs.run_state import effective_spec, first_record, last_record, record_at, restore_spec
@@ -40,7 +40,6 @@ from tasks.stages.context import RunContext, open_run_context
 from tasks.stages.download_source import download_sources
 from tasks.stages.find_verified import pin_all
 from tasks.stages.references import DatasetRef
-from tasks.verify_artifact import resume_inputs
 
 DAMAGES = 3
 """So often in a row artifacts are found damaged while an iteration works with them, before the run gives up."""

@@ -11,15 +11,15 @@ from infra.artifacts import ArtifactError, ArtifactRef
 from ppo_core.spec import RunSpec
 from tasks.prefect.crashed_runs import mark_crashed
 from tasks.prepare_dataset import prepare_dataset
-from tasks.runs.iteration_record import IterationRecord
+from tasks.runs.iteration_record import IterationRecord, resume_inputs
 from tasks.runs.retention import remove_orphans
 from tasks.runs.run_state import last_record, record_at, recorded_spec, with_changes
+from tasks.set_aside_damaged import set_aside_damaged
 from tasks.stages.context import RunContext
 from tasks.stages.download_source import download_sources
 from tasks.stages.holding import Lease
 from tasks.stages.hub_names import DOWNLOAD
 from tasks.stages.table import EVALUATE_POLICY, ITERATION
-from tasks.verify_artifact import resume_inputs, set_aside_damaged
 
 MIB = 2**20
 

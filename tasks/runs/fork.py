@@ -10,11 +10,10 @@ from infra.runs.records import RecordExists
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec, differing_keys
-from tasks.runs.iteration_record import IterationRecord
+from tasks.runs.iteration_record import IterationRecord, resume_inputs
 from tasks.runs.record_chain import made_with, record_digest
 from tasks.runs.run_state import committed, committed_at, spec_of_run, with_changes
 from tasks.stages.hub_names import with_commits
-from tasks.verify_artifact import resume_inputs
 
 FIXED = ("algorithm.", "model.", "sft.", "sft: ")
 """What made the policy that the new run goes on with: other values would say something untrue."""

@@ -17,13 +17,12 @@ from infra.runs.listing import RunListing
 from infra.runs.records import NOTES, RecordError, RunRecords, remedy_for
 from infra.settings import Settings
 from infra.storage.rereading import ChangedOnTheWay
-from tasks.runs.iteration_record import IterationRecord, RecordsOfEarlierVersion
+from tasks.runs.iteration_record import IterationRecord, RecordsOfEarlierVersion, resume_inputs
 from tasks.runs.lineage import step_of
 from tasks.runs.reachability import Reachability
 from tasks.runs.record_chain import ChainedRecord, first_break, link, record_digest
 from tasks.runs.run_state import no_such_run
 from tasks.stages.table import BY_NAME
-from tasks.verify_artifact import resume_inputs
 
 Progress = Callable[[str], None]
 Artifact = tuple[str, str, str]

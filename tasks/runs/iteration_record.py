@@ -159,6 +159,25 @@ class IterationRecord(BaseModel):
         return {"base": self.base.bare(), "reference": self.reference.bare(), **replayed}
 
 
+def resume_inputs(record: IterationRecord, *, best: bool = False) -> list[tuple[int, ArtifactRef]]:
+    """What going on from a record needs, each with the iteration that made it, in the order of making.
+
+    With `best` also the best policy, which only the end of a run needs.
+    """
+    last = record.iteration
+    needs: list[tuple[int, ArtifactRef]] = [(0, record.reference)]
+    if record.base is not None:
+        needs.append((last - len(record.replay), record.base))
+    needs += [(last - len(record.replay) + n, ref) for n, ref in enumerate(record.replay, 1)]
+    if record.sampler is not None:
+        needs.append((last - 1, record.sampler))
+    needs.append((last, record.checkpoint))
+    if best:
+        needs.append((record.best.iteration, record.best.checkpoint))
+    seen: dict[tuple[str, str], tuple[int, ArtifactRef]] = {(ref.kind, ref.key): (n, ref) for n, ref in needs}
+    return sorted(seen.values(), key=lambda need: (need[0], need[1].kind == "checkpoint"))
+
+
 def made_of_kind(artifacts: Mapping[str, StageRef], kind: str) -> StageRef | None:
     """What of the artifacts of one iteration is of this kind."""
     return next((ref for ref in artifacts.values() if ref.kind == kind), None)

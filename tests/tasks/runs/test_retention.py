@@ -13,11 +13,10 @@ from infra.process_identity import this_process
 from ppo_core.spec import CheckpointSpec
 from tasks.runs.fork import fork_run
 from tasks.runs.guards import DivergedError
-from tasks.runs.iteration_record import read_record
+from tasks.runs.iteration_record import read_record, resume_inputs
 from tasks.runs.reachability import Reachability, kept_iterations
 from tasks.runs.retention import find_garbage, remove_garbage
 from tasks.runs.run_state import spec_of_run
-from tasks.verify_artifact import resume_inputs
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_runs import ToyRun, digests, killed, snapshot
 
