@@ -39,7 +39,7 @@ def repair_run(run: str, found: Findings, folder: str | None = None) -> list[str
     damaged = [(damage.iteration, damage.ref) for damage in found.to_repair("artifact") if damage.ref is not None]
     if damaged or found.to_repair("copy"):
         in_order = sorted(damaged, key=lambda one: (one[0], one[1].kind == "checkpoint"))
-        done += repair_artifacts(run, [(iteration, bare(ref)) for iteration, ref in in_order], folder)
+        done += repair_artifacts(run, [(iteration, ref.bare()) for iteration, ref in in_order], folder)
     return done
 
 
@@ -71,11 +71,6 @@ def remake(context: RunContext, console: RunConsole, damaged: Wanted) -> list[st
     if last is not None:
         done.append(f"the best policy is copied to {export_best(context, usable_best(context, last))}")
     return done
-
-
-def bare(ref: ArtifactRef) -> ArtifactRef:
-    """A reference without the facts of its kind."""
-    return ArtifactRef(kind=ref.kind, uri=ref.uri, digest=ref.digest)
 
 
 repair_artifacts: EmbeddedFlow[[str, Wanted, str | None], list[str]] = EmbeddedFlow(

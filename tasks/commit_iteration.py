@@ -10,7 +10,7 @@ from ppo_core.spec import RunSpec
 from tasks.runs.guards import gold_trend
 from tasks.runs.iteration_record import Attempt, Best, IterationRecord, made_of_kind, read_record
 from tasks.runs.record_chain import made_with, record_digest, spec_document
-from tasks.runs.run_state import changed_values
+from tasks.runs.run_state import changed_values, record_at
 from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef, DatasetRef, ExperienceRef, RolloutsRef, StageRef
 from tasks.stages.stage import completed, stage
@@ -97,7 +97,7 @@ def write_once(context: RunContext, record: IterationRecord) -> IterationRecord:
     try:
         context.records.commit(record.iteration, record.model_dump(mode="json"))
     except RecordExists:
-        existing = read_record(context.records.read(record.iteration))
+        existing = record_at(context.records, record.iteration)
         if existing.checkpoint.digest != record.checkpoint.digest:
             raise
         return existing
@@ -129,7 +129,7 @@ def records_before(context: RunContext, previous: IterationRecord | None) -> Ite
     elif previous.best.iteration == previous.iteration:
         yield previous
     else:
-        yield read_record(context.records.read(previous.best.iteration))
+        yield record_at(context.records, previous.best.iteration)
 
 
 def staleness(spec: RunSpec, previous: IterationRecord | None) -> dict[str, float]:

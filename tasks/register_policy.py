@@ -75,7 +75,7 @@ def model_description(context: RunContext) -> str:
 
 def evaluation_of(context: RunContext, record: IterationRecord, best: Best) -> dict[str, str]:
     """The tag that says how good the policy was on held-out prompts; none where it was not evaluated."""
-    made = record if record.iteration == best.iteration else read_record(context.records.read(best.iteration))
+    made = record if record.iteration == best.iteration else record_at(context.records, best.iteration)
     if made.evaluation is None:
         return {}
     measured = {"metrics": made.evaluation.metrics, **made.evaluation.bare().model_dump()}

@@ -17,6 +17,7 @@ from tasks.reports.mlflow import input_data, introduce, link_lineage, log_missin
 from tasks.reports.prefect import HEADLINES, show_iterations, show_samples
 from tasks.runs.iteration_record import IterationRecord, read_record
 from tasks.runs.retention import Garbage
+from tasks.runs.run_state import record_at
 from tasks.stages.context import RunContext
 from tasks.stages.references import DatasetRef
 from tasks.stages.stage import completed, stage
@@ -103,7 +104,7 @@ def _report(context: RunContext, record: IterationRecord) -> bool:
 def _report_end(context: RunContext) -> bool:
     context.reporting.settle()
     context.tracker.open()
-    last = read_record(context.records.read(context.records.last() or 0))
+    last = record_at(context.records, context.records.last() or 0)
     complete = _catch_up(context, last)
     complete = complete and show_progress(context, last)
     complete &= context.tracker.finish()

@@ -12,11 +12,10 @@ from tasks.stages.stage import stage
 @stage("set_aside_damaged")
 def set_aside_damaged(context: RunContext, ref: ArtifactRef) -> str | None:
     """None for an undamaged artifact; else what is wrong, and where the damaged one is kept now."""
-    plain = ArtifactRef(kind=ref.kind, uri=ref.uri, digest=ref.digest)
     try:
         if context.store.find(ref.kind, ref.key) is None:  # a copy on this machine is of no use to another one
             return f"the store {context.store.root} holds no artifact {ref.kind}/{ref.key}"
-        context.store.fetch(plain)
+        context.store.fetch(ref.bare())
     except ArtifactMissing as error:
         return str(error)
     except ArtifactCorrupted as error:

@@ -62,6 +62,10 @@ class ArtifactRef(BaseModel):
         """The key under which a store holds the artifact."""
         return unquote(urlsplit(self.uri).path).rstrip("/").rsplit("/", 1)[-1]
 
+    def bare(self) -> ArtifactRef:
+        """The reference without the facts of its kind, as the store takes it."""
+        return ArtifactRef(kind=self.kind, uri=self.uri, digest=self.digest)
+
 
 class FileEntry(BaseModel):
     """One file of an artifact."""

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from infra.engines.protocol import (
@@ -39,6 +39,7 @@ from infra.engines.protocol import (
     EngineTimeout,
     Failure,
     LineChannel,
+    OnProgress,
     ProtocolViolation,
     decode_reply,
     encode_job,
@@ -217,9 +218,7 @@ class EngineProcess:
             self._closed = False
             self._launched()
 
-    def run(
-        self, job: EngineJob, *, timeout_s: float, on_progress: Callable[[EngineProgress], None] | None = None
-    ) -> EngineReply:
+    def run(self, job: EngineJob, *, timeout_s: float, on_progress: OnProgress | None = None) -> EngineReply:
         """One job. After anything but a reply (death, silence, an exception of on_progress, Ctrl-C) the process is
         killed, because its next line would answer a question that nobody asks any more; the next run() starts anew."""
         number = next(self._numbers)

@@ -63,6 +63,9 @@ class EngineProgress:
     rows: tuple[Mapping[str, Any], ...] = ()
 
 
+OnProgress = Callable[[EngineProgress], None]
+
+
 class EngineError(RuntimeError):
     """A job failed. `retryable` says whether the same job can succeed when it is sent again. Survives pickling."""
 
@@ -103,9 +106,7 @@ class Engine(Protocol):
     def start(self) -> None:
         """Begins to start it and returns at once."""
 
-    def run(
-        self, job: EngineJob, *, timeout_s: float, on_progress: Callable[[EngineProgress], None] | None = None
-    ) -> EngineReply:
+    def run(self, job: EngineJob, *, timeout_s: float, on_progress: OnProgress | None = None) -> EngineReply:
         """Starts it if need be, and blocks until the reply; raises EngineError."""
         ...
 

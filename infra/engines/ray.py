@@ -19,9 +19,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from infra.engines.protocol import EngineClosed, EngineDied, EngineError, EngineProgress, EngineTimeout
+from infra.engines.protocol import EngineClosed, EngineDied, EngineError, EngineProgress, EngineTimeout, OnProgress
 from infra.engines.ray_cluster import RayCluster, RayUnavailable
-from infra.engines.ray_host import Blueprint, EngineHost, Greeting, OnProgress, Outcome, Work
+from infra.engines.ray_host import Blueprint, EngineHost, Greeting, Outcome, Work
 
 CREATION = "creation task"
 """In what Ray says of an actor that could not be made, wherever it was placed."""

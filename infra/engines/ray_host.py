@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.artifacts.store import ArtifactStore
-from infra.engines.protocol import Engine, EngineProgress
+from infra.engines.protocol import Engine, EngineProgress, OnProgress
 from infra.storage.objects import StoreUnavailable
 from infra.storage.outage import told_to, under_way
 
-OnProgress = Callable[[EngineProgress], None]
 Work = Callable[[ArtifactStore, Engine, OnProgress], Any]
 
 

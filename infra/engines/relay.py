@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from infra.engines.protocol import EngineError, EngineProgress
+from infra.engines.protocol import EngineError, EngineProgress, OnProgress
 
 Row = Mapping[str, Any]
-OnProgress = Callable[[EngineProgress], None]
 USELESS = 3
 """After so many jobs in a row that were of no use no more are sent."""
 LOOK_S = 1.0

@@ -19,7 +19,7 @@ from tasks.prefect.server import configured_url, page_url
 from tasks.reports.loss_curve import curve_points
 from tasks.reports.prefect import prompt_text
 from tasks.runs.iteration_record import IterationRecord, best_in_words, read_record
-from tasks.runs.run_state import flat
+from tasks.runs.run_state import flat, record_at
 from tasks.stages.context import RunContext
 from tasks.stages.references import DatasetRef
 
@@ -113,7 +113,7 @@ def log_missing(context: RunContext, record: IterationRecord) -> bool:
     missing = [i for i in range(record.iteration + 1) if i not in context.reported]
     if not missing:
         return True
-    documents = [record if i == record.iteration else read_record(context.records.read(i)) for i in missing]
+    documents = [record if i == record.iteration else record_at(context.records, i) for i in missing]
     sent = all(_log_samples(context, r) and context.tracker.log_points(curve_points(context, r)) for r in documents)
     points = [Point(k, v, r.iteration, r.committed_at_ms) for r in documents for k, v in sorted(r.metrics.items())]
     sent = sent and context.tracker.log_points(points)

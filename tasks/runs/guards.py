@@ -13,7 +13,8 @@ from typing import Any
 from infra.artifacts import ArtifactError, ArtifactRef
 from infra.backend import is_remote
 from ppo_core.spec import GuardsSpec
-from tasks.runs.iteration_record import Attempt, IterationRecord, read_record
+from tasks.runs.iteration_record import Attempt, IterationRecord
+from tasks.runs.run_state import record_at
 from tasks.stages.context import RunContext
 
 START_FACTOR = 3.0
@@ -83,7 +84,7 @@ def gold_trend(context: RunContext, previous: IterationRecord | None, metrics: M
     first = 0 if previous is None else previous.iteration + 2 - 2 * guards.gold_window
     if guards.gold_reward is None or previous is None or first < 1:
         return {}
-    records = [read_record(context.records.read(iteration)) for iteration in range(first, previous.iteration + 1)]
+    records = [record_at(context.records, iteration) for iteration in range(first, previous.iteration + 1)]
     measured = [*(record.metrics for record in records), metrics]
     trend = {}
     for name, metric in (("gold/change", f"score/{guards.gold_reward}"), ("gold/score_change", "score/mean")):
@@ -96,7 +97,7 @@ def gold_trend(context: RunContext, previous: IterationRecord | None, metrics: M
 
 def passed_limits(context: RunContext, record: IterationRecord) -> list[Violation]:
     """The limits that a drafted record passes."""
-    first = read_record(context.records.read(1)) if record.iteration > 1 else None
+    first = record_at(context.records, 1) if record.iteration > 1 else None
     first_length = first.metrics.get("rollout/response_length") if first is not None else None
     return violations(context.spec.guards, record.metrics, first_length)
 
@@ -161,7 +162,7 @@ def finish_rollback(context: RunContext) -> None:
     last = context.records.last()
     if not notes or last is None or last <= notes[-1]["after"]:
         return
-    if read_record(context.records.read(last)).attempt < notes[-1]["attempt"]["number"]:
+    if record_at(context.records, last).attempt < notes[-1]["attempt"]["number"]:
         context.supersede(notes[-1]["after"])
 
 

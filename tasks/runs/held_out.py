@@ -12,6 +12,7 @@ from pathlib import Path
 
 from infra.artifacts import open_store
 from infra.backend import acquire_lease, open_records
+from infra.engines.protocol import OnProgress
 from infra.mlflow.tracking import RunTracker
 from infra.runs.lease import Heartbeat, Lease, LeaseHeld
 from infra.settings import Settings
@@ -21,7 +22,7 @@ from ppo_core.spec.hub import HubCommit, exact_name
 from tasks.evaluate_policy import evaluate_policy
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.policies import Policy
-from tasks.stages.context import OnProgress, RunContext
+from tasks.stages.context import RunContext
 from tasks.stages.download_source import download_sources
 from tasks.stages.engines import Engines
 from tasks.stages.hub_names import with_commits

@@ -13,13 +13,14 @@ from pydantic import BaseModel, ConfigDict
 from infra.artifacts import ArtifactMissing, ArtifactRef, open_store
 from infra.artifacts.overlay_store import OverlayStore
 from infra.backend import open_records
+from infra.engines.protocol import OnProgress
 from infra.mlflow.tracking import RunTracker
 from infra.runs.records import RunRecords
 from infra.settings import Settings
 from ppo_core.records import InputError
 from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.run_state import committed, spec_of_run
-from tasks.stages.context import OnProgress, RunContext, working
+from tasks.stages.context import RunContext, working
 from tasks.stages.engines import Engines
 
 

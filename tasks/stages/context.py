@@ -19,7 +19,7 @@ from infra.artifacts.export import exported_from
 from infra.artifacts.fingerprint import code_fingerprint, file_digest, file_digests
 from infra.artifacts.manifest import MANIFEST_NAME
 from infra.backend import open_collector, open_records
-from infra.engines.protocol import Engine, EngineInput, EngineJob, EngineProgress, EngineTimeout
+from infra.engines.protocol import Engine, EngineInput, EngineJob, EngineProgress, EngineTimeout, OnProgress
 from infra.engines.relay import SpareTime
 from infra.gc.collector import Collector
 from infra.mlflow.circuit_breaker import CircuitBreaker
@@ -38,7 +38,7 @@ from tasks.stages.early_engines import engines_of
 from tasks.stages.engines import PROGRAMS, Engines, LocalHandle, require_shared_store
 from tasks.stages.holding import held
 from tasks.stages.hub_names import Downloads, hub_sources
-from tasks.stages.jobs import OnProgress, StageJob, StageResult, all_done, ask
+from tasks.stages.jobs import StageJob, StageResult, all_done, ask
 from tasks.stages.timings import Timings
 
 Resolve = Callable[[RunSpec, RunRecords], RunSpec]

@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol
 
 from infra.artifacts import ArtifactStore, open_store
 from infra.backend import is_remote
-from infra.engines.protocol import Engine, EngineJob
+from infra.engines.protocol import Engine, EngineJob, OnProgress
 from infra.engines.ray import RayEngine
 from infra.engines.ray_cluster import RayCluster
 from infra.engines.ray_host import Blueprint
@@ -28,7 +28,7 @@ from tasks.stages.engine_programs import (
     plan_engines,
     rollout_names,
 )
-from tasks.stages.jobs import OnProgress, StageJob, StageResult, ask, run_job
+from tasks.stages.jobs import StageJob, StageResult, ask, run_job
 
 __all__ = ["PROGRAMS", "EngineHandle", "Engines", "LocalHandle", "RayHandle", "require_shared_store"]
 

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from infra.artifacts import ArtifactRef, ArtifactStore
-from infra.engines.protocol import Engine, EngineInput, EngineJob, EngineJobError, EngineProgress, EngineReply
+from infra.engines.protocol import Engine, EngineInput, EngineJob, EngineJobError, EngineReply, OnProgress
 from ppo_core.records import InputError
 
 STATS = "stats.json"
-OnProgress = Callable[[EngineProgress], None]
 K = TypeVar("K")
 T = TypeVar("T")
 LOOK_S = 1.0

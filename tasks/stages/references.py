@@ -44,10 +44,6 @@ class StageRef(ArtifactRef):
             f"{words} {self.metrics[name]:{form}}" for words, (name, form) in parts.items() if name in self.metrics
         )
 
-    def bare(self) -> ArtifactRef:
-        """What the store needs: kind, uri and digest."""
-        return ArtifactRef(kind=self.kind, uri=self.uri, digest=self.digest)
-
 
 class DownloadRef(StageRef):
     """What a spec's `name` of the hub was: files of a repository at a commit."""

@@ -20,13 +20,13 @@ from itertools import pairwise
 from typing import Any
 
 from infra.engines.hardware import has_nvidia_gpu
-from infra.engines.protocol import EngineInput, EngineJob, EngineProgress
+from infra.engines.protocol import EngineInput, EngineJob, EngineProgress, OnProgress
 from infra.engines.relay import Relay, Row
 from infra.storage.outage import stop_waiting
 from ppo_core.records import GenerateJob, GenerateShardJob, SamplingJob, ScoreAheadJob
 from tasks.stages.context import RunContext
 from tasks.stages.find_verified import find_verified
-from tasks.stages.jobs import OnProgress, StageJob, StageResult, all_done
+from tasks.stages.jobs import StageJob, StageResult, all_done
 from tasks.stages.references import DatasetRef, StageRef
 from tasks.stages.stage import StageSpec, job_of, key_of, run_cached
 from tasks.stages.table import SCORE_ROLLOUTS, StageDefinition

@@ -84,7 +84,7 @@ def test_what_going_on_needs_is_made_again_to_the_same_bytes(
     found = last_resumable_record(context, run.console())
     assert found is not None
     assert found.iteration == 5
-    context.store.fetch(ArtifactRef(kind=ref.kind, uri=ref.uri, digest=ref.digest))  # every byte is right
+    context.store.fetch(ref.bare())  # every byte is right
     assert run.record_bytes() == before
     assert "is undamaged again, with the same digest" in run.said
     assert (list((run.home / "store" / "damaged").glob("*")) == []) is (damage is lose_it)

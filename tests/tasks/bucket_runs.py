@@ -77,7 +77,7 @@ class BucketRun(ToyRun):
     def place(self, ref: ArtifactRef) -> Path:
         """An artifact's folder on a machine that has nothing yet."""
         machine = self.home / f"machine{next(self.machines)}"
-        return self.store(machine).fetch(ArtifactRef(kind=ref.kind, uri=ref.uri, digest=ref.digest))
+        return self.store(machine).fetch(ref.bare())
 
     def policies(self) -> list[str]:
         """The weights of each record's policy."""
