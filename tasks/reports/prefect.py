@@ -94,9 +94,9 @@ def tell_prefect(context: RunContext, what: str, create: Callable[[], T]) -> T |
     Prefect's own client would try for a minute, at every report anew.
     """
     variables = copy_context()
-    made = context.pages.call(lambda: variables.run(create), PAGE_PATIENCE_S)
+    made = context.prefect_breaker.call(lambda: variables.run(create), PAGE_PATIENCE_S)
     if made is None:
-        get_run_logger().warning("Prefect did not get %s: %s", what, context.pages.last_error)
+        get_run_logger().warning("Prefect did not get %s: %s", what, context.prefect_breaker.last_error)
     return made
 
 

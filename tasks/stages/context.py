@@ -65,7 +65,9 @@ class RunContext:
     fingerprints: dict[str, str] = field(default_factory=dict)
     source_digests: dict[str, str] = field(default_factory=dict)
     folder_digests: dict[str, str] = field(default_factory=dict)
-    pages: CircuitBreaker = field(default_factory=lambda: CircuitBreaker(BACK_OFF_S, is_outage=lambda error: True))
+    prefect_breaker: CircuitBreaker = field(
+        default_factory=lambda: CircuitBreaker(BACK_OFF_S, is_outage=lambda error: True)
+    )
     reported: set[int] = field(default_factory=set)
     reporting: Reporting = field(default_factory=Reporting)
     released: set[tuple[str, str]] = field(default_factory=set)
