@@ -2,13 +2,13 @@
 
     rho = policy / old policy, at each token
     loss = -mean w min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) - entropy_coef * mean entropy
-           + kl_loss_coef * mean KL
+           + kl_loss_coef * mean w KL
 
 w is 1, or corrects for a sampler whose probabilities are others than the trainer's (`ppo_core.off_policy`).
 
-KL is an estimate (`ppo_core.kl`) of the policy's to its reference at the sampled tokens. On the policy's own samples
-the gradient of k2 is that of the KL in expectation, that of k3 is not; k1+ and k3+ have the gradient of k2 too. Or it
-is the KL itself, summed over the vocabulary (update.kl_loss_estimator=full).
+KL is an estimate (`ppo_core.kl`) of the policy's to its reference at the sampled tokens. On the policy's own samples,
+or weighed by w, the gradient of k2 is that of the KL in expectation, that of k3 is not; k1+ and k3+ have the gradient
+of k2 too. Or it is the KL itself, summed over the vocabulary (update.kl_loss_estimator=full), then without w.
 
 Source: Schulman et al. 2017 (arXiv:1707.06347), equations 7 and 9. While the policy is still the old one, rho is 1 and
 the gradient is that of REINFORCE, -A * grad log policy.
@@ -76,8 +76,10 @@ def loss(outputs: Outputs, minibatch: Minibatch, spec: UpdateSpec, normalizer: i
         measured["importance_weight"] = Mean.over(importance.weights, mask)
         measured["importance_cut"] = Mean.over(importance.cut.float(), mask)
     if spec.kl_loss_coef:
-        kl = exact_kl(outputs, mask) if spec.exact_kl_loss else estimated_kl(logprobs, minibatch, spec)
-        total = total + spec.kl_loss_coef * weighted_mean(kl, mask, weights=minibatch.weights, normalizer=normalizer)
+        exact = spec.exact_kl_loss
+        kl = exact_kl(outputs, mask) if exact else estimated_kl(logprobs, minibatch, spec)
+        own = minibatch.weights if exact else weights
+        total = total + spec.kl_loss_coef * weighted_mean(kl, mask, weights=own, normalizer=normalizer)
         measured["kl_loss"] = Mean.over(kl.detach(), mask)
     return Loss(
         total,

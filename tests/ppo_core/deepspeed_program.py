@@ -202,7 +202,12 @@ RECIPES: list[dict[str, Any]] = [
     {"num_ppo_epochs": 2, "entropy_coef": 0.05, "value_clip": 0.05, "aggregation": "sequence_mean_token_sum"},
     {"num_ppo_epochs": 2, "entropy_coef": 0.05, "kl_loss_coef": 3.0, "aggregation": "fixed_length"},
     {"num_ppo_epochs": 2, "importance_correction": "token", "importance_cap": 1.2, "entropy_coef": 0.05},
-    {"num_ppo_epochs": 2, "importance_correction": "sequence", "aggregation": "sequence_mean_token_mean"},
+    {
+        "num_ppo_epochs": 2,
+        "importance_correction": "sequence",
+        "aggregation": "sequence_mean_token_mean",
+        "kl_loss_coef": 3.0,
+    },
     {"num_ppo_epochs": 2, "importance_correction": "mask", "importance_cap": 1.3, "importance_floor": 0.8},
 ]
 

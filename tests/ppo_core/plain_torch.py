@@ -62,7 +62,7 @@ def plain_mean(terms: Terms, aggregation: str) -> Tensor:
 
 
 def plain_policy_loss(logprobs: Tensor, experience: Any, update: Any, entropy: Tensor) -> Tensor:
-    """Schulman et al. 2017, equations 7 and 9, with the dual clip of Ye et al. 2020; and a KL."""
+    """Schulman et al. 2017, equations 7 and 9, with the dual clip of Ye et al. 2020; and a KL, weighed alike."""
     surrogate: Terms = []
     for b, t in experience.response_mask.nonzero().tolist():
         advantage = experience.advantages[b, t].double()
@@ -73,8 +73,14 @@ def plain_policy_loss(logprobs: Tensor, experience: Any, update: Any, entropy: T
             objective = torch.max(objective, update.dual_clip * advantage)
         weight = plain_importance(experience, update, b, t)
         surrogate.append((b, -weight * objective - update.entropy_coef * entropy[b, t]))
-    kl = plain_mean(plain_kl(logprobs, experience, update.kl_loss_estimator), update.aggregation)
-    return plain_mean(surrogate, update.aggregation) + update.kl_loss_coef * kl
+    terms, places = (
+        plain_kl(logprobs, experience, update.kl_loss_estimator),
+        experience.response_mask.nonzero().tolist(),
+    )
+    kl = [
+        (b, plain_importance(experience, update, b, t) * term) for (b, t), (_, term) in zip(places, terms, strict=True)
+    ]
+    return plain_mean(surrogate, update.aggregation) + update.kl_loss_coef * plain_mean(kl, update.aggregation)
 
 
 def plain_penalised_loss(logprobs: Tensor, experience: Any, update: Any, coef: float) -> Tensor:
