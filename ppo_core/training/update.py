@@ -65,10 +65,14 @@ def rates_at(job: UpdatePolicyJob) -> dict[str, float]:
 
 
 def settings_at(job: UpdatePolicyJob) -> UpdateSpec:
-    """The update's settings with the coefficients that they have at the job's iteration."""
+    """The update's settings with the coefficients that they have at the job's iteration.
+
+    Their schedules begin with the policy's, after `update.critic_warmup_iterations`.
+    """
     spec = job.update
     assert spec.decay_iterations is not None
-    at = partial(coefficient, iteration=job.iteration, decay_iterations=spec.decay_iterations)
+    begin = spec.critic_warmup_iterations
+    at = partial(coefficient, iteration=max(job.iteration - begin, 0), decay_iterations=spec.decay_iterations - begin)
     entropy = at(spec.entropy_coef, schedule=spec.entropy_schedule, final_fraction=spec.final_entropy_fraction)
     kl = at(spec.kl_loss_coef, schedule=spec.kl_loss_schedule, final_fraction=spec.final_kl_loss_fraction)
     return spec.model_copy(update={"entropy_coef": entropy, "kl_loss_coef": kl})

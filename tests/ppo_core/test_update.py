@@ -197,6 +197,16 @@ def test_coefficients_of_the_loss_fall_as_their_schedules_say() -> None:
     assert settings_at(update_job(entropy_coef=0.4)).entropy_coef == 0.4
 
 
+def test_coefficients_of_the_loss_begin_to_fall_with_the_policys_rate() -> None:
+    """Two iterations are the critic's alone; from the third on as above, in three of the five that there are."""
+    coefficients = {"entropy_coef": 0.4, "entropy_schedule": "linear", "final_entropy_fraction": 0.25}
+    kl = {"kl_loss_coef": 0.8, "kl_loss_schedule": "cosine", "final_kl_loss_fraction": 0.5}
+    job = update_job(critic_warmup_iterations=2, decay_iterations=5, **coefficients, **kl)
+    found = [settings_at(job.model_copy(update={"iteration": iteration})) for iteration in range(7)]
+    assert [spec.entropy_coef for spec in found] == pytest.approx([0.4, 0.4, 0.4, 0.3, 0.2, 0.1, 0.1])
+    assert [spec.kl_loss_coef for spec in found] == pytest.approx([0.8, 0.8, 0.8, 0.7, 0.5, 0.4, 0.4])
+
+
 def test_a_scheduled_coefficient_is_what_the_loss_is_made_with(trained: Path) -> None:
     assert_same_weights(trained, "scheduled", "at its value")
     facts = facts_of(trained)["scheduled"]
