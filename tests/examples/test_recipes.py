@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ppo_core.spec import PpoSpec, RunSpec
+from ppo_core.spec import PpoSpec, RunSpec, SteppedReference
 
 RECIPES = Path(__file__).parents[2] / "examples" / "recipes"
 BATCHES = {
@@ -57,4 +57,9 @@ def test_what_sets_them_apart() -> None:
     assert (vapo.advantages.gae_lambda_alpha, vapo.advantages.critic_gae_lambda) == (0.05, 1.0)
     assert vapo.update.critic_warmup_iterations == 50
     assert (r1.update.kl_loss_coef, r1.update.kl_loss_estimator) == (0.001, "k3")
-    assert load("instructgpt").advantages.kl.coef == 0.02
+    assert r1.advantages.reference == SteppedReference(iterations=400 // r1.update.num_minibatches)
+    gpt = load("instructgpt")
+    assert (gpt.advantages.kl.coef, gpt.evaluation.weights) == (0.02, "ema")
+    assert gpt.update.ema_decay == pytest.approx(0.992**gpt.update.num_minibatches, abs=1e-4)
+    assert [load(name).update.ema_decay for name in BATCHES].count(None) == len(BATCHES) - 1
+    assert [load(name).advantages.reference.kind for name in BATCHES].count("fixed") == len(BATCHES) - 1
