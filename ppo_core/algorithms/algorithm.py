@@ -82,7 +82,8 @@ class Algorithm:
 
     `carry` makes of KL(old policy, policy) in nats per token, after an update, new values of the algorithm's own
     settings for the next iteration; None: they stay, and nobody measures it.
-    With `value_head` the policy gives the values too, in the same pass.
+    With `value_head` the policy gives the values too, in the same pass. `whitens`: whether advantages are
+    whitened where advantages.whiten does not say.
     """
 
     predictions: Need
@@ -90,6 +91,7 @@ class Algorithm:
     objectives: Mapping[str, Objective]
     carry: Callable[[float], Mapping[str, float]] | None = None
     value_head: bool = False
+    whitens: bool = True
 
     @property
     def networks(self) -> tuple[str, ...]:

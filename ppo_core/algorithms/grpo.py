@@ -11,7 +11,7 @@ Source: Shao et al. 2024, DeepSeekMath (arXiv:2402.03300), section 4.1. Without 
 
 Where this differs from the paper: its loss is a mean over responses of means over tokens, with a KL term beside it;
 here the mean is over all tokens (as in DAPO, arXiv:2503.14476, equation 12), and the price of divergence is part of the
-reward (advantages.kl), whose coefficient may be 0. The paper does not whiten: advantages.whiten=false.
+reward (advantages.kl), whose coefficient may be 0. As there, nothing is whitened (see `rloo.py`).
 """
 
 from __future__ import annotations
@@ -49,4 +49,5 @@ def grpo(spec: GrpoSpec) -> Algorithm:
         predictions=Need(logprobs=True, reference_logprobs=True),
         estimate=partial(estimate, scaled=spec.scale == "std"),
         objectives={"policy": CLIPPED_SURROGATE},
+        whitens=False,
     )

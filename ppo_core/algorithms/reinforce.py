@@ -1,10 +1,10 @@
-"""REINFORCE with the reward to go, and the mean over the batch as baseline; whitened it is REINFORCE++. No critic.
+"""REINFORCE with the reward to go, less the batch's mean; with centred whitening it is REINFORCE++. No critic.
 
     G_t = sum_{s >= t} gamma^(s - t) r_s            r_s: the price of divergence at s; at the last token the score too
     A_t = G_t - mean_i R_i                           over the responses i of the batch, R_i their undiscounted rewards
     A_t = G_t                                        algorithm.baseline=none
 
-With advantages.whiten (the default) an iteration's advantages have mean 0 and variance 1, and the constant baseline
+With centred whitening (the default) an iteration's advantages have mean 0 and variance 1, and the constant baseline
 cancels: that is REINFORCE++. The loss is PPO's surrogate (`surrogate.py`), whose gradient at the first step of an
 iteration is that of REINFORCE, -A * grad log policy.
 

@@ -10,7 +10,8 @@ divisor for all), as everywhere here. At later steps the ratio corrects for the 
 and its clip bounds them; update.num_ppo_epochs=1 with num_minibatches=1 has no such step.
 
 Source: Ahmadian et al. 2024, "Back to Basics" (arXiv:2402.14740), the section "REINFORCE Leave-One-Out", after Kool et
-al. 2019, "Buy 4 REINFORCE Samples, Get a Baseline for Free!". The paper does not whiten: advantages.whiten=false.
+al. 2019, "Buy 4 REINFORCE Samples, Get a Baseline for Free!". Nothing is whitened: a mean over all prompts would move
+the 0 of a prompt whose responses got the same. advantages.whiten with whiten_centred=false only scales.
 """
 
 from __future__ import annotations
@@ -39,4 +40,5 @@ RLOO = Algorithm(
     predictions=Need(logprobs=True, reference_logprobs=True),
     estimate=estimate,
     objectives={"policy": CLIPPED_SURROGATE},
+    whitens=False,
 )

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from ppo_core.spec.reference import FixedReference, ReferenceSpec
-from ppo_core.spec.section import CoefficientSchedule, Fraction, NonNegative, Section, check_schedule
+from ppo_core.spec.section import CoefficientSchedule, Fraction, NonNegative, Section, check_schedule, refuse_idle
 
 Estimator = Literal["k1", "k2", "k3", "abs"]
 MinibatchWhitening = Literal["none", "centred", "scaled"]
@@ -26,6 +26,8 @@ class FixedKl(Section):
     @model_validator(mode="after")
     def _what_falls_is_there(self) -> Self:
         check_schedule(self, "schedule", coef="coef", final="final_fraction")
+        if not self.coef:
+            refuse_idle(self, "estimator", "length_normalised", beside="coef=0", remedy="set coef above 0")
         return self
 
 
@@ -34,7 +36,9 @@ class AdaptiveKl(Section):
 
     kind: Literal["adaptive"] = Field("adaptive", description="This kind")
     coef: PositiveFloat = Field(0.05, description="KL coefficient in the first iteration")
-    target: PositiveFloat = Field(6.0, description="Target KL per response (summed over its tokens), nats")
+    target: PositiveFloat = Field(
+        description="Target KL per response (summed over its tokens), nats; 6 is a usual value"
+    )
     horizon: PositiveInt = Field(
         10_000, description="Responses over which the coefficient adapts: the more, the slower"
     )
@@ -64,12 +68,13 @@ class AdvantageSpec(Section):
     old_logprobs: Literal["trainer", "sampler"] = Field(
         "trainer",
         description="Old logprobs in the update's ratios. trainer: recomputed by a pass of the policy over rollouts; "
-        "sampler: as vLLM reported them, which saves that pass but puts the mismatch of the two into the ratios",
+        "sampler: as vLLM reported them, which saves that pass (with ppo_shared it does not: the values need it) but "
+        "puts the mismatch of the two into the ratios",
     )
     score_norm: Literal["none", "std", "mean_std"] = Field(
         "none",
-        description="std: divide scores by the standard deviation of all scores of the run so far; mean_std: subtract "
-        "their mean first",
+        description="std: divide scores by the standard deviation of all scores of the run so far that were trained "
+        "on (not of prompts that dynamic_sampling dropped); mean_std: subtract their mean first",
     )
     reference: ReferenceSpec = Field(
         FixedReference(),
@@ -100,8 +105,10 @@ class AdvantageSpec(Section):
     critic_gae_lambda: Fraction | None = Field(
         None, description="Lambda for the critic's targets, 1 in VC-PPO and VAPO; none: the same as the policy's"
     )
-    whiten: bool | Literal["minibatch"] = Field(
-        True, description="Scale advantages to mean 0 and variance 1, over the iteration (true) or over each minibatch"
+    whiten: bool | Literal["minibatch"] | None = Field(
+        None,
+        description="Scale advantages to mean 0 and variance 1, over the iteration (true) or over each minibatch; "
+        "none: true, but false with rloo and grpo, whose advantages compare the responses to one prompt already",
     )
     whiten_centred: bool = Field(
         True,
@@ -116,6 +123,13 @@ class AdvantageSpec(Section):
         return "centred" if self.whiten_centred else "scaled"
 
     @model_validator(mode="after")
+    def _what_is_left_out_pays_nothing(self) -> Self:
+        if self.truncated == "mask":
+            beside = "truncated=mask (unfinished responses are left out)"
+            refuse_idle(self, "missing_eos_penalty", beside=beside, remedy="set truncated to terminal or bootstrap")
+        return self
+
+    @model_validator(mode="after")
     def _one_lambda(self) -> Self:
         default = type(self).model_fields["gae_lambda"].default
         if self.gae_lambda_alpha is not None and self.gae_lambda != default:
@@ -127,10 +141,8 @@ class AdvantageSpec(Section):
 
     @model_validator(mode="after")
     def _what_is_centred_is_whitened(self) -> Self:
-        if not self.whiten and not self.whiten_centred:
-            raise ValueError(
-                "whiten_centred=false has no effect with whiten=false: leave it out, or set whiten to true or minibatch"
-            )
+        if self.whiten is False:
+            refuse_idle(self, "whiten_centred", beside="whiten=false", remedy="set whiten to true or minibatch")
         return self
 
     @model_validator(mode="before")

@@ -103,8 +103,14 @@ class _WithoutCritic(_Algorithm):
     MEANINGLESS: ClassVar[dict[str, str]] = NO_CRITIC
 
     def problems(self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec) -> list[str]:
-        """A critic's value of what would have followed, besides."""
+        """A critic's value of what would have followed, and sums that depend on the length, besides."""
         found = super().problems(rollout, advantages, update)
+        if advantages.whiten_rewards:
+            found.append(
+                "advantages.whiten_rewards=true adds to every token's reward, so that the sum of a response's rewards "
+                f"depends on its length, and algorithm.kind={self.kind} learns from these sums: leave it out, or set "
+                "algorithm.kind to ppo"
+            )
         if advantages.truncated == "bootstrap":
             found.insert(
                 0,
@@ -121,8 +127,19 @@ class _ComparesGroups(_WithoutCritic):
     COMPARES: ClassVar[bool] = True
 
     def problems(self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec) -> list[str]:
-        """Groups of one, besides."""
+        """Groups of one, and a mean over all prompts that is taken from what each group is worth, besides."""
         found = super().problems(rollout, advantages, update)
+        if advantages.whiten and advantages.whiten_centred:
+            found.append(
+                f"advantages.whiten={str(advantages.whiten).lower()} subtracts a mean over all prompts, and with "
+                f"algorithm.kind={self.kind} a prompt whose responses got the same score has to stay at 0: set it to "
+                "false, or whiten_centred to false, which only scales"
+            )
+        if advantages.whiten is None and not advantages.whiten_centred:
+            found.append(
+                f"advantages.whiten_centred=false has no effect with algorithm.kind={self.kind}, which does not whiten "
+                "by default: leave it out, or set whiten to true or minibatch"
+            )
         if rollout.samples_per_prompt < 2:
             found.insert(
                 0,
@@ -148,11 +165,11 @@ class GrpoSpec(_ComparesGroups):
 
 
 class ReinforceSpec(_WithoutCritic):
-    """REINFORCE with the reward to go; with advantages.whiten REINFORCE++ (Hu 2025); no critic."""
+    """REINFORCE with the reward to go; with centred whitening (the default) REINFORCE++ (Hu 2025); no critic."""
 
     kind: Literal["reinforce"] = Field("reinforce", description="This algorithm")
     baseline: Literal["batch_mean", "none"] = Field(
-        "batch_mean", description="Subtracted from every reward to go; has no effect with advantages.whiten"
+        "batch_mean", description="Subtracted from every reward to go; centred whitening (advantages.whiten) cancels it"
     )
 
     MEANINGLESS: ClassVar[dict[str, str]] = {
@@ -160,6 +177,16 @@ class ReinforceSpec(_WithoutCritic):
         "advantages.gae_lambda_alpha": "it has no values to mix in",
         **NO_CRITIC,
     }
+
+    def problems(self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec) -> list[str]:
+        """A baseline that whitening cancels, besides."""
+        found = super().problems(rollout, advantages, update)
+        if self.baseline == "none" and advantages.whiten is not False and advantages.whiten_centred:
+            found.append(
+                "algorithm.baseline=none has no effect with centred whitening, which subtracts a mean anyway: leave it "
+                "out, or set advantages.whiten or whiten_centred to false"
+            )
+        return found
 
 
 AlgorithmSpec = Annotated[

@@ -80,7 +80,7 @@ def load_spec(cls: type[Spec], path: Path, overrides: Iterable[str], parts: Iter
             document[part] = _from_file(section, path.parent)
     document.setdefault("folder", str(path.resolve().parent))
     try:
-        return cls.model_validate(document)
+        return cls.model_validate(document, context="written by a person")  # a record has what was filled in too
     except ValidationError as error:
         raise SpecError("\n".join(f"{path}: {line}" for line in explain(cls, error))) from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, ValidationInfo, model_validator
 
 from ppo_core.spec.advantages import AdaptiveKl, AdvantageSpec
 from ppo_core.spec.algorithms import AlgorithmSpec, PpoSharedSpec, PpoSpec
@@ -216,13 +216,7 @@ class RunSpec(FlowSpec):
         return self
 
     @model_validator(mode="after")
-    def _the_update_knows_the_reference(self) -> Self:
-        kind = self.advantages.reference.kind
-        if self.update.exact_kl_loss and kind != "fixed":
-            raise ValueError(
-                f"update.kl_loss_estimator=full needs a reference that stays, and advantages.reference.kind={kind} "
-                "replaces it: set that to fixed, or kl_loss_estimator to k2"
-            )
+    def _the_update_reaches_the_reference(self) -> Self:
         check_offloading(self.engines, asked=self.update.exact_kl_loss, adapters=self.model.lora is not None)
         return self
 
@@ -236,8 +230,9 @@ class RunSpec(FlowSpec):
         return self
 
     @model_validator(mode="after")
-    def _algorithm_fits(self) -> Self:
+    def _sections_fit(self, info: ValidationInfo) -> Self:
         problems = self.algorithm.problems(self.rollout, self.advantages, self.update)
+        problems += self.update.problems(self.advantages, written=bool(info.context))
         if problems:
             raise ValueError("; ".join(problems))
         return self

@@ -29,13 +29,19 @@ class Section(BaseModel):
 
 def check_schedule(section: Section, schedule: str, *, coef: str, final: str) -> None:
     """Raise ValueError for a schedule of nothing, and for an end (`final`) without a schedule; all are field names."""
-    values, default = vars(section), type(section).model_fields[final].default
+    values = vars(section)
     if values[schedule] != "constant" and not values[coef]:
         raise ValueError(
             f"{schedule}={values[schedule]} has no effect with {coef}=0: leave it out, or set {coef} above 0"
         )
-    if values[schedule] == "constant" and values[final] != default:
-        raise ValueError(
-            f"{final}={values[final]:g} has no effect with {schedule}=constant: leave it out, or set {schedule} to "
-            "linear or cosine"
-        )
+    if values[schedule] == "constant":
+        refuse_idle(section, final, beside=f"{schedule}=constant", remedy=f"set {schedule} to linear or cosine")
+
+
+def refuse_idle(section: Section, *names: str, beside: str, remedy: str) -> None:
+    """Raise ValueError where one of these fields is not its default, although `beside` leaves it without effect."""
+    for name in names:
+        value, default = vars(section)[name], type(section).model_fields[name].default
+        if value != default:
+            told = f"{value:g}" if isinstance(value, float) else str(value).lower()
+            raise ValueError(f"{name}={told} has no effect with {beside}: leave it out, or {remedy}")

@@ -6,7 +6,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from ppo_core.spec.section import Beta, CoefficientSchedule, Fraction, NonNegative, Section, check_schedule
+from ppo_core.spec.advantages import AdvantageSpec, FixedKl
+from ppo_core.spec.section import (
+    Beta,
+    CoefficientSchedule,
+    Fraction,
+    NonNegative,
+    Section,
+    check_schedule,
+    refuse_idle,
+)
 
 
 class UpdateSpec(Section):
@@ -45,15 +54,16 @@ class UpdateSpec(Section):
     )
     entropy_coef: NonNegative = Field(0.0, description="Weight of the entropy bonus per token")
     entropy_schedule: CoefficientSchedule = Field(
-        "constant", description="How entropy_coef falls over decay_iterations"
+        "constant", description="How entropy_coef falls over decay_iterations, from the policy's first iteration on"
     )
     final_entropy_fraction: Fraction = Field(0.0, description="With a schedule: entropy_coef ends at this fraction")
     kl_loss_coef: NonNegative = Field(
         0.0,
-        description="Weight of the KL to the reference in the loss, per token, besides any KL penalty in the reward",
+        description="Weight of the KL to the reference in the loss, per token, besides the KL penalty in the reward: "
+        "advantages.kl.coef has to be written out then (0: none)",
     )
     kl_loss_schedule: CoefficientSchedule = Field(
-        "constant", description="How kl_loss_coef falls over decay_iterations"
+        "constant", description="How kl_loss_coef falls over decay_iterations, from the policy's first iteration on"
     )
     final_kl_loss_fraction: Fraction = Field(0.0, description="With a schedule: kl_loss_coef ends at this fraction")
     kl_loss_estimator: Literal["k2", "k3", "k1+", "k3+", "full"] = Field(
@@ -69,7 +79,8 @@ class UpdateSpec(Section):
     )
     importance_correction: Literal["none", "token", "sequence", "mask"] = Field(
         "none",
-        description="Importance weights for the mismatch of trainer and sampler: per token, per response (sequence), "
+        description="Importance weights of the policy's loss and of KL estimates in it, for the mismatch of trainer "
+        "and sampler: per token, per response (sequence), "
         "or mask: leave out tokens whose weight is not between importance_floor and importance_cap",
     )
     importance_cap: Annotated[float, Field(ge=1.0)] = Field(2.0, description="Largest importance weight")
@@ -89,12 +100,19 @@ class UpdateSpec(Section):
 
     @model_validator(mode="after")
     def _constant_rates_stay(self) -> Self:
-        default = type(self).model_fields["final_lr_fraction"].default
-        if self.schedule == "constant" and self.final_lr_fraction != default:
-            raise ValueError(
-                f"final_lr_fraction={self.final_lr_fraction} has no effect with schedule=constant: leave it out, or "
-                "set schedule to linear or cosine"
+        if self.schedule == "constant":
+            refuse_idle(
+                self, "final_lr_fraction", beside="schedule=constant", remedy="set schedule to linear or cosine"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _limits_have_something_to_limit(self) -> Self:
+        if self.num_ppo_epochs == 1:
+            beside = "num_ppo_epochs=1 (it leaves out later epochs)"
+            refuse_idle(self, "max_kl", beside=beside, remedy="set num_ppo_epochs to 2 or more")
+        if not self.kl_loss_coef:
+            refuse_idle(self, "kl_loss_estimator", beside="kl_loss_coef=0", remedy="set kl_loss_coef above 0")
         return self
 
     @model_validator(mode="after")
@@ -105,14 +123,41 @@ class UpdateSpec(Section):
 
     @model_validator(mode="after")
     def _bounds_have_a_correction(self) -> Self:
-        ignored = {"none": ("importance_cap", "importance_floor"), "mask": ()}.get(
-            self.importance_correction, ("importance_floor",)
-        )
-        for name in ignored:
-            if vars(self)[name] != type(self).model_fields[name].default:
-                raise ValueError(
-                    f"{name}={vars(self)[name]:g} has no effect with importance_correction="
-                    f"{self.importance_correction}: leave it out, or set importance_correction to mask"
-                    + (", token or sequence" if name == "importance_cap" else "")
-                )
+        beside, remedy = f"importance_correction={self.importance_correction}", "set importance_correction to mask"
+        if self.importance_correction == "none":
+            refuse_idle(self, "importance_cap", beside=beside, remedy=f"{remedy}, token or sequence")
+        if self.importance_correction != "mask":
+            refuse_idle(self, "importance_floor", beside=beside, remedy=remedy)
         return self
+
+    def problems(self, advantages: AdvantageSpec, *, written: bool) -> list[str]:
+        """Settings of the two sections that leave each other without effect, or price the KL twice unasked.
+
+        `written`: whether a person wrote the spec; a run's record has the end of its schedule also where nothing falls.
+        """
+        kl, reference, found = advantages.kl, advantages.reference.kind, list[str]()
+        if self.exact_kl_loss and reference != "fixed":
+            found.append(
+                "update.kl_loss_estimator=full needs a reference that stays, and advantages.reference.kind="
+                f"{reference} replaces it: set that to fixed, or kl_loss_estimator to k2"
+            )
+        by_default = isinstance(kl, FixedKl) and "coef" not in kl.model_fields_set
+        if self.kl_loss_coef and by_default:
+            found.append(
+                f"update.kl_loss_coef={self.kl_loss_coef:g} puts the KL into the loss, and the default "
+                f"advantages.kl.coef={kl.coef:g} prices it in the reward too: set advantages.kl.coef to 0 for the loss "
+                f"alone, or to {kl.coef:g} to have both"
+            )
+        if reference != "fixed" and not self.kl_loss_coef and not kl.coef:
+            found.append(
+                f"advantages.reference.kind={reference} has no effect on what is learned with advantages.kl.coef=0 "
+                "and update.kl_loss_coef=0: leave reference out, or set one of these above 0"
+            )
+        schedules = {self.schedule, self.entropy_schedule, self.kl_loss_schedule}
+        schedules |= {kl.schedule} if isinstance(kl, FixedKl) else set()
+        if written and self.decay_iterations is not None and schedules == {"constant"}:
+            found.append(
+                f"update.decay_iterations={self.decay_iterations} has no effect with update.schedule=constant and no "
+                "coefficient that has a schedule: leave it out, or set schedule to linear or cosine"
+            )
+        return found

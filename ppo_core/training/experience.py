@@ -155,7 +155,7 @@ def build_experience(
     batch = Batch(rewards, mask, finished, prompts, predictions.values, predictions.final_values)
     estimate = algorithm.estimate(batch, spec)
     advantages = estimate.advantages
-    if spec.whiten is True:
+    if spec.whiten is True or (spec.whiten is None and algorithm.whitens):
         advantages = whiten(advantages, mask) if spec.whiten_centred else scale(advantages, mask)
     experience = Experience(
         prompt_ids=torch.tensor([t for row in rollouts for t in row.prompt_token_ids], dtype=torch.int64),

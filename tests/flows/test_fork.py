@@ -63,7 +63,7 @@ def test_it_shares_every_artifact_before_and_goes_on_from_there(source: ToyRun) 
     assert source.engines.count("generate_rollouts") == 2  # iteration 3's came from the store
 
 
-@pytest.mark.parametrize("change", ["advantages.kl.coef=0.5", "advantages.kl={kind: adaptive, coef: 0.5}"])
+@pytest.mark.parametrize("change", ["advantages.kl.coef=0.5", "advantages.kl={kind: adaptive, coef: 0.5, target: 6}"])
 def test_another_price_of_divergence_counts_from_there_on(source: ToyRun, change: str) -> None:
     fork = forked(source, 2, change)
     coefficients = [record.next_kl_coef for record in source.records()]

@@ -63,7 +63,9 @@ COUNTED = {"terminal": [2, 3, 0], "bootstrap": [2, 3, 0], "mask": [2, 0, 0]}
 
 
 def built(truncated: str, **changes: Any) -> tuple[Experience, dict[str, float]]:
-    settings = {"score_clip": 5.0, "missing_eos_penalty": 0.5, "gae_lambda": 0.5, "whiten": False, **changes}
+    settings = {"score_clip": 5.0, "gae_lambda": 0.5, "whiten": False, **changes}
+    if truncated != "mask":
+        settings["missing_eos_penalty"] = 0.5
     spec = AdvantageSpec.model_validate({"truncated": truncated, **settings})
     return build_experience(ROLLOUTS, SCORES, PREDICTIONS, PPO, spec, kl_coef=0.1, max_response_tokens=3)
 
@@ -245,7 +247,7 @@ def test_a_price_with_a_schedule_is_what_it_is_at_the_iteration(schedule: str, e
         decay_iterations=6,
     )
     assert coefficient_at(job) == pytest.approx(expected)
-    assert coefficient_at(job.model_copy(update={"advantages": AdvantageSpec(kl=AdaptiveKl())})) == 0.4
+    assert coefficient_at(job.model_copy(update={"advantages": AdvantageSpec(kl=AdaptiveKl(target=6.0))})) == 0.4
 
 
 def test_nothing_scored_is_all_zeros_and_finite() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,10 @@ from ppo_core.algorithms.grpo import SMALLEST_DEVIATION
 from ppo_core.algorithms.ppo import PPO
 from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.masking import whiten
-from ppo_core.spec import AdvantageSpec, GrpoSpec, ReinforceSpec
+from ppo_core.records import RolloutRow, ScoreRow
+from ppo_core.spec import AdvantageSpec, GrpoSpec, ReinforceSpec, RunSpec
+from ppo_core.training.experience import Predictions, build_experience
+from tests.ppo_core.refused_specs import SMALLEST
 from tests.ppo_core.test_rloo import COUNTED, PROMPTS, batch, mutated
 
 SPEC = AdvantageSpec(whiten=False)
@@ -138,6 +142,37 @@ def test_a_group_of_equal_rewards_teaches_exactly_nothing(reward: float, samples
     mask = torch.ones((samples, 1), dtype=torch.bool)
     equal = Batch(torch.full((samples, 1), reward), mask, mask[:, 0], torch.zeros(samples, dtype=torch.long))
     assert grpo.estimate(equal, SPEC, scaled=scaled).advantages.tolist() == [[0.0]] * samples
+
+
+def advantages_of(algorithm: dict[str, Any], advantages: dict[str, Any]) -> list[list[float]]:
+    """Per response, of a prompt with both answers right and of one with an answer right, of several lengths."""
+    spec = RunSpec.model_validate(
+        {**SMALLEST, "algorithm": algorithm, "rollout": {"samples_per_prompt": 2}, "advantages": advantages}
+    )
+    lengths, scores = (8, 2, 3, 5), (1.0, 1.0, 1.0, 0.0)
+    rows = [RolloutRow("ab"[i // 2], i % 2, [3], [5] * n, "", [-1.0] * n, "stop") for i, n in enumerate(lengths)]
+    scored = [ScoreRow("ab"[i // 2], i % 2, score, {}, False, None) for i, score in enumerate(scores)]
+    predictions = Predictions(torch.full((4, 8), -1.0), torch.full((4, 8), -1.0))
+    made = algorithm_of(spec.algorithm)
+    found, _ = build_experience(rows, scored, predictions, made, spec.advantages, kl_coef=0.01, max_response_tokens=8)
+    assert spec.advantages.minibatch_whitening != "centred"
+    return [row[:n].tolist() for row, n in zip(found.advantages, lengths, strict=True)]
+
+
+@pytest.mark.parametrize("advantages", [{}, {"whiten": True, "whiten_centred": False}])
+@pytest.mark.parametrize("kind", ["rloo", "grpo"])
+def test_a_prompt_without_a_signal_has_advantage_0(kind: str, advantages: dict[str, Any]) -> None:
+    right, also_right, better, worse = advantages_of({"kind": kind}, advantages)
+    assert (right, also_right) == ([0.0] * 8, [0.0] * 2)
+    assert better[0] == pytest.approx(-worse[0])
+    assert better[0] > 0.5
+
+
+def test_where_the_spec_does_not_say_reinforce_is_whitened_and_rloo_is_not() -> None:
+    assert [row[0] for row in advantages_of({"kind": "rloo"}, {})] == [0.0, 0.0, 1.0, -1.0]
+    found = [x for row in advantages_of({"kind": "reinforce"}, {}) for x in row]
+    assert statistics.fmean(found) == pytest.approx(0.0, abs=1e-6)
+    assert statistics.stdev(found) == pytest.approx(1.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["grpo", "grpo unscaled", "reinforce", "rloo"])

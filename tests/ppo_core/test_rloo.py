@@ -123,7 +123,8 @@ def test_a_response_cut_by_length_counts_or_is_left_out(truncated: str, advantag
     rollouts = [RolloutRow("a", i, [3], [5], "w5", [-1.0], "length" if i == 2 else "stop") for i in range(3)]
     scores = [ScoreRow("a", i, score, {}, i == 2, None) for i, score in enumerate((1.0, 2.0, 1.5))]
     predictions = Predictions(torch.zeros((3, 1)), torch.zeros((3, 1)))
-    spec = AdvantageSpec.model_validate({"whiten": False, "truncated": truncated, "missing_eos_penalty": 0.5})
+    penalty = {"missing_eos_penalty": 0.5} if truncated == "terminal" else {}
+    spec = AdvantageSpec.model_validate({"whiten": False, "truncated": truncated, **penalty})
     experience, _ = build_experience(rollouts, scores, predictions, RLOO, spec, kl_coef=0.0, max_response_tokens=3)
     torch.testing.assert_close(experience.advantages, torch.tensor(advantages), rtol=0, atol=1e-6)
     assert bool(experience.response_mask[2, 0]) is (truncated == "terminal")

@@ -32,7 +32,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"score_norm": "std"},
     {"score_norm": "mean_std", "score_clip": 2.0},
     {"score_clip": 2.0, "missing_eos_penalty": 0.5, "overlong": {"buffer": 4, "penalty": 0.8}},
-    {"score_norm": "mean_std", "score_clip": 0.5, "missing_eos_penalty": 0.25, "truncated": "mask"},
+    {"score_norm": "mean_std", "score_clip": 0.5, "truncated": "mask"},
 ]
 ROLLOUTS = [
     RolloutRow("ab"[row // 2], row % 2, [3], [5] * length, "", [-1.0] * length, "stop" if done else "length")

@@ -28,7 +28,8 @@ from ppo_core.spec import advantages as spec_advantages
 from ppo_core.spec import algorithms as spec_algorithms
 from ppo_core.spec import loading as spec_loading
 from ppo_core.spec import sections as spec_sections
-from tests.ppo_core.refused_specs import REFUSED, RLOO, SMALLEST
+from tests.ppo_core.refused_learning import FIXED_LOSS, PAIRS, REFUSED_LEARNING, RLOO
+from tests.ppo_core.refused_specs import REFUSED, SMALLEST
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,13 +55,15 @@ def test_three_sections_are_enough_and_the_defaults_are_the_recipe(tmp_path: Pat
     assert (run.update.num_ppo_epochs, run.update.num_minibatches, run.update.learning_rate) == (2, 4, 1e-4)
     assert (run.update.critic_learning_rate, run.update.betas, run.update.eps) == (1e-3, (0.9, 0.95), 1e-5)
     assert (run.update.clip_low, run.update.clip_high, run.update.value_clip) == (0.2, 0.2, None)
-    assert (run.advantages.gamma, run.advantages.gae_lambda, run.advantages.whiten) == (1.0, 0.95, True)
+    assert (run.advantages.gamma, run.advantages.gae_lambda, run.advantages.whiten) == (1.0, 0.95, None)
     assert run.advantages.kl == FixedKl(coef=0.01, estimator="k1")
     assert (run.folder, run.model_name, run.sft) == (str(tmp_path), "ppo", None)
     assert [(reward.label, reward.weight) for reward in run.reward.rewards] == [("reward.py:correct", 1.0)]
 
 
-@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[str(changes)[:50] for changes, _ in REFUSED])
+@pytest.mark.parametrize(
+    ("changes", "message"), REFUSED + REFUSED_LEARNING, ids=[str(one)[:50] for one, _ in REFUSED + REFUSED_LEARNING]
+)
 def test_what_cannot_run_is_refused_with_value_limit_and_remedy(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
@@ -123,13 +126,41 @@ def test_a_bad_override_is_refused(tmp_path: Path, override: str, message: str) 
 
 
 def test_a_horizon_that_is_just_long_enough_is_taken(tmp_path: Path) -> None:
-    assert loaded(tmp_path, {"advantages": {"kl": {"kind": "adaptive", "horizon": 52}}}).advantages.kl == AdaptiveKl(
-        horizon=52
-    )
+    kl = {"kind": "adaptive", "target": 6, "horizon": 52}
+    assert loaded(tmp_path, {"advantages": {"kl": kl}}).advantages.kl == AdaptiveKl(target=6.0, horizon=52)
 
 
 def test_a_kl_coefficient_without_a_kind_is_a_fixed_one(tmp_path: Path) -> None:
     assert loaded(tmp_path, {"advantages": {"kl": {"coef": 0.5}}}).advantages.kl == FixedKl(coef=0.5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {**PAIRS, "advantages": {"whiten": True, "whiten_centred": False}},
+        {**PAIRS, "advantages": {"whiten": "minibatch", "whiten_centred": False}},
+        {"algorithm": {"kind": "reinforce", "baseline": "none"}, "advantages": {"whiten": False}},
+        {"algorithm": {"kind": "reinforce", "baseline": "none"}, "advantages": {"whiten_centred": False}},
+        {"update": FIXED_LOSS, "advantages": {"kl": {"coef": 0}}},
+        {"update": FIXED_LOSS, "advantages": {"kl": {"coef": 0.01}}},
+        {"update": FIXED_LOSS, "advantages": {"kl": {"kind": "adaptive", "target": 6}}},
+        {"update": FIXED_LOSS, "advantages": {"kl": {"coef": 0}, "reference": {"kind": "every", "iterations": 2}}},
+        {"advantages": {"reference": {"kind": "ema"}}},
+        {"update": {"schedule": "constant", "decay_iterations": 9, "entropy_coef": 1, "entropy_schedule": "linear"}},
+        {"update": {"schedule": "constant", "decay_iterations": 9}, "advantages": {"kl": {"schedule": "linear"}}},
+    ],
+)
+def test_settings_that_have_an_effect_are_taken_and_survive_the_document(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    run = loaded(tmp_path, changes)
+    assert RunSpec.model_validate(run.document()).document() == run.document()
+
+
+def test_a_record_has_the_end_of_its_schedule_also_where_nothing_falls(tmp_path: Path) -> None:
+    document = loaded(tmp_path, {"update": {"schedule": "constant"}}).document()
+    document["update"]["decay_iterations"] = 30
+    assert RunSpec.model_validate(document).update.decay_iterations == 30
 
 
 @pytest.mark.parametrize("size", [48, 1000])
