@@ -1,4 +1,4 @@
-"""Checkpoint 0: the model of the spec, or the one that was fine-tuned from it, with a new critic."""
+"""Checkpoint 0: the model of the spec, or the one that was fine-tuned from it, with a critic."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ def start_policy(context: RunContext, dataset: DatasetRef, model: ModelRef | Non
         paths |= context.model_inputs()
     else:
         inputs["model"] = model
+    if spec.critic is not None:
+        paths["critic"] = context.folder_input(spec.critic)
     finish = partial(describe_policy, context_length=dataset.context_length)
     return run_cached(context, StageSpec(START_POLICY, job, inputs, paths, finish))
 

@@ -79,9 +79,9 @@ def describe_dataset(job: Job) -> dict[str, Any]:
 def check_run(job: Job) -> dict[str, Any]:
     """What a run would find wrong with its data, tokenizer, reward functions and model, found before it starts."""
     spec = CheckRunJob.model_validate(job.spec)
-    model = job.inputs["model"].path if "model" in job.inputs else None
-    if model is not None:
-        tensor_shapes(model)
+    model, critic = (job.inputs[name].path if name in job.inputs else None for name in ("model", "critic"))
+    for folder in filter(None, (model, critic)):
+        tensor_shapes(folder)
     found = read_start(job, spec.dataset)
     from ppo_core.models.checks import check_model  # torch: seconds
 
@@ -92,16 +92,9 @@ def check_run(job: Job) -> dict[str, Any]:
         tokens=found.longest_prompt + spec.dataset.max_response_tokens,
         trust_remote_code=job.permissions.trust_remote_code,
         rewards=[(reward, sources_of(job).place(reward.path)) for reward in spec.dataset.reward.models],
+        critic=None if critic is None else (critic, found.tokenizer),
     )
-    return {
-        "counts": found.counts(),
-        "left_out": found.left_out(),
-        "context_length": found.context_length,
-        "longest_prompt": found.longest_prompt,
-        "scores": found.trial.scores,
-        "errors": found.trial.errors,
-        **facts,
-    }
+    return {**found.facts(), **facts}
 
 
 def score_ahead(job: Job, ahead: ScoresAhead) -> dict[str, Any]:

@@ -44,19 +44,32 @@ class Trial:
 class Start:
     """The tables of prompts and, as `sft`, of examples; what there is to tell of their sources; and the trial.
 
-    `config` is the model's Hugging Face configuration, `longest_prompt` the tokens of the longest of all splits.
+    `config` is the model's Hugging Face configuration, `tokenizer` the run's, `longest_prompt` the tokens of the
+    longest of all splits.
     """
 
     tables: dict[str, pa.Table]
     sources: list[dict[str, Any]]
     longest_prompt: int
     config: Any
+    tokenizer: Any
     context_length: int | None
     trial: Trial
 
     def counts(self) -> dict[str, int]:
         """Rows by split."""
         return {split: len(self.tables[split]) for split in ("train", "eval", "sft") if split in self.tables}
+
+    def facts(self) -> dict[str, Any]:
+        """What a check tells of it."""
+        return {
+            "counts": self.counts(),
+            "left_out": self.left_out(),
+            "context_length": self.context_length,
+            "longest_prompt": self.longest_prompt,
+            "scores": self.trial.scores,
+            "errors": self.trial.errors,
+        }
 
     def left_out(self) -> dict[str, int]:
         """Rows that count nowhere, by the reason."""
@@ -107,7 +120,7 @@ def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
     for split in (split for split in PROMPT_SPLITS if split in tables):
         _check_vocabulary(split_name(split, spec), tables[split], tokenizer, config)
     trial = Trial([rewards.total(part.scores) for part in parts], [part.error() for part in parts])
-    return Start(tables, made.sources(), made.longest().tokens, config, context, trial)
+    return Start(tables, made.sources(), made.longest().tokens, config, tokenizer, context, trial)
 
 
 def rows_of_splits(spec: PrepareDatasetJob, sources: Sources) -> dict[str, list[Rows]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.batches import MICROBATCH_TOKENS
+from ppo_core.data.tokenization import context_length, model_config
 from ppo_core.engines.gpu_memory import MemoryPlan, check_gpu_memory, check_main_memory
 from ppo_core.engines.rollout_limits import (
     GIB,
@@ -21,10 +22,12 @@ from ppo_core.engines.rollout_limits import (
     check_memory,
     machine_memory_gib,
 )
+from ppo_core.models.critic_start import critic_from, empty_origin, require_tokens
 from ppo_core.models.loading import empty_policy, load_policy
 from ppo_core.models.lora import target_layers
 from ppo_core.models.weight_files import tensor_shapes, weight_files
 from ppo_core.records import CheckRunJob, InputError
+from ppo_core.spec import ModelSpec
 from ppo_core.spec.reward.kinds import ModelRewardSpec
 
 ROOMY = 0.8
@@ -41,11 +44,12 @@ def check_model(
     tokens: int,
     trust_remote_code: bool,
     rewards: Sequence[tuple[ModelRewardSpec, Path]] = (),
+    critic: tuple[Path, Any] | None = None,
 ) -> dict[str, Any]:
     """Facts of the model. Raises InputError where the training engine or the rollout engine would refuse it.
 
     `tokens` are those of the longest prompt plus the response; without a `folder` the model is made of `config`.
-    `rewards` are reward models with their folders.
+    `rewards` are reward models with their folders, `critic` is the folder that one begins as, with the run's tokenizer.
     """
     spec = job.dataset.model
     _refuse_quantised(config, str(folder or "model.config"))
@@ -57,6 +61,8 @@ def check_model(
         check_heads(attention, ranks=ranks, gpu=job.gpu is not False)
     if folder is not None and not fits(model, tensor_shapes(folder)) and _size(folder) <= LARGEST_TRIAL:
         load_policy(folder, dtype=spec.dtype, trust_remote_code=trust_remote_code)
+    if critic is not None:
+        _check_critic(*critic, spec, tokens=tokens, trust_remote_code=trust_remote_code)
     facts: dict[str, Any] = {
         "model_type": config.model_type,
         "parameters": sum(value.numel() for value in model.parameters()),
@@ -143,6 +149,24 @@ def rewards_gib(rewards: Sequence[tuple[ModelRewardSpec, Path]], *, on_each: boo
         for spec, folder in rewards
         if spec.device != "cpu"
     )
+
+
+def _check_critic(folder: Path, tokenizer: Any, spec: ModelSpec, *, tokens: int, trust_remote_code: bool) -> None:
+    """What `critic_from` and the first pass of the critic would refuse."""
+    config = model_config(str(folder), None, trust_remote_code=trust_remote_code)
+    _refuse_quantised(config, str(folder))
+    model = empty_origin(config, folder, trust_remote_code=trust_remote_code)
+    require_tokens(folder, tokenizer, trust_remote_code=trust_remote_code)
+    limit = context_length(config)
+    if limit is not None and limit < tokens:
+        raise InputError(
+            f"model.critic: {folder} reads {limit} tokens, and the longest prompt and response have {tokens}: lower "
+            "rollout.max_response_tokens, or use a model with a longer context"
+        )
+    if spec.lora is not None:
+        target_layers(model.base_model, spec.lora)
+    if not fits(model, tensor_shapes(folder)) and _size(folder) <= LARGEST_TRIAL:
+        critic_from(folder, dtype=spec.dtype, trust_remote_code=trust_remote_code)
 
 
 def _refuse_quantised(config: Any, name: str) -> None:

@@ -93,12 +93,17 @@ def load_classifier(folder: Path, *, dtype: str, trust_remote_code: bool) -> Any
     """A classifier with one label, in main memory. Raises InputError where the folder holds no such model."""
     auto = transformers.AutoModelForSequenceClassification
     model = load_whole(auto, "sequence classifier", folder, dtype=dtype, trust_remote_code=trust_remote_code)
-    if model.config.num_labels != 1:
-        raise InputError(
-            f"{folder} has num_labels={model.config.num_labels} in its config.json, but a reward model gives one "
-            "score: use one that was trained with num_labels=1"
-        )
+    require_one_label(model.config, folder)
     return model.eval()
+
+
+def require_one_label(config: Any, folder: Path) -> None:
+    """Raise InputError where the classifier in `folder` has several."""
+    if config.num_labels != 1:
+        raise InputError(
+            f"{folder} has num_labels={config.num_labels} in its config.json, but a reward model gives one score: use "
+            "one that was trained with num_labels=1"
+        )
 
 
 def readable_tokens(model: Any) -> int | None:

@@ -61,7 +61,7 @@ def create_policy(config: dict[str, Any], *, vocab_size: int, seed: int, dtype: 
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch_dtype(dtype))
     model.config.dtype = torch_dtype(dtype)
-    return _prepared(model)
+    return prepared(model)
 
 
 def starting_policy(
@@ -76,7 +76,7 @@ def starting_policy(
 
 def empty_policy(config: Any, name: str, *, trust_remote_code: bool = False) -> Any:
     """A causal LM without memory for its weights. Raises InputError, naming it `name`, where none can be made."""
-    _require_causal_lm(config, name, trust_remote_code=trust_remote_code)
+    require_causal_lm(config, name, trust_remote_code=trust_remote_code)
     try:
         with torch.device("meta"):
             return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
@@ -87,8 +87,11 @@ def empty_policy(config: Any, name: str, *, trust_remote_code: bool = False) -> 
         ) from error
 
 
-def _require_causal_lm(config: Any, name: str, *, trust_remote_code: bool) -> None:
-    """transformers would list the hundreds of configurations that it has a causal LM for."""
+def require_causal_lm(config: Any, name: str, *, trust_remote_code: bool) -> None:
+    """Raise InputError for a configuration of another type.
+
+    transformers would list the hundreds of configurations that it has a causal LM for.
+    """
     own_code = trust_remote_code and "auto_map" in config.to_dict()
     if not own_code and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise InputError(
@@ -100,7 +103,7 @@ def _require_causal_lm(config: Any, name: str, *, trust_remote_code: bool) -> No
 def load_policy(path: str | Path, *, dtype: str, trust_remote_code: bool = False) -> Any:
     """A causal LM from a Hugging Face folder. Raises InputError saying why it cannot be one."""
     made_by = transformers.AutoModelForCausalLM
-    return _prepared(load_whole(made_by, "causal LM", path, dtype=dtype, trust_remote_code=trust_remote_code))
+    return prepared(load_whole(made_by, "causal LM", path, dtype=dtype, trust_remote_code=trust_remote_code))
 
 
 def load_whole(auto: Any, what: str, path: str | Path, *, dtype: str, trust_remote_code: bool) -> Any:
@@ -150,7 +153,7 @@ def _refuse_other_weights(path: str | Path, mismatched: Any, missing: Any) -> No
 
 def critic_from_policy(path: Path, *, dtype: str, trust_remote_code: bool = False) -> Critic:
     """A critic whose trunk is a copy of the policy's."""
-    return Critic(_prepared(load_policy(path, dtype=dtype, trust_remote_code=trust_remote_code).base_model))
+    return Critic(prepared(load_policy(path, dtype=dtype, trust_remote_code=trust_remote_code).base_model))
 
 
 def add_value_head(policy: Any) -> nn.Linear:
@@ -174,7 +177,7 @@ def load_critic(folder: Path, *, dtype: str, trust_remote_code: bool = False) ->
     backbone = transformers.AutoModel.from_pretrained(
         str(folder), dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code, use_safetensors=True
     )
-    critic = Critic(_prepared(backbone))
+    critic = Critic(prepared(backbone))
     critic.value_head.load_state_dict(load_file(folder / VALUE_HEAD))
     return critic
 
@@ -213,7 +216,7 @@ def _tied_names(model: Any, weights: dict[str, Tensor]) -> dict[str, str]:
     return {name: owners[id(p)] for name, p in everywhere if name not in weights and owners[id(p)] in weights}
 
 
-def _prepared(model: Any) -> Any:
+def prepared(model: Any) -> Any:
     """Without dropout: the ratio of two passes over the same tokens must be one when nothing was learned between."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):

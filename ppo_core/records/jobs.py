@@ -49,7 +49,9 @@ class FinetunePolicyJob(Section):
 
 
 class StartPolicyJob(Section):
-    """Make checkpoint 0. Inputs: dataset, tokenizer; model, where the spec names a folder or one was fine-tuned."""
+    """Make checkpoint 0. Inputs: dataset, tokenizer; model, where the spec names a folder or one was fine-tuned;
+    critic, the folder that it begins as, where that is not the policy.
+    """
 
     seed: int
     model: ModelSpec

@@ -13,7 +13,7 @@ from ppo_core.spec.reward.kinds import HttpRewardSpec, JudgeSpec, ModelRewardSpe
 from ppo_core.spec.reward.rules import UnitTestsSpec
 from ppo_core.spec.reward.section import RewardSpec
 from ppo_core.spec.section import Section
-from ppo_core.spec.sections import EnginesSpec, ModelSpec, TrainingSpec
+from ppo_core.spec.sections import EnginesSpec, ModelSpec, RunModelSpec, TrainingSpec
 
 COMMITS = "Commits that hf:// names were resolved to; filled in when the run starts"
 
@@ -78,8 +78,13 @@ class FlowSpec(NamedSpec):
         return ()
 
     @property
+    def critic(self) -> str | None:
+        """Folder that the critic begins as; None: it begins as the policy, or there is none."""
+        return self.model.critic if isinstance(self.model, RunModelSpec) else None
+
+    @property
     def model_folders(self) -> tuple[str, ...]:
-        """Folders of sequence classifiers that it reads."""
+        """Folders of models that it reads besides `model.path`."""
         return ()
 
     @property

@@ -1,6 +1,6 @@
 """What a whole way from preferences to a promoted policy is: `RlhfSpec`, torch-free.
 
-reward_model ─► the folder <reward_model>, which a reward of kind `model` in `run` reads
+reward_model ─► the folder <reward_model>, which a reward of kind `model` in `run` reads; `run.model.critic` may name it
 run.sft ──────► the folder <policy>, which `reward_model.model.path` may name
 """
 
@@ -186,11 +186,12 @@ class RlhfSpec(NamedSpec):
 
     def run_with(self, reward_model: str, policy: str | None) -> RunSpec:
         """The run that reads the reward model in this folder, and starts from the given policy in that one."""
-        return self._started(wired(self._in_place(self.run), lambda reward: _reading(reward, reward_model)), policy)
+        run = wired(self._in_place(self.run), lambda reward: _reading(reward, reward_model), critic=reward_model)
+        return self._started(run, policy)
 
     def run_before(self, policy: str | None) -> RunSpec:
         """The run as long as there is no reward model: whether a response says anything takes its place."""
-        return self._started(wired(self._in_place(self.run), _stand_in), policy)
+        return self._started(wired(self._in_place(self.run), _stand_in, critic=None), policy)
 
     def reward_model_from(self, policy: str | ModelSpec) -> RewardModelSpec:
         """Its training, where the policy that it may start from lies in this folder, or is made like this."""
@@ -228,13 +229,15 @@ class SupervisedStart(RunSpec):
         return ("scoring", "training")
 
 
-def wired(run: RunSpec, put: Callable[[ModelRewardSpec], RewardKind]) -> RunSpec:
-    """The run with another reward for each that reads the reward model of this flow."""
+def wired(run: RunSpec, put: Callable[[ModelRewardSpec], RewardKind], *, critic: str | None) -> RunSpec:
+    """The run with another reward for each that reads the reward model of this flow, and a critic that begins as that
+    from the folder `critic`."""
     sources: Iterable[RewardKind] = (
         put(reward) if isinstance(reward, ModelRewardSpec) and reward.path == REWARD_MODEL else reward
         for reward in run.reward.sources
     )
-    return run.model_copy(update={"reward": run.reward.model_copy(update={"sources": tuple(sources)})})
+    model = run.model.model_copy(update={"critic": critic}) if run.model.critic == REWARD_MODEL else run.model
+    return run.model_copy(update={"model": model, "reward": run.reward.model_copy(update={"sources": tuple(sources)})})
 
 
 def _reading(reward: ModelRewardSpec, folder: str) -> ModelRewardSpec:

@@ -26,9 +26,9 @@ from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
 from ppo_core.spec.sections import (
     EnginesSpec,
     EvaluationSpec,
-    ModelSpec,
     RegistrySpec,
     RolloutSpec,
+    RunModelSpec,
     SupervisedSpec,
     TrainingSpec,
 )
@@ -45,7 +45,7 @@ class RunSpec(FlowSpec):
         "that update; needs update.importance_correction",
     )
     dataset: DatasetSpec = Field(description="Prompts to train on and to evaluate on")
-    model: ModelSpec = Field(description="Where the policy starts")
+    model: RunModelSpec = Field(description="Where policy and critic start")
     sft: SupervisedSpec | None = Field(
         None, description="Supervised fine-tuning (SFT) before PPO; none: PPO starts from the model itself"
     )
@@ -233,6 +233,7 @@ class RunSpec(FlowSpec):
     def _sections_fit(self, info: ValidationInfo) -> Self:
         problems = self.algorithm.problems(self.rollout, self.advantages, self.update)
         problems += self.update.problems(self.advantages, written=bool(info.context))
+        problems += self.model.problems(self.algorithm.kind, self.algorithm.MEANINGLESS)
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -278,8 +279,8 @@ class RunSpec(FlowSpec):
 
     @property
     def model_folders(self) -> tuple[str, ...]:
-        """Reward models."""
-        return self.reward.folders
+        """Reward models, and what the critic begins as."""
+        return tuple(dict.fromkeys((*self.reward.folders, *filter(None, [self.critic]))))
 
     @property
     def reward_models(self) -> tuple[ModelRewardSpec, ...]:

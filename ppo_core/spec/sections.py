@@ -6,6 +6,7 @@ A class's defaults are the vetted recipe. Each stage reads only its own sections
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
@@ -50,6 +51,26 @@ class ModelSpec(Section):
         if self.config is not None and self.tokenizer is None:
             raise ValueError("a new model has no tokenizer: name a folder with one in model.tokenizer")
         return self
+
+
+class RunModelSpec(ModelSpec):
+    """The models of a run that trains a critic too. Jobs have a `ModelSpec` alone: the critic's folder is an input."""
+
+    critic: ModelPath | None = Field(
+        None,
+        description="Folder that the critic begins as, or its name on the Hub: a reward model, whose scores are the "
+        "first values, or a causal LM; none: the policy. With the policy's tokens; of any size",
+    )
+
+    def problems(self, algorithm: str, meaningless: Mapping[str, str]) -> list[str]:
+        """A critic where the `algorithm` has none of its own: then its rate is among the `meaningless` settings."""
+        reason = meaningless.get("update.critic_learning_rate")
+        if self.critic is None or reason is None:
+            return []
+        return [
+            f"model.critic={self.critic} has no effect with algorithm.kind={algorithm} ({reason}): leave it out, or "
+            "set algorithm.kind to ppo"
+        ]
 
 
 class SupervisedSpec(Section):

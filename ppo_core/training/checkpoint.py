@@ -79,12 +79,13 @@ def write_start(
     seed: int = 0,
     ema: bool = False,
     value_head: bool = False,
+    origins: Mapping[str, Path] = {},
     trust_remote_code: bool = False,
 ) -> None:
     """Write checkpoint 0: the policy, the other `networks` as they begin, no optimizer steps. On rank 0 only.
 
     With `lora` the adapters too, by `seed`; with `ema` the policy as the average of itself;
-    with `value_head` one.
+    with `value_head` one. `origins` are folders of models that networks begin as, by name, in place of the policy.
     """
     save_policy(policy, weights, tokenizer, folder / "policy")
     if ema:
@@ -92,7 +93,8 @@ def write_start(
     for name in networks:
         network, module = NETWORKS[name], policy
         if network.begin is not None:
-            module = network.begin(folder / "policy", dtype=dtype, trust_remote_code=trust_remote_code)
+            origin = origins.get(name, folder / "policy")
+            module = network.begin(origin, dtype=dtype, trust_remote_code=trust_remote_code)
             network.save(module, {key: p.detach() for key, p in module.named_parameters()}, tokenizer, folder / name)
         if lora is not None:
             adapt(module, lora, seed=derive_seed(seed, "adapters", name))

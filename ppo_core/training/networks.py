@@ -9,15 +9,17 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ppo_core.models.loading import critic_from_policy, load_critic, load_policy, save_critic, save_policy
+from ppo_core.models.critic_start import critic_from
+from ppo_core.models.loading import load_critic, load_policy, save_critic, save_policy
 from ppo_core.training.checkpoint_checks import check_critic, check_policy
 
 
 class Network(NamedTuple):
     """One kind. Each lies in a checkpoint's folder of its name.
 
-    `begin` makes it of the folder of checkpoint 0's policy, None where it is the policy; `check` sees the checkpoint's
-    folder, `load` and `save` its own. `rate` is the key of its learning rate in a spec's `update` section.
+    `begin` makes it of a model's folder, checkpoint 0's policy if the spec names no other; None: it is the policy.
+    `check` sees the checkpoint's folder, `load` and `save` its own. `rate` is the key of its learning rate in a spec's
+    `update` section.
     """
 
     begin: Callable[..., Any] | None
@@ -34,6 +36,6 @@ def _save_critic(module: Any, weights: dict[str, Tensor], _: Any, folder: Path) 
 NETWORKS = MappingProxyType(
     {
         "policy": Network(None, check_policy, load_policy, save_policy, "learning_rate"),
-        "critic": Network(critic_from_policy, check_critic, load_critic, _save_critic, "critic_learning_rate"),
+        "critic": Network(critic_from, check_critic, load_critic, _save_critic, "critic_learning_rate"),
     }
 )

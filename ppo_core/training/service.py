@@ -16,6 +16,7 @@ from ppo_core.data.tokenization import load_tokenizer
 from ppo_core.engines.protocol import Handler, Job
 from ppo_core.engines.turns import gpu_bytes_free, room_made
 from ppo_core.engines.vector_math import prepare_vector_math
+from ppo_core.models.critic_start import require_tokens
 from ppo_core.models.loading import load_policy, save_policy, starting_policy
 from ppo_core.models.lora import target_layers
 from ppo_core.models.reward_model import ClassifierFolder, reward_model_of
@@ -140,6 +141,9 @@ class TrainingEngine:
         spec = StartPolicyJob.model_validate(job.spec)
         self.learner.forget()
         tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=self.trust_remote_code)
+        origins = {name: job.inputs[name].path for name in ("critic",) if name in job.inputs}
+        for folder in origins.values():
+            require_tokens(folder, tokenizer, trust_remote_code=self.trust_remote_code)
         policy = self._start_model(job, spec, tokenizer)
         algorithm = algorithm_of(spec.algorithm)
         if spec.model.lora is not None:
@@ -160,6 +164,7 @@ class TrainingEngine:
                     seed=spec.seed,
                     ema=spec.ema,
                     value_head=algorithm.value_head,
+                    origins=origins,
                     trust_remote_code=self.trust_remote_code,
                 )
         self.ranks.barrier()

@@ -38,7 +38,10 @@ def preflight(spec: FlowSpec) -> list[str]:
         if is_hub_name(name):
             continue
         notes += check_model_folder(folder / name, trust_remote_code=settings.trust_remote_code)
-        require_model(folder / name, "a reward's `path`", "sequence classifier", name)
+        if name == spec.critic:
+            require_model(folder / name, "model.critic", "sequence classifier or causal LM", name)
+        else:
+            require_model(folder / name, "a reward's `path`", "sequence classifier", name)
     if not is_hub_name(tokenizer):
         require_folder(folder / tokenizer)
     return notes

@@ -179,6 +179,8 @@ def ask_check(
     }
     if spec.model.path is not None:
         inputs["model"] = downloads.get(spec.model.path) or EngineInput(folder / spec.model.path, "")
+    if spec.critic is not None:
+        inputs["critic"] = downloads.get(spec.critic) or EngineInput(folder / spec.critic, "")
     try:
         return ask(engine, EngineJob(name, inputs, None, document), silence_s=spec.engines.reward_timeout_s).result
     except EngineTimeout:

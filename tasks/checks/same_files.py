@@ -39,7 +39,7 @@ def _files(spec: RunSpec) -> Iterator[Path]:
             yield from source.parent.glob("*.py")
             yield from source.parent.glob("*/*.py")
     model = spec.model
-    for place in {str(model.tokenizer or model.path), str(model.path or model.tokenizer), *spec.reward.folders}:
+    for place in {str(model.tokenizer or model.path), str(model.path or model.tokenizer), *spec.model_folders}:
         if not is_hub_name(place):
             yield folder / place
             yield from (folder / place).rglob("*")

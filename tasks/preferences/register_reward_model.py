@@ -54,7 +54,7 @@ def export_reward_model(store: ArtifactStore, model: ArtifactRef, run: str, targ
     before = exported_from(target)
     if before is not None and before.digest != model.digest:
         begun = recorded_spec(open_records(store.root, run))
-        if begun is not None and str(target) in begun.reward.folders:
+        if begun is not None and str(target) in begun.model_folders:
             raise InputError(
                 f"run {run} has begun with the reward model {before.digest[:12]}, and this would be another one, "
                 f"{model.digest[:12]}: choose another --run name, or restore the settings and data of the first"

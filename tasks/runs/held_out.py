@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from infra.artifacts import open_store
 from infra.backend import acquire_lease, open_records
@@ -28,6 +29,7 @@ from tasks.stages.engines import Engines
 from tasks.stages.hub_names import with_commits
 from tasks.stages.references import DatasetRef, EvaluationRef
 
+M = TypeVar("M", bound=ModelSpec)
 TRAINING = "training"
 TOKENIZER_FILE = "policy/tokenizer.json"
 
@@ -105,8 +107,8 @@ def adapt_spec(context: RunContext, policy: Policy, like: Policy) -> RunSpec:
     return with_commits(context.spec.model_copy(update={"model": model, "evaluation": evaluation}))
 
 
-def absolute(model: ModelSpec, folder: Path, commits: Iterable[HubCommit] = ()) -> ModelSpec:
+def absolute(model: M, folder: Path, commits: Iterable[HubCommit] = ()) -> M:
     """A model section whose paths start at no spec's folder any more, and whose names of the hub say their commits."""
-    paths = {name: path for name, path in (("path", model.path), ("tokenizer", model.tokenizer)) if path is not None}
+    paths = {name: path for name in ("path", "tokenizer", "critic") if (path := vars(model).get(name)) is not None}
     at = {one.name: exact_name(one) for one in commits}
     return model.model_copy(update={name: at.get(p) or str((folder / p).absolute()) for name, p in paths.items()})

@@ -140,6 +140,17 @@ def test_the_reward_model_is_what_ppo_scores_with(home: Path, toys: ToyEngines) 
     assert (model["name"], gold["function"]) == ("learned", "generate.py:gold")
 
 
+def test_the_critic_begins_as_the_reward_model_once_that_is_there(home: Path, toys: ToyEngines) -> None:
+    wired = "run.model.critic=<reward_model>"
+    rlhf(spec(FROM_POLICY, wired, "promote=false", "evaluate=false"), "valued")
+    document = json.loads((home / "store" / "runs" / "valued" / "spec.json").read_text())
+    assert document["model"]["critic"] == str(home / "runs" / "valued" / "reward-model")
+    assert toys.count("finetune_policy") == 1
+    assert [job for job in toys.done if job in ("start_policy", "train_reward_model")] == [
+        *("start_policy", "train_reward_model", "start_policy")
+    ]
+
+
 def test_a_run_does_not_go_on_with_another_reward_model(home: Path, toys: ToyEngines) -> None:
     short = ("promote=false", "evaluate=false")
     rlhf(spec(*short), "fixed")

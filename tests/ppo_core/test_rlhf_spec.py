@@ -88,6 +88,15 @@ def test_until_the_reward_model_is_there_something_scores_in_its_place() -> None
     assert other.label == "exact_match"
 
 
+def test_the_critic_may_begin_as_the_reward_model_once_that_is_there() -> None:
+    found = spec(run={"model": {**MODEL, "critic": REWARD_MODEL}})
+    assert found.run_with("rm", None).critic == "rm"
+    assert found.run_before(None).critic is None
+    other = spec(run={"model": {**MODEL, "critic": "own"}}, given={"policy": "start"})
+    assert [run.critic for run in (other.run_with("rm", "/start"), other.run_before("/start"))] == ["own", "own"]
+    assert spec().run_with("rm", None).critic is None
+
+
 def test_the_reward_model_can_start_from_the_policy() -> None:
     found = spec(reward_model={"model": {"path": POLICY, "dtype": "bfloat16"}, "training": {"zero_stage": 1}})
     assert found.learns_from_policy

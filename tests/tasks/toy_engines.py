@@ -146,6 +146,7 @@ def start_policy(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     if "model" in job.inputs:  # what was fine-tuned, or the user's own
         tuned = (job.inputs["model"].path / "model.json").exists()
         read.append(content(job.inputs["model"], "model.json" if tuned else "model.safetensors"))
+    read += [content(job.inputs["critic"], "model.safetensors")] if "critic" in job.inputs else []
     seed = write(engines, job, "start.json", *read)
     write_checkpoint(job, Weights.of(seed), seed, ())
     return {}

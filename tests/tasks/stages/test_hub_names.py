@@ -16,6 +16,7 @@ from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
 from ppo_core.spec.hub import HubCommit, exact_name
 from tasks.runs.fork import fork_run
+from tasks.runs.held_out import absolute
 from tasks.runs.run_state import spec_of_run
 from tasks.stages.download_source import download_ahead, download_sources
 from tasks.stages.hub_names import DOWNLOAD, bring, download_key, hub_sources, with_commits
@@ -155,6 +156,16 @@ def test_a_run_keeps_its_commit_its_records_name_it_and_damage_is_mended(hub: To
     assert spec_of_run("new").hub_commits == spec_of_run(run.name).hub_commits
     with pytest.raises(InputError, match=r"model.path: 'hf://us/small' -> 'hf://us/small@v2'"):
         run.context("model.path=hf://us/small@v2")
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_what_a_critic_begins_as_is_of_a_commit_too(hub: ToyHub, tmp_path: Path) -> None:
+    hub.model("us/scores", {**MODEL, "model.safetensors": b"scores"})
+    run = ToyRun(tmp_path / "home", ("model.critic=hf://us/scores", "iterations=1"))
+    (record, *_) = run.train()
+    assert [(ref.repository, ref.commit) for ref in record.downloads] == [("us/scores", main(hub, "us/scores"))]
+    model = absolute(run.context().spec.model, tmp_path, run.context().spec.hub_commits)
+    assert model.critic == f"hf://us/scores@{main(hub, 'us/scores')}"
 
 
 def test_what_was_brought_ahead_serves_where_there_is_no_network(
