@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
-from tests.e2e.launch import ROOT, command, digests, environment, ppoflow, record_files, records, wait_for
+from tests.e2e.launch import ROOT, artifact, command, digests, environment, ppoflow, record_files, records, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 SPEC = ROOT / "examples" / "helpful" / "rlhf.yaml"
@@ -20,6 +21,7 @@ RUN = "way"
 SMALL = {
     "reward_model.fit.num_steps": 40,
     "run.sft.num_steps": 40,
+    "run.model.critic": "<reward_model>",
     "run.iterations": 2,
     "run.rollout.prompts_per_iteration": 16,
     "run.update.num_minibatches": 2,
@@ -50,6 +52,14 @@ def made(home: Path) -> tuple[bytes, list[dict[str, str]]]:
     return weights.read_bytes(), [digests(record) for record in records(home, RUN)]
 
 
+def heads(home: Path) -> list[list[list[float]]]:
+    """That of the reward model, and that of the critic of checkpoint 0."""
+    start = artifact(records(home, RUN)[0], "checkpoint")["uri"].rpartition("/")[2]
+    critic = load_file(home / "store" / "checkpoint" / start / "critic" / "value_head.safetensors")
+    reward_model = load_file(home / "runs" / RUN / "reward-model" / "model.safetensors")
+    return [reward_model["score.weight"].tolist(), critic["weight"].tolist()]
+
+
 def flow_states(home: Path) -> Counter[tuple[str, str]]:
     """How many flow runs of each flow are in which state."""
     with sqlite3.connect(home / "prefect" / "prefect.db") as database:
@@ -63,6 +73,8 @@ def test_killed_in_two_parts_it_goes_on_by_the_same_command_to_the_same_bytes(tm
     assert done.returncode == 0, done.stdout + done.stderr
     assert "models:/helpful-reward-model/1, held-out accuracy" in done.stdout
     assert "\n  promoted " in done.stdout
+    reward_model, critic = heads(whole)
+    assert critic == reward_model
     killed_once(broken, lambda: any((broken / "store" / "preferences").glob("*/manifest.json")), "preferences")
     killed_once(broken, lambda: len(record_files(broken, RUN)) == 2, "the first iteration")
     again = ppoflow(broken, "rlhf", *ASKED)
