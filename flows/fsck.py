@@ -16,7 +16,7 @@ from tasks.prefect.server import EmbeddedFlow
 from tasks.register_policy import export_best, usable_best
 from tasks.runs.errors import LeaseHeld
 from tasks.runs.fsck import Findings
-from tasks.runs.repair import repair_records, set_aside_unneeded
+from tasks.runs.repair import repair_records, set_aside
 from tasks.runs.run_state import effective_spec, last_record, spec_of_run
 from tasks.stages.context import RunContext, open_run_context
 
@@ -25,12 +25,13 @@ Wanted = list[tuple[int, ArtifactRef]]
 
 def repair(found: Findings, folder: str | None = None) -> list[str]:
     """Repair what can be; what was done, in lines for people."""
+    done = set_aside(found)
     if found.run is None:
-        return set_aside_unneeded(found)
+        return done
     try:
-        return repair_run(found.run, found, folder)
+        return [*done, *repair_run(found.run, found, folder)]
     except LeaseHeld as error:
-        return [f"not repaired: {error}"]
+        return [*done, f"not repaired: {error}"]
 
 
 def repair_run(run: str, found: Findings, folder: str | None = None) -> list[str]:

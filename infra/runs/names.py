@@ -17,7 +17,7 @@ def validate_run_name(name: str) -> str:
     """Return a run's name, or say why it cannot be one."""
     if len(name) > RUN_NAME_LIMIT:
         raise InvalidRunName(f"run name of {len(name)} characters: use at most {RUN_NAME_LIMIT}")
-    if not is_run_name(name) or ".." in name:
+    if not is_run_name(name):
         raise InvalidRunName(
             f"run name {name!r}: use letters, digits, dots, dashes and underscores, "
             "beginning with a letter, a digit or an underscore, without two dots in a row"
@@ -34,4 +34,4 @@ def note_kind(kind: str) -> str:
 
 def is_run_name(name: str) -> bool:
     """Whether the folder of this name below `runs/` can be a run's."""
-    return _RUN_NAME.fullmatch(name) is not None
+    return _RUN_NAME.fullmatch(name) is not None and len(name) <= RUN_NAME_LIMIT and ".." not in name

@@ -15,12 +15,12 @@ from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RlhfSpec
 from ppo_core.spec.rlhf import REGISTERED
-from tasks.preferences.kept import with_own_commits
+from tasks.preferences.kept import RLHF_REWARD_MODEL, with_own_commits
 from tasks.preferences.register_reward_model import MODEL_TAG, export_reward_model
 from tasks.preferences.stages import MODEL
 from tasks.runs.policies import CHECKPOINT_TAG
 from tasks.runs.run_state import recorded_spec
-from tasks.stages.holding import REWARD_MODEL, RLHF
+from tasks.stages.holding import RLHF
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def with_commits_of_parts(spec: RlhfSpec, run: str) -> RlhfSpec:
     training = with_own_commits(root, spec.run, run, RLHF, keep=True)
     model = spec.reward_model
     if model is not None:
-        model = with_own_commits(root, model, run, f"{RLHF}-{REWARD_MODEL}", keep=True, known=training.hub_commits)
+        model = with_own_commits(root, model, run, RLHF_REWARD_MODEL, keep=True, known=training.hub_commits)
     return spec.model_copy(update={"run": training, "reward_model": model})
 
 

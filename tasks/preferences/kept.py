@@ -2,26 +2,136 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
 from uuid import uuid4
 
-from infra.artifacts import ArtifactRef, ArtifactStore
+from pydantic import BaseModel
+
+from infra.artifacts import ArtifactError, ArtifactRef, ArtifactStore
 from infra.backend import open_log
-from infra.runs.checksummed_json import RecordCorrupted
+from infra.runs.checksummed_json import RecordCorrupted, decode, encode
+from infra.settings import Settings
 from ppo_core.records import content_digest
 from ppo_core.spec.hub import HubCommit
+from tasks.stages.holding import DPO, REWARD_MODEL, RLHF
 from tasks.stages.hub_names import Spec, hub_sources, with_commits
 from tasks.stages.references import StageRef
 
 REWARD_MODELS, DPO_POLICIES = "reward-models", "dpo-policies"
+FLOWS = {REWARD_MODELS: REWARD_MODEL, DPO_POLICIES: DPO}
+"""Which flow, and which command of its name, writes the pages of a folder."""
+RLHF_REWARD_MODEL = f"{RLHF}-{REWARD_MODEL}"
+COMMITS = tuple(f"{flow}-commits" for flow in (REWARD_MODEL, DPO, RLHF, RLHF_REWARD_MODEL))
+"""The folders of pages that say which commits the names of the hub in a run stand for."""
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page of a folder, written once and with its checksum, as records are."""
+
+    root: str
+    folder: str
+    name: str
+
+    @property
+    def run(self) -> str:
+        """Whose it is."""
+        return self.name.rsplit("-", 2 if self.folder in FLOWS else 1)[0]
+
+    @property
+    def remedy(self) -> str:
+        """What helps where it is damaged."""
+        if self.folder in FLOWS:
+            return f"remove it, and give {self.command} again, which writes it anew"
+        return "remove it, and write commits into the spec, as in hf://OWNER/NAME@COMMIT"
+
+    @property
+    def command(self) -> str:
+        """What makes again what it names, for people."""
+        return training_command(self.folder, self.run)
+
+    def create(self, key: str, entries: Iterable[BaseModel]) -> bool:
+        """Write it with these entries, durable when this returns; False where it is there already."""
+        document = {key: [one.model_dump() for one in entries], "nonce": uuid4().hex}
+        return open_log(self.root, self.folder).create(self.name, encode(f"{self.folder}/{self.name}", document))
+
+    def artifacts(self) -> list[ArtifactRef]:
+        """What it names, and so keeps. Raises RecordError where it is damaged."""
+        if self.folder in FLOWS:
+            return self._entries("artifacts", ArtifactRef) or []
+        self.commits()
+        return []
+
+    def commits(self) -> list[HubCommit] | None:
+        """The commits that it names; None where there is no such page. Raises RecordError where it is damaged."""
+        return self._entries("commits", HubCommit)
+
+    def _entries(self, key: str, kind: type[M]) -> list[M] | None:
+        content = open_log(self.root, self.folder).read(self.name)
+        if content is None:
+            return None
+        place = f"page {self.name} of {self.folder}"
+        try:
+            document = decode(place, f"{self.folder}/{self.name}", content, remedy=self.remedy)
+            return [kind.model_validate(one) for one in document[key]]
+        except (ValueError, TypeError, KeyError) as error:
+            raise RecordCorrupted(f"{place} is damaged ({type(error).__name__}): {self.remedy}") from None
+
+
+def training_command(pages: str, run: str) -> str:
+    """What makes again what the pages of a run name, for people."""
+    return f"`ppoflow {FLOWS[pages]} SPEC --run {run}`" + (" (or `ppoflow rlhf`)" if pages == REWARD_MODELS else "")
+
+
+def copies_of(run: str) -> list[tuple[str, Path, str]]:
+    """The copies that a run may have on this machine: what it is, the folder, and the command that makes it again."""
+    settings = Settings()
+    return [
+        ("best policy", settings.best_policy_folder(run), f"`ppoflow fsck {run} --repair`"),
+        ("reward model", settings.reward_model_folder(run), training_command(REWARD_MODELS, run)),
+        ("DPO policy", settings.dpo_policy_folder(run), training_command(DPO_POLICIES, run)),
+        ("start policy", settings.start_policy_folder(run), f"`ppoflow rlhf SPEC --run {run}`"),
+    ]
+
+
+def pages_of(root: str, *folders: str) -> list[Page]:
+    """Every page in these folders; without any, in all that there are."""
+    return [
+        Page(root, folder, name) for folder in folders or (*FLOWS, *COMMITS) for name in open_log(root, folder).names()
+    ]
+
+
+def each_once(store: ArtifactStore, named: Iterable[tuple[ArtifactRef, Page]]) -> list[tuple[ArtifactRef, Page]]:
+    """Each artifact with one page that names it; of several digests that one which the store has.
+
+    What was made again, on another machine say, may have come out differently: then a later page has it so.
+    """
+    found: dict[tuple[str, str], dict[str, tuple[ArtifactRef, Page]]] = {}
+    for ref, page in named:
+        found.setdefault((ref.kind, ref.key), {})[ref.digest] = ref, page
+    return [by_digest[_stored_digest(store, by_digest)] for by_digest in found.values()]
+
+
+def _stored_digest(store: ArtifactStore, by_digest: dict[str, tuple[ArtifactRef, Page]]) -> str:
+    digest, (ref, _) = next(iter(by_digest.items()))
+    if len(by_digest) > 1:
+        with suppress(ArtifactError):
+            stored = store.manifest(ref).digest
+            return stored if stored in by_digest else digest
+    return digest
 
 
 def keep(root: str, run: str, made: Sequence[ArtifactRef], pages: str = REWARD_MODELS) -> None:
     """Name what a run has made so far; the last one is the latest. The same again changes nothing."""
     all_of_it = content_digest([ref.digest for ref in made])[:16]
-    page = {"run": run, "artifacts": [ref.model_dump() for ref in made], "nonce": uuid4().hex}
-    open_log(root, pages).create(f"{run}-{made[-1].key[:16]}-{all_of_it}.json", json.dumps(page).encode())
+    Page(root, pages, f"{run}-{made[-1].key[:16]}-{all_of_it}.json").create("artifacts", made)
 
 
 def with_inputs(store: ArtifactStore, made: Sequence[StageRef]) -> list[ArtifactRef]:
@@ -42,35 +152,16 @@ def with_own_commits(
     names = sorted(hub_sources(spec))
     if not names:
         return spec
-    folder = f"{flow}-commits"
-    pages, name = open_log(root, folder), f"{run}-{content_digest(names)[:16]}.json"
-    told = pages.read(name)
+    page = Page(root, f"{flow}-commits", f"{run}-{content_digest(names)[:16]}.json")
+    told = page.commits()
     if told is None:
         resolved = with_commits(spec, known)
-        page = {"commits": [one.model_dump() for one in resolved.hub_commits], "nonce": uuid4().hex}
-        if not keep or pages.create(name, json.dumps(page).encode()):
+        if not keep or page.create("commits", resolved.hub_commits):
             return resolved
-        told = pages.read(name)
-    try:
-        found = [HubCommit.model_validate(one) for one in json.loads(told or b"")["commits"]]
-    except (ValueError, TypeError, KeyError) as error:
-        raise RecordCorrupted(
-            f"page {name} of {folder} is damaged ({type(error).__name__}): remove it, and write commits into the "
-            "spec, as in hf://OWNER/NAME@COMMIT"
-        ) from None
-    return with_commits(spec, found)
+        told = page.commits()
+    return with_commits(spec, told or [])
 
 
 def kept(root: str, folder: str = REWARD_MODELS) -> set[tuple[str, str]]:
     """Kind and key of what all pages in a folder name. Raises RecordError for a page that cannot be read."""
-    pages, found = open_log(root, folder), set()
-    for name in pages.names():
-        try:
-            refs = [ArtifactRef.model_validate(ref) for ref in json.loads(pages.read(name) or b"")["artifacts"]]
-        except (ValueError, TypeError, KeyError) as error:
-            raise RecordCorrupted(
-                f"page {name} of {folder} is damaged ({type(error).__name__}): remove it, and give the same "
-                "command that trained what it names again"
-            ) from None
-        found |= {(ref.kind, ref.key) for ref in refs}
-    return found
+    return {(ref.kind, ref.key) for page in pages_of(root, folder) for ref in page.artifacts()}

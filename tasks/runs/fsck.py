@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing, ArtifactRef, ArtifactStore, open_store
@@ -17,11 +17,12 @@ from infra.runs.listing import RunListing
 from infra.runs.records import NOTES, RecordError, RunRecords, remedy_for
 from infra.settings import Settings
 from infra.storage.rereading import ChangedOnTheWay
+from tasks.preferences.kept import Page, copies_of, each_once, pages_of
 from tasks.runs.iteration_record import IterationRecord, RecordsOfEarlierVersion, resume_inputs
 from tasks.runs.lineage import step_of
-from tasks.runs.reachability import Reachability
+from tasks.runs.reachability import Name, Reachability
 from tasks.runs.record_chain import ChainedRecord, first_break, link, record_digest
-from tasks.runs.run_state import no_such_run
+from tasks.runs.run_state import known_runs, no_such_run
 from tasks.stages.table import BY_NAME
 
 Progress = Callable[[str], None]
@@ -37,8 +38,8 @@ class Damage:
     """Something that is not as it was written, and what helps; without a `repair`, only a person can.
 
     `repair` says what is done: the spec is written again; the records from `iteration` on are taken out of the run;
-    the artifact `ref` of that iteration is made again, or, where nothing needs it, set aside; the copy of the best
-    policy is made again.
+    the artifact `ref` of that iteration is made again, or, where nothing needs it or a command makes it again, set
+    aside; the copy of the best policy is made again.
     """
 
     what: str
@@ -53,7 +54,7 @@ class Damage:
 class Findings:
     """What was read of a run (or, without one, of the rest of the store), and what of it is damaged.
 
-    A run `releases` checkpoints where any of its records has a retention.
+    `records` counts pages too. A run `releases` checkpoints where any of its records has a retention.
     """
 
     run: str | None
@@ -63,6 +64,11 @@ class Findings:
     bytes: int = 0
     releases: bool = False
 
+    @property
+    def names(self) -> set[Name]:
+        """Kind and key of the artifacts that are damaged."""
+        return {(damage.ref.kind, damage.ref.key) for damage in self.damages if damage.ref is not None}
+
     def to_repair(self, repair: Repair) -> list[Damage]:
         """The damages that are repaired in this way."""
         return [damage for damage in self.damages if damage.repair == repair]
@@ -71,36 +77,44 @@ class Findings:
 def check_store(progress: Progress) -> Iterator[Findings]:
     """Everything: run by run, and then what belongs to none."""
     store = open_store(Settings().store_root)
-    seen: set[Artifact] = set()
-    for run in open_runs(store.root).names(started=False):
-        yield check_run(run, progress, seen)
-    yield check_rest(store, progress, seen)
+    known, pages, seen, read = known_runs(store.root), pages_of(store.root), set[Artifact](), set[Name]()
+    for run in known:
+        found = read_run(store, run, pages, progress, seen)
+        read |= found.names
+        yield found
+    read |= {(kind, key) for kind, key, _ in seen}
+    yield check_rest(store, progress, read, [page for page in pages if page.run not in known])
 
 
-def check_run(run: str, progress: Progress, seen: set[Artifact] | None = None) -> Findings:
-    """The records of a run, the artifacts that they need, and the copy of its best policy on this machine.
-
-    Artifacts in `seen` are not read again; those that are found sound are added. Raises InputError for an unknown run.
-    """
+def check_run(run: str, progress: Progress) -> Findings:
+    """See `read_run`. Raises InputError for an unknown run."""
     store = open_store(Settings().store_root)
-    runs = open_runs(store.root)
-    if run not in runs.names(started=False):
-        raise no_such_run(run, store.root)
-    records = runs.records(run)
-    read = set[Artifact]() if seen is None else seen
+    known = known_runs(store.root)
+    if run not in known:
+        raise no_such_run(run, store.root, known)
+    return read_run(store, run, pages_of(store.root), progress, set())
+
+
+def read_run(store: ArtifactStore, run: str, pages: list[Page], progress: Progress, seen: set[Artifact]) -> Findings:
+    """The records of a run, its pages, the artifacts that they need, and the copies of its models on this machine.
+
+    Artifacts in `seen` are not read again; those that are found sound are added.
+    """
+    records = open_runs(store.root).records(run)
     while True:
         found = Findings(run)
         try:
             contents = records.contents()
         except (RecordError, ChangedOnTheWay) as error:
             found.damages.append(Damage("records", str(error), ""))
-            return found
+            break
         believed = check_records(records, contents, found)
-        check_artifacts(store, believed, found, progress, read)
+        check_artifacts(store, believed, found, progress, seen)
         # A rollback, or retention, may have taken away what was missed: then look again.
         if not found.damages or records.contents() == contents:
             break
-    check_copy(run, found)
+    check_pages(store, [page for page in pages if page.run == run], found, progress, seen)
+    check_copies(run, found)
     return found
 
 
@@ -156,12 +170,11 @@ def check_spec(records: RunRecords, believed: list[ChainedRecord], links: list[C
         complaint = f"the spec of run {records.run} is not the one that its first record has"
     if complaint is None:
         return
+    told = Damage("spec", complaint, "put spec.json back from a copy; no record that can be believed has one")
     # Of a first record that no later one names, nothing says that it, and not the spec, is the right one.
     if copy is not None and (spec is None or len(believed) > 1):
-        found.damages.append(Damage("spec", complaint, remedy_for(records.run), "spec"))
-    else:
-        told = "put spec.json back from a copy; no record that can be believed has one"
-        found.damages.append(Damage("spec", complaint, told))
+        told = replace(told, remedy=remedy_for(records.run), repair="spec")
+    found.damages.append(told)
 
 
 def check_artifacts(
@@ -178,9 +191,33 @@ def check_artifacts(
         progress(f"run {found.run}: {found.artifacts} of {len(named)} artifacts")
         # What only an earlier record needs to be gone on from, retention may have removed.
         released = found.releases and ref.kind in RELEASED and (ref.kind, ref.key) not in last
-        if _is_sound(store, found, iteration, ref, may_be_gone=released):
+        remedy = f"`ppoflow fsck {found.run} --repair` makes it again from its inputs"
+        told = Damage(f"{ref.kind} of iteration {iteration}", "", remedy, "artifact", iteration, ref)
+        if _is_sound(store, found, ref, told, may_be_gone=released):
             seen.add(artifact)
     check_lineage(store, records, found)
+
+
+def check_pages(
+    store: ArtifactStore, pages: list[Page], found: Findings, progress: Progress, seen: set[Artifact]
+) -> None:
+    """The pages of what was learned from preferences, and every byte of what they name."""
+    named: list[tuple[ArtifactRef, Page]] = []
+    for page in pages:
+        try:
+            named += [(ref, page) for ref in page.artifacts()]
+            found.records += 1
+        except (RecordError, ChangedOnTheWay) as error:
+            found.damages.append(Damage(f"page {page.name} of {page.folder}", str(error), page.remedy))
+    by_records = found.names
+    for ref, page in each_once(store, named):
+        found.artifacts += 1
+        artifact = (ref.kind, ref.key, ref.digest)
+        if artifact not in seen and (ref.kind, ref.key) not in by_records:
+            progress(f"run {found.run}: {found.artifacts} artifacts")
+            told = Damage(f"{ref.kind} of run {page.run}", "", f"{page.command} makes it again", "set aside", ref=ref)
+            if _is_sound(store, found, ref, told):
+                seen.add(artifact)
 
 
 def check_lineage(store: ArtifactStore, records: list[IterationRecord], found: Findings) -> None:
@@ -191,18 +228,19 @@ def check_lineage(store: ArtifactStore, records: list[IterationRecord], found: F
             _check_lineage(store, found, record, before)
 
 
-def _is_sound(store: ArtifactStore, found: Findings, iteration: int, ref: ArtifactRef, *, may_be_gone: bool) -> bool:
-    what = f"{ref.kind} of iteration {iteration}"
+def _is_sound(
+    store: ArtifactStore, found: Findings, ref: ArtifactRef, told: Damage, *, may_be_gone: bool = False
+) -> bool:
+    """Whether an artifact is; where it is not, the damage is `told` with the complaint."""
     try:
         found.bytes += store.check(ref)
         return True
     except (ArtifactCorrupted, ArtifactMissing) as error:
         if may_be_gone and isinstance(error, ArtifactMissing):
             return False  # of another run it may be missed
-        remedy = f"`ppoflow fsck {found.run} --repair` makes it again from its inputs"
-        found.damages.append(Damage(what, str(error), remedy, "artifact", iteration, ref))
+        found.damages.append(replace(told, complaint=str(error)))
     except (ArtifactError, ChangedOnTheWay) as error:
-        found.damages.append(Damage(what, str(error), ""))
+        found.damages.append(Damage(told.what, str(error), ""))
     return False
 
 
@@ -220,20 +258,21 @@ def _check_lineage(
         )
 
 
-def check_copy(run: str, found: Findings) -> None:
-    """The copy of the best policy, where this machine has one."""
-    try:
-        check_export(Settings().best_policy_folder(run))
-    except ArtifactCorrupted as error:
-        found.damages.append(
-            Damage("copy of the best policy", str(error), f"`ppoflow fsck {run} --repair` makes it again", "copy")
-        )
+def check_copies(run: str, found: Findings) -> None:
+    """The copies of policies and of the reward model, as far as this machine has them."""
+    for what, folder, command in copies_of(run):
+        try:
+            check_export(folder)
+        except ArtifactCorrupted as error:
+            told = Damage(f"copy of the {what}", str(error), f"{command} makes it again")
+            found.damages.append(replace(told, repair="copy") if what == "best policy" else told)
 
 
-def check_rest(store: ArtifactStore, progress: Progress, seen: set[Artifact]) -> Findings:
-    """The artifacts that were not read for a run, and the journals of promotions."""
+def check_rest(store: ArtifactStore, progress: Progress, read: set[Name], pages: list[Page]) -> Findings:
+    """The artifacts that were not `read` for a run, pages of none, and the journals of promotions."""
     found, needs = Findings(None), Reachability(store)
-    needed, read = needs.of_all(), {(kind, key) for kind, key, _ in seen}
+    check_pages(store, pages, found, progress, set())
+    needed = needs.of_all()
     for stored in open_collector(store.root).artifacts():
         name = (stored.kind, stored.key)
         if name in read:
@@ -246,13 +285,11 @@ def check_rest(store: ArtifactStore, progress: Progress, seen: set[Artifact]) ->
         except ArtifactMissing:
             continue  # removed meanwhile
         except (ArtifactError, ChangedOnTheWay) as error:
-            unneeded = name not in needed and not needs.unreadable and isinstance(error, ArtifactCorrupted)
-            remedy = "no record needs it: `ppoflow fsck --repair` sets it aside, `ppoflow gc` removes it"
-            found.damages.append(
-                Damage("/".join(name), str(error), remedy, "set aside", ref=place)
-                if unneeded
-                else Damage("/".join(name), str(error), "")
-            )
+            told = Damage("/".join(name), str(error), "")
+            if name not in needed and not needs.unreadable and isinstance(error, ArtifactCorrupted):
+                remedy = "no record needs it: `ppoflow fsck --repair` sets it aside, `ppoflow gc` removes it"
+                told = replace(told, remedy=remedy, repair="set aside", ref=place)
+            found.damages.append(told)
     journals = Journals(store.root)
     for model in journals.models():
         try:

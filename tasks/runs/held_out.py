@@ -26,6 +26,7 @@ from tasks.runs.policies import Policy
 from tasks.stages.context import RunContext
 from tasks.stages.download_source import download_sources
 from tasks.stages.engines import Engines
+from tasks.stages.holding import PRIVATE
 from tasks.stages.hub_names import with_commits
 from tasks.stages.references import DatasetRef, EvaluationRef
 
@@ -78,7 +79,7 @@ def acquire_any_lease(root: str) -> Lease:
     number = 1
     while True:
         try:
-            return acquire_lease(root, f"_evaluation-{number}")
+            return acquire_lease(root, f"{PRIVATE}evaluation-{number}")
         except LeaseHeld:
             number += 1
 

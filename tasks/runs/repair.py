@@ -1,4 +1,4 @@
-"""Repairs that need no engine: a lost spec, records that cannot be believed, damaged artifacts that nothing needs."""
+"""Repairs that need no engine: a lost spec, records that cannot be believed, damaged artifacts set aside."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def repair_records(run: str) -> list[str]:
     return done
 
 
-def set_aside_unneeded(found: Findings) -> list[str]:
-    """Set aside what is damaged and no record needs; what was done."""
+def set_aside(found: Findings) -> list[str]:
+    """Set aside what is still damaged and nothing needs, or a command makes again; what was done."""
     store = open_store(Settings().store_root)
     refs = [damage.ref for damage in found.to_repair("set aside") if damage.ref is not None]
-    return [f"{ref.kind}/{ref.key} was set aside at {store.set_aside(ref.kind, ref.key)}" for ref in refs]
+    places = [(ref, store.set_aside(ref.kind, ref.key)) for ref in refs]
+    return [f"{ref.kind}/{ref.key} was set aside at {place}" for ref, place in places if place is not None]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from infra.artifacts import open_store
 from infra.backend import open_records, open_runs
+from infra.runs.names import is_run_name
 from infra.runs.records import RunRecords
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec, Section, differing_keys
+from tasks.preferences.kept import pages_of
 from tasks.runs.iteration_record import IterationRecord, read_record
 from tasks.runs.record_chain import Chain, read_chain, spec_document, with_values
+from tasks.stages.holding import PRIVATE
 from tasks.stages.hub_names import with_commits
 
 MAY_CHANGE = ("iterations: ", "checkpoint.", "engines.", "guards.", "promotion.", "registry.", "training.")
@@ -37,13 +40,20 @@ def spec_of_run(run: str, folder: str | None = None) -> RunSpec:
     return spec if folder is None else spec.model_copy(update={"folder": folder})
 
 
-def no_such_run(run: str, root: str) -> InputError:
-    """The refusal of a run that has no record, naming the runs that have one."""
-    known = ", ".join(open_runs(root).names()) or "none"
+def no_such_run(run: str, root: str, known: Iterable[str] | None = None) -> InputError:
+    """The refusal of a run, naming those that are known: without any given, those that have a record."""
+    names = ", ".join(open_runs(root).names() if known is None else known) or "none"
     return InputError(
-        f"there is no run {run} in {root} (runs there: {known}): check the name; where it was ended before its first "
+        f"there is no run {run} in {root} (runs there: {names}): check the name; where it was ended before its first "
         "record, give its ppoflow train command again"
     )
+
+
+def known_runs(root: str) -> list[str]:
+    """The runs that have records, or a lease of their own name, or pages of what they learned from preferences."""
+    runs = open_runs(root)
+    names = {name for name in runs.names(started=False) if not name.startswith(PRIVATE)} | {*runs.names()}
+    return sorted(names | {page.run for page in pages_of(root) if is_run_name(page.run)})
 
 
 def restore_spec(records: RunRecords) -> bool:

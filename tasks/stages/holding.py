@@ -13,8 +13,10 @@ from infra.settings import Settings
 from infra.storage.objects import StoreUnavailable
 from ppo_core.records import content_digest
 
-__all__ = ["DPO", "REWARD_MODEL", "RLHF", "Lease", "alone", "held", "lease_name"]
+__all__ = ["DPO", "PRIVATE", "REWARD_MODEL", "RLHF", "Lease", "alone", "held", "lease_name"]
 
+PRIVATE = "_"
+"""So begin the names of leases that are no run's."""
 DPO, REWARD_MODEL, RLHF = "dpo", "reward-model", "rlhf"
 """Flows whose leases are beside that of training, under the same run's name."""
 
@@ -56,5 +58,5 @@ def alone(
 
 def lease_name(flow: str, run: str) -> str:
     """What a flow's lease on a run is called, beside that of training; of a name too long, the beginning and a hash."""
-    name, longest = validate_run_name(run), RUN_NAME_LIMIT - len(f"_{flow}-")
-    return f"_{flow}-{name if len(name) <= longest else f'{name[: longest - 13]}-{content_digest(name)[:12]}'}"
+    name, longest = validate_run_name(run), RUN_NAME_LIMIT - len(f"{PRIVATE}{flow}-")
+    return f"{PRIVATE}{flow}-{name if len(name) <= longest else f'{name[: longest - 13]}-{content_digest(name)[:12]}'}"

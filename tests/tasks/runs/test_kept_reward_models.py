@@ -12,6 +12,7 @@ from infra.backend import open_log
 from infra.runs.records import RecordError
 from tasks.preferences.kept import DPO_POLICIES, REWARD_MODELS, keep, kept
 from tasks.runs.reachability import Reachability
+from tests.tasks.toy_runs import replace
 
 
 def ref(kind: str, letter: str) -> ArtifactRef:
@@ -30,9 +31,34 @@ def test_what_a_page_names_is_needed_and_a_damaged_page_keeps_everything(tmp_pat
     keep(store.root, "mine", [made[0], policy], DPO_POLICIES)
     assert Reachability(store).of_all() == wanted | {(policy.kind, policy.key)}
     open_log(store.root, REWARD_MODELS).create("odd.json", b"{}")
-    with pytest.raises(RecordError, match=r"page odd.json of reward-models is damaged .*: remove it"):
+    with pytest.raises(RecordError, match=r"page odd.json of reward-models carries no seal: remove it"):
         kept(store.root)
     needs = Reachability(store)
     other = ("rollouts", "d" * 64)
     assert needs.among([other])() == {other, (made[0].kind, made[0].key), (policy.kind, policy.key)}
     assert list(needs.unreadable) == ["the pages of reward models"]
+
+
+@pytest.mark.parametrize("pages", [REWARD_MODELS, DPO_POLICIES])
+def test_a_page_with_one_character_of_a_key_changed_is_damaged_and_keeps_everything(tmp_path: Path, pages: str) -> None:
+    store, made = LocalStore(tmp_path), ref("reward_model", "c")
+    keep(store.root, "mine", [made], pages)
+    (page,) = (tmp_path / pages).iterdir()
+    replace(page, page.read_bytes().replace(b"cccc", b"cccd", 1))
+    command = {REWARD_MODELS: "reward-model", DPO_POLICIES: "dpo"}[pages]
+    with pytest.raises(RecordError, match=rf"its own sha256 .*: remove it, .*`ppoflow {command} SPEC --run mine`"):
+        kept(store.root, pages)
+    name = (made.kind, made.key)
+    assert Reachability(store).among([name])() == {name}
+
+
+@pytest.mark.parametrize("place", [f"{REWARD_MODELS}/other-{'c' * 16}-{'0' * 16}.json", f"{DPO_POLICIES}/NAME"])
+def test_a_page_speaks_only_where_it_was_written(tmp_path: Path, place: str) -> None:
+    store = LocalStore(tmp_path)
+    keep(store.root, "mine", [ref("reward_model", "c")])
+    (page,) = (tmp_path / REWARD_MODELS).iterdir()
+    other = tmp_path / place.replace("NAME", page.name)
+    other.parent.mkdir(exist_ok=True)
+    page.rename(other)
+    with pytest.raises(RecordError, match=f"page {other.name} of {other.parent.name} does not have its own sha256"):
+        kept(store.root, other.parent.name)
