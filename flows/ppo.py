@@ -19,7 +19,7 @@ from flows.ahead import Ahead, sampling_ahead
 from flows.console import RunConsole
 from flows.iteration import StageName, begin, iterate, made_before
 from flows.recovery import clean_up, last_resumable_record, mend
-from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing
+from infra.artifacts import ArtifactCorrupted, ArtifactMissing
 from ppo_core.spec import RunSpec
 from tasks.checks.machine import machine_notes
 from tasks.prefect.crashed_runs import holder_note, page_is_open
@@ -29,7 +29,7 @@ from tasks.prefect.server import EmbeddedFlow, page_url
 from tasks.prepare_dataset import prepare_dataset
 from tasks.register_policy import RegisteredPolicy, export_best, register_policy, usable_best
 from tasks.report import begin_report, report, report_dataset, report_end
-from tasks.runs.errors import InputError, RegistryError, StoreUnavailable
+from tasks.runs.errors import FAILURES, InputError, RegistryError
 from tasks.runs.guards import finish_rollback
 from tasks.runs.iteration_record import IterationRecord, best_in_words, resume_inputs
 from tasks.runs.progress import ProgressFile
@@ -223,7 +223,7 @@ def leave_best(context: RunContext, console: RunConsole) -> None:
         last = last_record(context.records)
         if last is not None:
             export_best(context, usable_best(context, last))
-    except (ArtifactError, OSError, StoreUnavailable) as error:
+    except (*FAILURES, OSError) as error:
         console.say(f"! the best policy could not be copied to the run's folder: {error}")
 
 

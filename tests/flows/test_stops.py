@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -10,9 +11,15 @@ from prefect import flow, task
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowFilter
 from prefect.exceptions import TerminationSignal
+from typer.testing import CliRunner
 
+from flows.cli import app
 from flows.cli.friendly_errors import friendly_errors, stopping_on_sigterm
 from tasks.prefect.server import EmbeddedFlow
+from tests.tasks.run_contexts import ARITHMETIC
+from tests.tasks.toy_engines import ToyEngines
+from tests.tasks.toy_reward_models import toy_engines
+from tests.tasks.toy_runs import replace
 
 
 @pytest.mark.thorough
@@ -73,3 +80,29 @@ def test_how_a_command_ends_an_interruption_itself_stays_as_it_is(capsys: pytest
     with pytest.raises(typer.Exit) as stopped, friendly_errors():
         command()
     assert (stopped.value.exit_code, capsys.readouterr().out) == (3, "")
+
+
+@pytest.fixture
+def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyEngines:
+    """Engines of runs in a home of their own."""
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PPOFLOW_STORE", raising=False)
+    return toy_engines(monkeypatch)
+
+
+def damage_record(home: Path, iteration: int) -> None:
+    """So that it cannot be read."""
+    replace(home / f"store/runs/stopped/iterations/{iteration:06d}.json", b"{")
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_damaged_record_does_not_hide_that_a_run_was_interrupted(toys: ToyEngines, tmp_path: Path) -> None:
+    def interrupted() -> NoReturn:
+        damage_record(tmp_path / "home", 1)
+        raise KeyboardInterrupt
+
+    toys.before("update_policy", 2, interrupted)
+    done = CliRunner().invoke(app, ["train", str(ARITHMETIC / "smoke.yaml"), "--run", "stopped"])
+    assert done.exit_code == 130, done.output
+    assert "! the best policy could not be copied to the run's folder: " in done.output
+    assert "000001.json is no JSON" in done.output
