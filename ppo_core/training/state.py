@@ -38,7 +38,7 @@ class CheckpointState(Section):
 
 
 def read_state(folder: Path) -> CheckpointState:
-    """`state.json`, checked. Raises InputError for one that is missing, damaged, or of a newer format."""
+    """`state.json`, checked. Raises InputError for one that is missing, damaged, or of another format."""
     path = folder / FILE
     try:
         document = json.loads(path.read_text())
@@ -47,13 +47,11 @@ def read_state(folder: Path) -> CheckpointState:
         raise InputError(f"{folder} is no checkpoint: {FILE} is missing") from None
     except (ValueError, TypeError, KeyError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from None
-    if written_in > FORMAT:
+    if written_in != FORMAT:
         raise InputError(
-            f"{folder} has checkpoint format {written_in}; this ppoflow reads formats 1 to {FORMAT}: use the ppoflow "
-            f"that wrote it{writer(folder)} or a newer one"
+            f"{folder} has checkpoint format {written_in}, and this ppoflow reads format {FORMAT} alone: use the "
+            f"ppoflow that wrote it{writer(folder)}"
         )
-    if written_in < FORMAT:
-        document = _of_earlier_format(document)
     try:
         state = CheckpointState.model_validate(document)
     except ValidationError as error:
@@ -101,13 +99,6 @@ def settings_since(folder: Path, state: CheckpointState) -> list[str]:
     now = [update.spec.model_dump(mode="json") for update in state.replay]
     lines = [line for one, other in zip(written, now, strict=True) for line in differing_keys(one["spec"], other)]
     return sorted({line.partition(":")[0] for line in lines})
-
-
-def _of_earlier_format(document: dict[str, Any]) -> dict[str, Any]:
-    """Formats 1 and 2 knew a policy and a critic only, format 1 no policy-only checkpoints."""
-    steps = {name: document.pop(f"num_{name}_steps", None) for name in ("policy", "critic")}
-    skipped = {"policy": 0, "critic": 0, **document.get("skipped_steps", {})}
-    return {"full": True, "replay": [], **document, "num_steps": steps, "skipped_steps": skipped}
 
 
 def _names(networks: Collection[str]) -> str:
