@@ -153,13 +153,13 @@ def with_own_commits(
     if not names:
         return spec
     page = Page(root, f"{flow}-commits", f"{run}-{content_digest(names)[:16]}.json")
-    told = page.commits()
-    if told is None:
+    commits = page.commits()
+    if commits is None:
         resolved = with_commits(spec, known)
         if not keep or page.create("commits", resolved.hub_commits):
             return resolved
-        told = page.commits()
-    return with_commits(spec, told or [])
+        commits = page.commits()
+    return with_commits(spec, commits or [])
 
 
 def kept(root: str, folder: str = REWARD_MODELS) -> set[tuple[str, str]]:

@@ -170,11 +170,11 @@ def check_spec(records: RunRecords, believed: list[ChainedRecord], links: list[C
         complaint = f"the spec of run {records.run} is not the one that its first record has"
     if complaint is None:
         return
-    told = Damage("spec", complaint, "put spec.json back from a copy; no record that can be believed has one")
+    damage = Damage("spec", complaint, "put spec.json back from a copy; no record that can be believed has one")
     # Of a first record that no later one names, nothing says that it, and not the spec, is the right one.
     if copy is not None and (spec is None or len(believed) > 1):
-        told = replace(told, remedy=remedy_for(records.run), repair="spec")
-    found.damages.append(told)
+        damage = replace(damage, remedy=remedy_for(records.run), repair="spec")
+    found.damages.append(damage)
 
 
 def check_artifacts(
@@ -192,8 +192,8 @@ def check_artifacts(
         # What only an earlier record needs to be gone on from, retention may have removed.
         released = found.releases and ref.kind in RELEASED and (ref.kind, ref.key) not in last
         remedy = f"`ppoflow fsck {found.run} --repair` makes it again from its inputs"
-        told = Damage(f"{ref.kind} of iteration {iteration}", "", remedy, "artifact", iteration, ref)
-        if _is_sound(store, found, ref, told, may_be_gone=released):
+        damage = Damage(f"{ref.kind} of iteration {iteration}", "", remedy, "artifact", iteration, ref)
+        if _is_sound(store, found, ref, damage, may_be_gone=released):
             seen.add(artifact)
     check_lineage(store, records, found)
 
@@ -215,32 +215,32 @@ def check_pages(
         artifact = (ref.kind, ref.key, ref.digest)
         if artifact not in seen and (ref.kind, ref.key) not in by_records:
             progress(f"run {found.run}: {found.artifacts} artifacts")
-            told = Damage(f"{ref.kind} of run {page.run}", "", f"{page.command} makes it again", "set aside", ref=ref)
-            if _is_sound(store, found, ref, told):
+            damage = Damage(f"{ref.kind} of run {page.run}", "", f"{page.command} makes it again", "set aside", ref=ref)
+            if _is_sound(store, found, ref, damage):
                 seen.add(artifact)
 
 
 def check_lineage(store: ArtifactStore, records: list[IterationRecord], found: Findings) -> None:
     """That each artifact, as far as it is there and sound, was made from what its record says."""
-    told = [damage.ref for damage in found.damages if damage.ref is not None]
+    damaged = [damage.ref for damage in found.damages if damage.ref is not None]
     for record, before in zip(records, [None, *records], strict=False):
-        if not any(ref in told for ref in record.artifacts.values()):
+        if not any(ref in damaged for ref in record.artifacts.values()):
             _check_lineage(store, found, record, before)
 
 
 def _is_sound(
-    store: ArtifactStore, found: Findings, ref: ArtifactRef, told: Damage, *, may_be_gone: bool = False
+    store: ArtifactStore, found: Findings, ref: ArtifactRef, damage: Damage, *, may_be_gone: bool = False
 ) -> bool:
-    """Whether an artifact is; where it is not, the damage is `told` with the complaint."""
+    """Whether an artifact is; where it is not, `damage` is found, with the complaint."""
     try:
         found.bytes += store.check(ref)
         return True
     except (ArtifactCorrupted, ArtifactMissing) as error:
         if may_be_gone and isinstance(error, ArtifactMissing):
             return False  # of another run it may be missed
-        found.damages.append(replace(told, complaint=str(error)))
+        found.damages.append(replace(damage, complaint=str(error)))
     except (ArtifactError, ChangedOnTheWay) as error:
-        found.damages.append(Damage(told.what, str(error), ""))
+        found.damages.append(Damage(damage.what, str(error), ""))
     return False
 
 
@@ -264,8 +264,8 @@ def check_copies(run: str, found: Findings) -> None:
         try:
             check_export(folder)
         except ArtifactCorrupted as error:
-            told = Damage(f"copy of the {what}", str(error), f"{command} makes it again")
-            found.damages.append(replace(told, repair="copy") if what == "best policy" else told)
+            damage = Damage(f"copy of the {what}", str(error), f"{command} makes it again")
+            found.damages.append(replace(damage, repair="copy") if what == "best policy" else damage)
 
 
 def check_rest(store: ArtifactStore, progress: Progress, read: set[Name], pages: list[Page]) -> Findings:
@@ -285,11 +285,11 @@ def check_rest(store: ArtifactStore, progress: Progress, read: set[Name], pages:
         except ArtifactMissing:
             continue  # removed meanwhile
         except (ArtifactError, ChangedOnTheWay) as error:
-            told = Damage("/".join(name), str(error), "")
+            damage = Damage("/".join(name), str(error), "")
             if name not in needed and not needs.unreadable and isinstance(error, ArtifactCorrupted):
                 remedy = "no record needs it: `ppoflow fsck --repair` sets it aside, `ppoflow gc` removes it"
-                told = replace(told, remedy=remedy, repair="set aside", ref=place)
-            found.damages.append(told)
+                damage = replace(damage, remedy=remedy, repair="set aside", ref=place)
+            found.damages.append(damage)
     journals = Journals(store.root)
     for model in journals.models():
         try:
