@@ -31,7 +31,7 @@ def test_what_a_page_names_is_needed_and_a_damaged_page_keeps_everything(tmp_pat
     keep(store.root, "mine", [made[0], policy], DPO_POLICIES)
     assert Reachability(store).of_all() == wanted | {(policy.kind, policy.key)}
     open_log(store.root, REWARD_MODELS).create("odd.json", b"{}")
-    with pytest.raises(RecordError, match=r"page odd.json of reward-models carries no seal: remove it"):
+    with pytest.raises(RecordError, match=r"page odd.json of reward-models carries no checksum: remove it"):
         kept(store.root)
     needs = Reachability(store)
     other = ("rollouts", "d" * 64)
