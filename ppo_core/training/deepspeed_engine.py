@@ -44,7 +44,7 @@ class Trainable:
         multiply_in(module, training.compute_dtype)
         if recompute:
             module.gradient_checkpointing_enable({"use_reentrant": False})
-        else:
+        elif zero_stage < 3:  # its hooks would hold the weights that are gathered for one pass until the backward pass
             keep_less(module)
         small = sum(parameter.numel() for parameter in module.parameters()) <= SHARED_PARAMETERS
         plain = zero_stage == 0 and dtype == "float32" and small
