@@ -76,9 +76,10 @@ def loss(outputs: Outputs, minibatch: Minibatch, spec: UpdateSpec, normalizer: i
         measured["importance_weight"] = Mean.over(importance.weights, mask)
         measured["importance_cut"] = Mean.over(importance.cut.float(), mask)
     if spec.kl_loss_coef:
-        exact = spec.exact_kl_loss
-        kl = exact_kl(outputs, mask) if exact else estimated_kl(logprobs, minibatch, spec)
-        own = minibatch.weights if exact else weights
+        if spec.exact_kl_loss:
+            kl, own = exact_kl(outputs, mask), minibatch.weights
+        else:
+            kl, own = estimated_kl(logprobs, minibatch, spec), weights
         total = total + spec.kl_loss_coef * weighted_mean(kl, mask, weights=own, normalizer=normalizer)
         measured["kl_loss"] = Mean.over(kl.detach(), mask)
     return Loss(

@@ -112,7 +112,7 @@ def check_gpu_memory(plan: MemoryPlan, gpu_gib: float) -> float:
     Raises InputError where it cannot fit into `gpu_gib`, naming the least change of the spec that fits.
     """
     if plan.needed_gib(surely=True) > gpu_gib:
-        remedy = next((remedy for remedy, other in changes(plan) if other.needed_gib() <= gpu_gib), None)
+        remedy = next((change for change, other in changes(plan) if other.needed_gib() <= gpu_gib), None)
         remedy = remedy or "take a smaller model, or more GPUs (training.zero_stage=3 shares all states among them)"
         scoring = f", {plan.reward_gib:.1f} for reward models (weights)" if plan.reward_gib else ""
         how = {"turns": "one after the other", "same": "at the same time", "own": "each on its own"}[plan.sharing]

@@ -9,12 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 
-from ppo_core.data.tokenization import any_tokenizer, model_config, shortened
+from ppo_core.data.tokenization import any_tokenizer, model_config
 from ppo_core.models.classifier import load_classifier, require_one_label
-from ppo_core.models.loading import Critic, critic_from_policy, empty_policy, prepared, require_causal_lm
+from ppo_core.models.loading import Critic, critic_from_policy, empty_model, empty_policy, prepared
 from ppo_core.records import InputError
 
 CLASSIFIER = "ForSequenceClassification"
@@ -41,15 +40,8 @@ def empty_origin(config: Any, folder: Path, *, trust_remote_code: bool) -> Any:
     if not _is_classifier(config):
         return empty_policy(config, str(folder), trust_remote_code=trust_remote_code)
     require_one_label(config, folder)
-    require_causal_lm(config, str(folder), trust_remote_code=trust_remote_code)
-    try:
-        with torch.device("meta"):
-            model = transformers.AutoModelForSequenceClassification.from_config(
-                config, trust_remote_code=trust_remote_code
-            )
-    except Exception as error:
-        said = f"{type(error).__name__}: {shortened(error)}"
-        raise InputError(f"model {folder}: transformers cannot make a sequence classifier from it ({said})") from error
+    made_by = transformers.AutoModelForSequenceClassification
+    model = empty_model(made_by, "sequence classifier", config, str(folder), trust_remote_code=trust_remote_code)
     _head(model, folder)
     return model
 
@@ -88,9 +80,9 @@ def _head(model: Any, folder: Path) -> str:
     trunk, hidden = f"{model.base_model_prefix}.", model.config.get_text_config().hidden_size
     found = {name: tuple(weight.shape) for name, weight in model.named_parameters() if not name.startswith(trunk)}
     if list(found.values()) != [(1, hidden)]:
-        told = ", ".join(f"{name} {list(shape)}" for name, shape in found.items()) or "none"
+        weights = ", ".join(f"{name} {list(shape)}" for name, shape in found.items()) or "none"
         raise InputError(
-            f"model.critic: the head of {folder} is not linear without a bias ({told}), so its scores cannot be a "
+            f"model.critic: the head of {folder} is not linear without a bias ({weights}), so its scores cannot be a "
             "critic's values: use a reward model made of a decoder, such as llama or qwen2"
         )
     return next(iter(found))

@@ -76,18 +76,25 @@ def starting_policy(
 
 def empty_policy(config: Any, name: str, *, trust_remote_code: bool = False) -> Any:
     """A causal LM without memory for its weights. Raises InputError, naming it `name`, where none can be made."""
-    require_causal_lm(config, name, trust_remote_code=trust_remote_code)
+    made_by = transformers.AutoModelForCausalLM
+    return empty_model(made_by, "causal LM", config, name, trust_remote_code=trust_remote_code)
+
+
+def empty_model(auto: Any, what: str, config: Any, name: str, *, trust_remote_code: bool) -> Any:
+    """A model without memory for its weights, by `auto`, one of transformers' Auto classes.
+
+    Raises InputError where it cannot be `what`, and for an architecture that has no causal LM.
+    """
+    _require_causal_lm(config, name, trust_remote_code=trust_remote_code)
     try:
         with torch.device("meta"):
-            return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+            return auto.from_config(config, trust_remote_code=trust_remote_code)
     except Exception as error:
         said = f"{type(error).__name__}: {shortened(error)}"
-        raise InputError(
-            f"model {name}: transformers cannot make a causal LM from this configuration ({said})"
-        ) from error
+        raise InputError(f"model {name}: transformers cannot make a {what} from this configuration ({said})") from error
 
 
-def require_causal_lm(config: Any, name: str, *, trust_remote_code: bool) -> None:
+def _require_causal_lm(config: Any, name: str, *, trust_remote_code: bool) -> None:
     """Raise InputError for a configuration of another type.
 
     transformers would list the hundreds of configurations that it has a causal LM for.

@@ -43,5 +43,5 @@ def refuse_idle(section: Section, *names: str, beside: str, remedy: str) -> None
     for name in names:
         value, default = vars(section)[name], type(section).model_fields[name].default
         if value != default:
-            told = f"{value:g}" if isinstance(value, float) else str(value).lower()
-            raise ValueError(f"{name}={told} has no effect with {beside}: leave it out, or {remedy}")
+            shown = f"{value:g}" if isinstance(value, float) else str(value).lower()
+            raise ValueError(f"{name}={shown} has no effect with {beside}: leave it out, or {remedy}")
