@@ -2,32 +2,58 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
-from tests.e2e.launch import DEADLINE_S, start, wait_for
+from tests.e2e.launch import DEADLINE_S, ROOT, start, wait_for
 from tests.e2e.sockets import OpenSocket, SocketWatch
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 SERVERS = {"uvicorn", "ppo_core.engines.rollout", "ppo_core.engines.training"}
+TWO_OF_EACH = ("training.num_ranks=2", "engines.rollout_engines=2", "iterations=1", "evaluation.every=1")
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_a_run_listens_on_loopback_alone(num_ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_run_listens_on_loopback_alone(count: int, tmp_path: Path) -> None:
+    """Once with one process of each engine, once with two, and two that share a reward model."""
+    settings: tuple[str, ...] = ()
+    servers = SERVERS
+    if count == 2:
+        source = f"{{kind: model, path: {reward_model(tmp_path / 'rm')}, num_ranks: 2}}"
+        settings = (*TWO_OF_EACH, f"reward={{sources: [{source}]}}")
+        servers = SERVERS | {"ppo_core.engines.reward_ranks"}
     # The user's own choice of interfaces is for other programs: all processes of an engine are on one machine.
     elsewhere = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0", "VLLM_HOST_IP": "192.0.2.7"}
-    run = start(tmp_path, "watched", "--set", f"training.num_ranks={num_ranks}", **elsewhere)
+    run = start(tmp_path, "watched", *(word for setting in settings for word in ("--set", setting)), **elsewhere)
     watch = SocketWatch(run)
     output = run.communicate(timeout=DEADLINE_S)[0]
     seen = watch.stop()
     assert run.returncode == 0, output
     assert sorted(one for one in seen if not one.is_loopback) == []
-    # The watch has looked at all of them: Prefect's server, and gloo in vLLM and in each rank.
-    assert {name for name in SERVERS if any(name in one.program for one in seen)} == SERVERS
-    assert len({one.program for one in seen if "ppo_core.engines.training" in one.program}) == num_ranks
+    # The watch has looked at all of them: Prefect's server, and gloo in vLLM, in each rank and in those of the reward.
+    assert {name for name in servers if any(name in one.program for one in seen)} == servers
+    assert len({one.program for one in seen if "ppo_core.engines.training" in one.program}) == count
+    reward_ranks = {one.program for one in seen if "ppo_core.engines.reward_ranks" in one.program}
+    assert count == 1 or len(reward_ranks) >= 2  # the check before the run has its own
+
+
+def reward_model(folder: Path) -> Path:
+    """A classifier that reads the example's tokens and has learned nothing."""
+    tokenizer = ROOT / "examples" / "arithmetic" / "tokenizer"
+    config = LlamaConfig(
+        vocab_size=len(AutoTokenizer.from_pretrained(tokenizer)),
+        max_position_embeddings=128,
+        num_labels=1,
+        **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
+    )
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+    shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
+    return folder
 
 
 def test_the_watch_sees_what_listens_on_all_addresses() -> None:
