@@ -26,7 +26,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCK := requirements.lock
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo begin-demo check test test-thorough lint test-gpu bench bench-learning bench-variants bench-update bench-experience bench-rollout bench-scaling bench-startup bench-overhead bench-gpu bench-iteration bench-rewards bench-reward-model bench-data bench-overoptimisation bench-chaos stack stack-stop stack-status stack-packages clean
+.PHONY: help install demo begin-demo check test test-thorough lint test-gpu bench bench-learning bench-variants bench-update bench-experience bench-rollout bench-scaling bench-startup bench-overhead bench-gpu bench-iteration bench-rewards bench-reward-model bench-data bench-overoptimisation bench-chaos bench-outages stack stack-stop stack-status stack-packages clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -111,6 +111,9 @@ bench-overoptimisation: $(STAMP) ## what a learned reward does to a policy witho
 
 bench-chaos: $(STAMP) ## kill runs thirty times and compare every byte, into benchmarks/results
 	@$(BIN)/python -m benchmarks.chaos
+
+bench-outages: $(STAMP) ## on `make stack`: S3 away for five minutes and PostgreSQL restarted in a run, into benchmarks/results
+	@$(BIN)/python -m benchmarks.outages
 
 stack: $(STAMP) ## start a team's servers in the background: PostgreSQL, Prefect, MLflow, Ceph's S3, a worker, Ray
 	@$(BIN)/python -m infra.deploy.stack up

@@ -7,7 +7,16 @@ from typing import Any, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from ppo_core.spec.reference import FixedReference, ReferenceSpec
-from ppo_core.spec.section import CoefficientSchedule, Fraction, NonNegative, Section, check_schedule, refuse_idle
+from ppo_core.spec.section import (
+    CoefficientSchedule,
+    Fraction,
+    NonNegative,
+    PositiveWeight,
+    Section,
+    Weight,
+    check_schedule,
+    refuse_idle,
+)
 
 Estimator = Literal["k1", "k2", "k3", "abs"]
 MinibatchWhitening = Literal["none", "centred", "scaled"]
@@ -17,7 +26,7 @@ class FixedKl(Section):
     """A fixed KL coefficient."""
 
     kind: Literal["fixed"] = Field("fixed", description="This kind")
-    coef: NonNegative = Field(0.01, description="KL penalty subtracted from the reward, per nat")
+    coef: Weight = Field(0.01, description="KL penalty subtracted from the reward, per nat")
     estimator: Estimator = Field("k1", description="Schulman's estimator of the KL per token")
     length_normalised: bool = Field(False, description="Divide the KL penalty by the response's number of tokens")
     schedule: CoefficientSchedule = Field("constant", description="How coef falls over update.decay_iterations")
@@ -35,7 +44,7 @@ class AdaptiveKl(Section):
     """A KL coefficient that is adapted to reach a target KL (Ziegler et al. 2019, section 2.2)."""
 
     kind: Literal["adaptive"] = Field("adaptive", description="This kind")
-    coef: PositiveFloat = Field(0.05, description="KL coefficient in the first iteration")
+    coef: PositiveWeight = Field(0.05, description="KL coefficient in the first iteration")
     target: PositiveFloat = Field(
         description="Target KL per response (summed over its tokens), nats; 6 is a usual value"
     )

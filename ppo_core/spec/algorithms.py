@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, PositiveFloat
 
 from ppo_core.spec.advantages import AdvantageSpec
-from ppo_core.spec.section import Section
+from ppo_core.spec.section import PositiveWeight, Section
 from ppo_core.spec.sections import RolloutSpec
 from ppo_core.spec.update import UpdateSpec
 
@@ -72,7 +72,7 @@ class PpoSharedSpec(_Algorithm):
     """PPO with a value head on the policy in place of a critic, and one loss for both."""
 
     kind: Literal["ppo_shared"] = Field("ppo_shared", description="This algorithm")
-    value_coef: PositiveFloat = Field(0.1, description="Weight of the value loss (half a squared error) in the loss")
+    value_coef: PositiveWeight = Field(0.1, description="Weight of the value loss (half a squared error) in the loss")
 
     MEANINGLESS: ClassVar[dict[str, str]] = dict.fromkeys(
         ("update.critic_learning_rate", "update.critic_warmup_iterations"),

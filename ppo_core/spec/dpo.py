@@ -23,6 +23,7 @@ from ppo_core.spec.hub import HubCommit
 from ppo_core.spec.reward.kinds import ModelRewardSpec
 from ppo_core.spec.reward.section import RewardSpec
 from ppo_core.spec.reward_model import DescentSpec, PreferencesSpec, RewardRegistrySpec, check_rows_stay_whole
+from ppo_core.spec.section import LearningRate
 from ppo_core.spec.sections import (
     EnginesSpec,
     EvaluationSpec,
@@ -36,7 +37,7 @@ from ppo_core.spec.sections import (
 class DpoFitSpec(DescentSpec):
     """The fit of the policy to the preferences, by the loss of DPO."""
 
-    learning_rate: PositiveFloat = Field(
+    learning_rate: LearningRate = Field(
         1e-4, description="Peak learning rate of DPO, reached at the end of the warm-up"
     )
     beta: PositiveFloat = Field(

@@ -10,7 +10,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 from ppo_core.spec.flow_spec import COMMITS, FlowSpec, check_left_alone, check_master_weights, check_ranks_divide
 from ppo_core.spec.hub import HubCommit
 from ppo_core.spec.paths import UserPath
-from ppo_core.spec.section import Beta, Fraction, NonNegative, Section
+from ppo_core.spec.section import Beta, Fraction, LearningRate, NonNegative, Section, WeightDecay
 from ppo_core.spec.sections import EnginesSpec, ModelSpec, TrainingSpec, mlflow_alias
 
 OF_ROLLOUTS = (
@@ -75,10 +75,10 @@ class DescentSpec(Section):
 
     num_steps: PositiveInt = Field(400, description="Optimizer steps")
     batch_size: PositiveInt = Field(32, description="Rows (prompts with all their responses) per optimizer step")
-    learning_rate: PositiveFloat = Field(5e-4, description="Peak rate, reached at the end of the warm-up")
+    learning_rate: LearningRate = Field(5e-4, description="Peak rate, reached at the end of the warm-up")
     warmup_steps: int = Field(30, ge=0, description="Optimizer steps of linear warm-up, cut to num_steps")
     final_lr_fraction: Fraction = Field(0.1, description="Cosine decay ends at this fraction of learning_rate")
-    weight_decay: NonNegative = Field(0.01, description="Decoupled weight decay of AdamW")
+    weight_decay: WeightDecay = Field(0.01, description="Decoupled weight decay of AdamW")
     betas: tuple[Beta, Beta] = Field((0.9, 0.98), description="AdamW's decay rates of the two moments")
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm")
     label_smoothing: float = Field(

@@ -9,6 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+LearningRate = Annotated[float, Field(gt=0.0, le=1.0)]
+WeightDecay = Annotated[float, Field(ge=0.0, le=1.0)]
+Weight = Annotated[float, Field(ge=0.0, le=100.0)]
+PositiveWeight = Annotated[float, Field(gt=0.0, le=100.0)]
 
 CoefficientSchedule = Literal["constant", "linear", "cosine"]
 

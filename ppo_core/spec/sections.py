@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_va
 
 from ppo_core.spec.lora import LoraSpec
 from ppo_core.spec.paths import ModelPath, UserPath
-from ppo_core.spec.section import Beta, Fraction, NonNegative, Section
+from ppo_core.spec.section import Beta, Fraction, LearningRate, Section, WeightDecay
 
 EvaluatedWeights = Literal["policy", "ema"]
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
@@ -83,10 +83,10 @@ class SupervisedSpec(Section):
     completion_column: str = Field("completion", min_length=1, description="Column with the completion to learn")
     num_steps: PositiveInt = Field(750, description="Optimizer steps")
     batch_size: PositiveInt = Field(32, description="Examples per optimizer step")
-    learning_rate: PositiveFloat = Field(1.5e-3, description="Peak learning rate, reached at the end of the warm-up")
+    learning_rate: LearningRate = Field(1.5e-3, description="Peak learning rate, reached at the end of the warm-up")
     warmup_steps: int = Field(30, ge=0, description="Optimizer steps of linear warm-up, cut to num_steps")
     final_lr_fraction: Fraction = Field(0.1, description="Cosine decay ends at this fraction of learning_rate")
-    weight_decay: NonNegative = Field(0.01, description="Decoupled weight decay of AdamW")
+    weight_decay: WeightDecay = Field(0.01, description="Decoupled weight decay of AdamW")
     betas: tuple[Beta, Beta] = Field((0.9, 0.98), description="AdamW's decay rates of the two moments")
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm")
 

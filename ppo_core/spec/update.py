@@ -11,8 +11,10 @@ from ppo_core.spec.section import (
     Beta,
     CoefficientSchedule,
     Fraction,
-    NonNegative,
+    LearningRate,
     Section,
+    Weight,
+    WeightDecay,
     check_schedule,
     refuse_idle,
 )
@@ -21,10 +23,10 @@ from ppo_core.spec.section import (
 class UpdateSpec(Section):
     """The update of policy and critic."""
 
-    num_ppo_epochs: PositiveInt = Field(2, description="Passes over an iteration's responses")
+    num_ppo_epochs: PositiveInt = Field(2, le=100, description="Passes over an iteration's responses")
     num_minibatches: PositiveInt = Field(4, description="Optimizer steps per PPO epoch")
-    learning_rate: PositiveFloat = Field(1e-4, description="Learning rate of the policy, after the warm-up")
-    critic_learning_rate: PositiveFloat = Field(1e-3, description="Learning rate of the critic, after the warm-up")
+    learning_rate: LearningRate = Field(1e-4, description="Learning rate of the policy, after the warm-up")
+    critic_learning_rate: LearningRate = Field(1e-3, description="Learning rate of the critic, after the warm-up")
     warmup_iterations: int = Field(
         0, ge=0, description="Iterations of linear warm-up of both rates; at most those of the run"
     )
@@ -39,12 +41,12 @@ class UpdateSpec(Section):
         description="Number of first iterations that train the critic only; the policy's schedule begins after them",
     )
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's decay rates of the two moments")
-    eps: PositiveFloat = Field(1e-5, description="AdamW's epsilon")
-    weight_decay: NonNegative = Field(0.0, description="Decoupled weight decay of AdamW")
+    eps: PositiveFloat = Field(1e-5, le=0.1, description="AdamW's epsilon")
+    weight_decay: WeightDecay = Field(0.0, description="Decoupled weight decay of AdamW")
     clip_low: Fraction = Field(
         0.2, description="The probability ratio to the old policy is clipped below at 1 - clip_low"
     )
-    clip_high: PositiveFloat = Field(0.2, description="The ratio is clipped above at 1 + clip_high")
+    clip_high: float = Field(0.2, gt=0.0, le=10.0, description="The ratio is clipped above at 1 + clip_high")
     dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(
         None, description="Dual-clip PPO: bounds the loss where the advantage is negative, usually 3; none: no bound"
     )
@@ -52,12 +54,12 @@ class UpdateSpec(Section):
         None,
         description="Values are clipped to this distance from the old ones in the critic's loss; none: no clipping",
     )
-    entropy_coef: NonNegative = Field(0.0, description="Weight of the entropy bonus per token")
+    entropy_coef: Weight = Field(0.0, description="Weight of the entropy bonus per token")
     entropy_schedule: CoefficientSchedule = Field(
         "constant", description="How entropy_coef falls over decay_iterations, from the policy's first iteration on"
     )
     final_entropy_fraction: Fraction = Field(0.0, description="With a schedule: entropy_coef ends at this fraction")
-    kl_loss_coef: NonNegative = Field(
+    kl_loss_coef: Weight = Field(
         0.0,
         description="Weight of the KL to the reference in the loss, per token, besides the KL penalty in the reward: "
         "advantages.kl.coef has to be written out then (0: none)",

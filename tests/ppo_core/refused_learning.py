@@ -11,7 +11,28 @@ ADAPTIVE = {"kind": "adaptive", "target": 6, "horizon": 51}
 RLOO = {"algorithm": {"kind": "rloo"}}
 PAIRS = {**RLOO, "rollout": {"samples_per_prompt": 2}}
 FIXED_LOSS = {"kl_loss_coef": 0.1}
+TOO_LARGE: list[tuple[dict[str, Any], str]] = [
+    ({"update": {name: value}}, f"update.{name}={shown}: must be at most {limit} .default: ")
+    for name, value, shown, limit in (
+        ("learning_rate", 1e4, "10000.0", "1"),
+        ("critic_learning_rate", 1.5, "1.5", "1"),
+        ("weight_decay", 2.0, "2.0", "1"),
+        ("clip_high", 1e9, "1000000000.0", "10"),
+        ("eps", 1.0, "1.0", "0.1"),
+        ("entropy_coef", 101.0, "101.0", "100"),
+        ("kl_loss_coef", 1e3, "1000.0", "100"),
+        ("num_ppo_epochs", 101, "101", "100"),
+    )
+]
 REFUSED_LEARNING: list[tuple[dict[str, Any], str]] = [
+    *TOO_LARGE,
+    ({"advantages": {"kl": {"coef": 1e3}}}, "advantages.kl.coef=1000.0: must be at most 100"),
+    ({"advantages": {"kl": {**ADAPTIVE, "coef": 1e3}}}, "advantages.kl.coef=1000.0: must be at most 100"),
+    ({"algorithm": {"kind": "ppo_shared", "value_coef": 1e3}}, "algorithm.value_coef=1000.0: must be at most 100"),
+    (
+        {"sft": {"data": "rows.jsonl", "learning_rate": 2.0, "weight_decay": 2.0}},
+        "sft.learning_rate=2.0: must be at most 1(.|\n)*sft.weight_decay=2.0: must be at most 1",
+    ),
     (
         {**PAIRS, "advantages": {"whiten": True}},
         "whiten=true subtracts a mean over all prompts, .* set it to false, or whiten_centred to false, which only",
