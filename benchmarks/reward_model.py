@@ -22,8 +22,8 @@ import transformers
 
 from benchmarks import report
 from benchmarks.shapes import PROMPT, SHAPES, Shape, write_tokenizer
+from ppo_core.processes.plugins import Sources
 from ppo_core.records import PromptRow
-from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.reward import Sample
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec

@@ -20,8 +20,8 @@ from typing import Any
 from aiohttp import web
 
 from benchmarks import report
+from ppo_core.processes.plugins import Sources
 from ppo_core.records import PromptRow
-from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.reward import Sample
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec

@@ -74,12 +74,12 @@ def open_engine(num_ranks: int, threads: int | None = None) -> Any:
     """Rank 0 in this process; the others start as in a run, and wait for its jobs. `threads` are of a single rank."""
     if num_ranks > 1 and threads:
         raise ValueError(f"threads={threads} and ranks={num_ranks}: set OMP_NUM_THREADS, which every rank sees")
-    from ppo_core.training.ranks import Ranks, open_meeting, start_other_ranks
+    from ppo_core.processes.ranks import Ranks, open_meeting, start_other_ranks
 
     meeting = open_meeting() if num_ranks > 1 else None
-    children = [] if meeting is None else start_other_ranks(num_ranks, meeting)
+    children = [] if meeting is None else start_other_ranks("ppo_core.engines.training", num_ranks, meeting)
+    from ppo_core.processes.threads import Threads
     from ppo_core.training.service import TrainingEngine
-    from ppo_core.training.threads import Threads
 
     return TrainingEngine(Ranks(0, num_ranks, children, meeting, Threads(threads) if threads else Threads.of_machine()))
 
@@ -152,8 +152,8 @@ class Work:
     def _do(
         self, name: str, inputs: dict[str, Path], output: Path, spec: dict[str, Any], ticks: list[float] | None = None
     ) -> dict[str, Any]:
-        from ppo_core.engines.protocol import Job, JobInput
-        from ppo_core.training.ranks import leading
+        from ppo_core.processes.protocol import Job, JobInput
+        from ppo_core.processes.ranks import leading
 
         output.mkdir()
         given = {key: JobInput(path, str(path)) for key, path in inputs.items()}

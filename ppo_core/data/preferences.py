@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from ppo_core.data.rows import PLAIN, Columns, Refusals, read_rows
 from ppo_core.data.tables import TOKENS
+from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, Messages, TokenSequence
-from ppo_core.scoring.plugins import Sources
 
 RANKINGS = pa.schema([("responses", pa.list_(TOKENS)), ("margin", pa.float64()), ("prompt_tokens", pa.int32())])
 PAIR = ("chosen", "rejected")

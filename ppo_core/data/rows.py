@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from ppo_core.data.files import array_named_lines, rows_of_file
 from ppo_core.data.text_files import Found
+from ppo_core.processes.plugins import RAISED, Sources, load_function, place_of
 from ppo_core.records import InputError
-from ppo_core.scoring.plugins import RAISED, Sources, load_function, place_of
 from ppo_core.spec.paths import is_function
 
 SHOWN = 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ppo_core.engines.protocol import Job
+from ppo_core.processes.protocol import Job
 from ppo_core.records import RolloutRow
 
 TELL_EVERY_S = 0.5

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 from ppo_core.data.description import describe_preferences
 from ppo_core.data.preferences import Ranking, read_preferences, read_rankings, tokenized, write_rankings
 from ppo_core.data.rows import Columns
-from ppo_core.engines.protocol import Job
 from ppo_core.engines.start import sources_of
 from ppo_core.models.weight_files import tensor_shapes
+from ppo_core.processes.protocol import Job
 from ppo_core.records import EvaluateRewardModelJob, InputError, PreparePreferencesJob
 from ppo_core.scoring.preferences import calibration, distribution, pair_metrics
 

@@ -14,15 +14,15 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ppo_core.engines.children import end_with_parent
-from ppo_core.engines.protocol import Handler, Job, serve, take_over_stdout
-from ppo_core.engines.turns import gpu_bytes_free, room_made
-from ppo_core.permissions import Permissions
+from ppo_core.processes.children import end_with_parent
+from ppo_core.processes.permissions import Permissions
+from ppo_core.processes.protocol import Handler, Job, serve, take_over_stdout
+from ppo_core.processes.turns import gpu_bytes_free, room_made
 from ppo_core.records import MAKE_ROOM
 
 if TYPE_CHECKING:
     from ppo_core.models.shared_classifier import SharedClassifier
-    from ppo_core.training.ranks import Ranks
+    from ppo_core.processes.ranks import Ranks
 
 LOAD, SCORE = "load", "score"
 
@@ -31,7 +31,7 @@ class RewardRanks:
     """One rank of the model: does its part of each job."""
 
     def __init__(self, ranks: Ranks, *, trust_remote_code: bool) -> None:
-        from ppo_core.training.aside import Aside
+        from ppo_core.processes.aside import Aside
 
         self.ranks = ranks
         self.handlers: Mapping[str, Handler] = {
@@ -105,14 +105,14 @@ def main() -> None:
     end_with_parent(given.parent)
     import torch
 
-    from ppo_core.engines.vector_math import prepare_vector_math
-    from ppo_core.training.ranks import Ranks, follow, leading, open_meeting, start_other_ranks
+    from ppo_core.processes.ranks import Ranks, follow, leading, open_meeting, start_other_ranks
+    from ppo_core.processes.vector_math import prepare_vector_math
 
     meeting, children = given.meeting, []
     if given.rank == 0:
         meeting = open_meeting()
         options = [f"--parent={os.getpid()}", *(["--trust-remote-code"] if given.trust_remote_code else [])]
-        children = start_other_ranks(given.num_ranks, meeting, *options, module="ppo_core.engines.reward_ranks")
+        children = start_other_ranks("ppo_core.engines.reward_ranks", given.num_ranks, meeting, *options)
     torch.set_num_threads(max(1, torch.get_num_threads() // given.num_ranks))
     prepare_vector_math()
     engine = RewardRanks(

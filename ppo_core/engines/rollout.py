@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core.data.tables import longest_prompt, read_rollouts, rollout_facts, write_rollouts
-from ppo_core.engines.children import ChildWatch
 from ppo_core.engines.drawing import drawn, sampling_of
 from ppo_core.engines.finished import FinishedResponses
-from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.engines.rollout_limits import check_room, check_stop_tokens, stored_dtype, weights_folder
-from ppo_core.engines.turns import TAKE_TURNS, SleepingModel, room_made
 from ppo_core.engines.vllm_engine import start_vllm
-from ppo_core.permissions import Permissions, permissions_of
+from ppo_core.processes.children import ChildWatch
+from ppo_core.processes.permissions import Permissions, permissions_of
+from ppo_core.processes.protocol import EngineDefect, Job, serve, take_over_stdout
+from ppo_core.processes.turns import TAKE_TURNS, SleepingModel, room_made
 from ppo_core.records import GenerateJob, GenerateShardJob, PromptRow, RolloutRow, SamplingJob
 from ppo_core.sampling import Draw, draws
 from ppo_core.spec import ModelSpec
@@ -56,8 +56,8 @@ class RolloutEngine:
         Writes that model as the training engine would: policies are swapped only where their config.json is the same.
         """
         from ppo_core.data.tokenization import load_tokenizer
-        from ppo_core.engines.vector_math import prepare_vector_math
         from ppo_core.models.loading import save_policy, starting_policy
+        from ppo_core.processes.vector_math import prepare_vector_math
 
         if self._llm is not None:
             return {}

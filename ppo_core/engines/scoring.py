@@ -25,13 +25,14 @@ from ppo_core.data.tables import (
     write_scores,
     write_sources,
 )
-from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.engines.reward_models import check_preferences, evaluate_reward_model, prepare_preferences
 from ppo_core.engines.selection import scores_beside, select_rollouts, signals
 from ppo_core.engines.start import example_completions, read_start, rows_of_splits, scan, sources_of
-from ppo_core.engines.turns import room_made
 from ppo_core.models.weight_files import tensor_shapes
-from ppo_core.permissions import permissions_of
+from ppo_core.processes.permissions import permissions_of
+from ppo_core.processes.plugins import source_digest
+from ppo_core.processes.protocol import EngineDefect, Job, serve, take_over_stdout
+from ppo_core.processes.turns import room_made
 from ppo_core.records import (
     WITH_SIGNAL,
     CheckRunJob,
@@ -47,7 +48,6 @@ from ppo_core.scoring.ahead import ScoresAhead
 from ppo_core.scoring.comparison import compare_evaluations
 from ppo_core.scoring.held_models import held_models
 from ppo_core.scoring.overoptimisation import response_metrics
-from ppo_core.scoring.plugins import source_digest
 from ppo_core.scoring.reward import RewardFailed, Sample
 from ppo_core.scoring.spans import Decode
 from ppo_core.scoring.weighted import WeightedRewards, make_remembered

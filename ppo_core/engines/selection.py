@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from ppo_core.data.tables import check_aligned, read_rollouts, read_scores, rollout_facts, write_rollouts, write_scores
-from ppo_core.engines.protocol import Job, JobInput
+from ppo_core.processes.protocol import Job, JobInput
 from ppo_core.records import ScoreRow, SelectJob, content_digest
 from ppo_core.spec import RewardSpec
 

@@ -20,10 +20,10 @@ from ppo_core.data.dataset import (
 from ppo_core.data.number_columns import columns_of
 from ppo_core.data.preparation import PROMPT_SPLITS, Preparation
 from ppo_core.data.rows import Columns, Row, Rows, read_rows, value_in
-from ppo_core.engines.protocol import Job
 from ppo_core.engines.rollout_limits import check_stop_tokens
+from ppo_core.processes.plugins import Sources
+from ppo_core.processes.protocol import Job
 from ppo_core.records import InputError, PrepareDatasetJob, PromptRow
-from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.reward import Sample
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec.hub import is_hub_name

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from ppo_core.engines.protocol import serve, take_over_stdout
-from ppo_core.permissions import Permissions
+from ppo_core.processes.permissions import Permissions
+from ppo_core.processes.protocol import serve, take_over_stdout
 
 
 def main(
@@ -25,16 +25,16 @@ def main(
     """Serve training jobs on standard input and output (rank 0), or follow rank 0."""
     replies = take_over_stdout()
     # DeepSpeed prints while it is imported, so only now that the protocol's stream is safe.
-    from ppo_core.training.ranks import Ranks, follow, leading, open_meeting, start_other_ranks
+    from ppo_core.processes.ranks import Ranks, follow, leading, open_meeting, start_other_ranks
 
     options = ["--trust-remote-code"] if trust_remote_code else []
     options += ["--offload-reference"] if offload_reference else []
     children = []
     if rank == 0 and num_ranks > 1:
         meeting = open_meeting()
-        children = start_other_ranks(num_ranks, meeting, *options)
+        children = start_other_ranks("ppo_core.engines.training", num_ranks, meeting, *options)
+    from ppo_core.processes.threads import Threads
     from ppo_core.training.service import TrainingEngine
-    from ppo_core.training.threads import Threads
 
     ranks = Ranks(rank, num_ranks, children, meeting, Threads.of_machine())
     engine = TrainingEngine(ranks, trust_remote_code=trust_remote_code, offload_reference=offload_reference)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core.engines.rollout_limits import GIB, check_limits, engines_refusal
-from ppo_core.engines.turns import SleepingModel
 from ppo_core.engines.vllm_worker import WeightSwap
+from ppo_core.processes.turns import SleepingModel
 from ppo_core.records import SamplingJob
 
 
@@ -21,7 +21,7 @@ def start_vllm(
     import torch
     from vllm import LLM
 
-    from ppo_core.engines.vector_math import prepare_vector_math
+    from ppo_core.processes.vector_math import prepare_vector_math
 
     prepare_vector_math()
     on_gpu = torch.cuda.is_available()

@@ -12,11 +12,11 @@ import transformers
 
 from ppo_core.data.batches import microbatches
 from ppo_core.data.tokenization import any_tokenizer, context_length, scored_tokens
-from ppo_core.engines.turns import gpu_bytes_free
-from ppo_core.engines.vector_math import prepare_vector_math
 from ppo_core.models.loading import load_whole
+from ppo_core.processes.aside import Aside
+from ppo_core.processes.turns import gpu_bytes_free
+from ppo_core.processes.vector_math import prepare_vector_math
 from ppo_core.records import InputError
-from ppo_core.training.aside import Aside
 
 NO_PADDING = -1
 CPU_TOKENS = 1024

@@ -24,9 +24,9 @@ from ppo_core.data.tokenization import model_config
 from ppo_core.models.classifier import NO_PADDING, Pass, forward, passes
 from ppo_core.models.deepspeed_import import deepspeed
 from ppo_core.models.loading import torch_dtype
+from ppo_core.processes.aside import tensors_in
+from ppo_core.processes.ranks import Ranks
 from ppo_core.records import InputError
-from ppo_core.training.aside import tensors_in
-from ppo_core.training.ranks import Ranks
 
 PERSISTENT = 10_000
 PREFETCHED = 50_000_000

@@ -1,1 +1,1 @@
-"""Rewards: the user's functions, called and checked; and how two policies' scores compare."""
+"""Rewards of all kinds, the user's functions among them, called and checked; and how two policies' scores compare."""

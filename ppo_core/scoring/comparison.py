@@ -18,7 +18,7 @@ from ppo_core.data.tables import read_prompts, read_rollouts, read_scores
 from ppo_core.records import CompareJob, InputError, PromptRow, RolloutRow, ScoreRow, derive_seed
 
 if TYPE_CHECKING:
-    from ppo_core.engines.protocol import Job
+    from ppo_core.processes.protocol import Job
 
 FEWEST_PAIRS = 2
 CHUNK = 2**22

@@ -19,7 +19,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
-from ppo_core.permissions import passed_on
+from ppo_core.processes.permissions import passed_on
 from ppo_core.records import InputError
 from ppo_core.scoring.reward import NotScored, Progress, RewardFailed
 from ppo_core.spec.reward.kinds import HttpRewardSpec, JudgeSpec

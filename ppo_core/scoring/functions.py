@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ppo_core.processes.plugins import RAISED, Sources, load_function, place_of
 from ppo_core.records import NOT_IN_A_TRIAL, InputError, PromptRow
-from ppo_core.scoring.plugins import RAISED, Sources, load_function, place_of
 from ppo_core.scoring.reward import (
     MeasuredScore,
     NotScored,

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from ppo_core.scoring.plugins import Sources
+from ppo_core.processes.plugins import Sources
 from ppo_core.spec.reward.kinds import ModelRewardSpec
 
 MOST = 4

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, PromptRow
 from ppo_core.scoring import run_unit_tests
 from ppo_core.scoring.functions import columns_of
-from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.reward import NotScored, Progress, RewardFailed, Sample, Score, shorten
 from ppo_core.scoring.rules import selected
 from ppo_core.spec.reward.rules import UnitTestsSpec

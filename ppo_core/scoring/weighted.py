@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ppo_core.processes.plugins import Sources
 from ppo_core.records import PromptRow, RolloutRow, ScoreRow, content_digest
 from ppo_core.scoring.ahead import RememberedReward, ScoresAhead
 from ppo_core.scoring.functions import FunctionReward
 from ppo_core.scoring.http import HttpReward
 from ppo_core.scoring.judge import JudgeReward
 from ppo_core.scoring.model import ModelReward
-from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.reward import (
     MeasuredScore,
     NotScored,

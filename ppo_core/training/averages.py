@@ -16,11 +16,11 @@ from pathlib import Path
 from torch import Tensor, float32, nn
 
 from ppo_core.models.loading import load_policy, save_policy
+from ppo_core.processes.ranks import first_rank_only
 from ppo_core.records import UpdatePolicyJob
 from ppo_core.spec import AveragedReference, FixedReference, ReferenceSpec, SteppedReference
 from ppo_core.training.checkpoint import EMA, full_weights
 from ppo_core.training.learner import Learner
-from ppo_core.training.ranks import first_rank_only
 
 REFERENCE = "reference"
 

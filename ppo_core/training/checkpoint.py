@@ -20,12 +20,12 @@ from torch import Tensor, float32
 from ppo_core.models.adapter_files import save_adapters
 from ppo_core.models.loading import INSIDE_POLICY, VALUE_HEAD, add_value_head, save_policy
 from ppo_core.models.lora import adapt, adapters_of, merged
+from ppo_core.processes.ranks import Ranks
 from ppo_core.records import Replay, derive_seed
 from ppo_core.spec import LoraSpec
 from ppo_core.training.checkpoint_checks import optimizer_shards
 from ppo_core.training.deepspeed_engine import MOMENTS, Trainable, full_shape
 from ppo_core.training.networks import NETWORKS
-from ppo_core.training.ranks import Ranks
 from ppo_core.training.state import CheckpointState
 
 SHARD_BYTES = 2 << 30

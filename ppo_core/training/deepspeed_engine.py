@@ -15,10 +15,10 @@ from ppo_core.models.deepspeed_import import deepspeed
 from ppo_core.models.forward import Models
 from ppo_core.models.packing import enable_packing
 from ppo_core.models.precision import multiply_in
+from ppo_core.processes.aside import tensors_in
+from ppo_core.processes.threads import Threads, twin_of
 from ppo_core.records import OptimizerSettings
 from ppo_core.spec import TrainingSpec
-from ppo_core.training.aside import tensors_in
-from ppo_core.training.threads import Threads, twin_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 PERSISTENT = 100_000

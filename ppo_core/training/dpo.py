@@ -13,10 +13,11 @@ from ppo_core.algorithms.dpo import MEASURED, DpoLoss, dpo_loss, implicit_reward
 from ppo_core.algorithms.preferences import pairs_of
 from ppo_core.data.preferences import Ranking
 from ppo_core.models.forward import Models, Need
+from ppo_core.processes.ranks import Ranks
 from ppo_core.records import LOSS_DIGITS, TrainDpoJob
 from ppo_core.spec import DpoFitSpec
 from ppo_core.training.deepspeed_engine import Trainable, models_of
-from ppo_core.training.ranks import Ranks, share_of
+from ppo_core.training.microbatches import share_of
 from ppo_core.training.supervised import LOSS_WINDOW, descend, example_order, rate_at
 
 Tick = Callable[[int, int, str], None]

@@ -20,11 +20,12 @@ from ppo_core.data.batches import lengths_of
 from ppo_core.kl import kl_estimate, next_kl_coef
 from ppo_core.masking import masked_mean, scale, whiten
 from ppo_core.models.forward import Models, Need
+from ppo_core.processes.ranks import Ranks
 from ppo_core.records import ComputeAdvantagesJob, RolloutRow, ScoreRow, TokenSequence
 from ppo_core.rewards import ScoreMoments, token_rewards
 from ppo_core.schedules import coefficient
 from ppo_core.spec import AdaptiveKl, AdvantageSpec, FixedKl, TrainingSpec
-from ppo_core.training.ranks import Ranks, share_of
+from ppo_core.training.microbatches import share_of
 from ppo_core.training.shaping import shape_scores
 
 FILE = "experience.safetensors"

@@ -14,14 +14,14 @@ from ppo_core.models.loading import VALUE_HEAD, load_policy, load_value_head
 from ppo_core.models.lora import adapt
 from ppo_core.models.packing import enable_packing
 from ppo_core.models.precision import multiply_in
+from ppo_core.processes.aside import Aside
+from ppo_core.processes.ranks import Ranks
 from ppo_core.records import ComputeAdvantagesJob, InputError, OptimizerSettings, UpdatePolicyJob
 from ppo_core.spec import LoraSpec, ModelSpec, TrainingSpec
 from ppo_core.spec.sections import ComputeDtype
-from ppo_core.training.aside import Aside
 from ppo_core.training.checkpoint import ADAPTERS, load_optimizer
 from ppo_core.training.deepspeed_engine import Trainable
 from ppo_core.training.networks import NETWORKS
-from ppo_core.training.ranks import Ranks
 from ppo_core.training.state import CheckpointState, check_networks, read_state
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppo_core.engines.protocol import JobInput
 from ppo_core.models.loading import load_policy
+from ppo_core.processes.protocol import JobInput
 from ppo_core.records import InputError, UpdatePolicyJob
 from ppo_core.training.checkpoint import full_weights, write_checkpoint
 from ppo_core.training.checkpoint_checks import check_policy

@@ -11,9 +11,10 @@ from ppo_core.algorithms.preferences import pairs_of, preference_loss
 from ppo_core.data.preferences import Ranking
 from ppo_core.models.packing import packs
 from ppo_core.models.reward_model import scores_of
+from ppo_core.processes.ranks import Ranks
 from ppo_core.records import TrainRewardModelJob
 from ppo_core.training.deepspeed_engine import Trainable
-from ppo_core.training.ranks import Ranks, share_of
+from ppo_core.training.microbatches import share_of
 from ppo_core.training.supervised import LOSS_WINDOW, descend, example_order, rate_at
 
 

@@ -13,13 +13,14 @@ from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.preferences import read_rankings
 from ppo_core.data.tables import check_aligned, read_rollouts, read_scores
 from ppo_core.data.tokenization import load_tokenizer
-from ppo_core.engines.protocol import Handler, Job
-from ppo_core.engines.turns import gpu_bytes_free, room_made
-from ppo_core.engines.vector_math import prepare_vector_math
 from ppo_core.models.critic_start import require_tokens
 from ppo_core.models.loading import load_policy, save_policy, starting_policy
 from ppo_core.models.lora import target_layers
 from ppo_core.models.reward_model import ClassifierFolder, reward_model_of
+from ppo_core.processes.protocol import Handler, Job
+from ppo_core.processes.ranks import Ranks, first_rank_only
+from ppo_core.processes.turns import gpu_bytes_free, room_made
+from ppo_core.processes.vector_math import prepare_vector_math
 from ppo_core.records import (
     MAKE_ROOM,
     ComputeAdvantagesJob,
@@ -49,7 +50,6 @@ from ppo_core.training.experience import (
     temperatures_of,
 )
 from ppo_core.training.learner import Learner, LoadConfig
-from ppo_core.training.ranks import Ranks, first_rank_only
 from ppo_core.training.replay import hold_checkpoint, run_update
 from ppo_core.training.reward_model import train_reward_model
 from ppo_core.training.shaping import moments_with

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from ppo_core.data.batches import lengths_of, permutation
 from ppo_core.models.forward import Need
+from ppo_core.processes.ranks import Ranks
 from ppo_core.records import LOSS_DIGITS, FinetunePolicyJob, OptimizerSettings, TokenSequence, loss_note
 from ppo_core.schedules import cosine_learning_rate
 from ppo_core.spec import DescentSpec, SupervisedSpec
 from ppo_core.training.deepspeed_engine import Trainable, models_of
-from ppo_core.training.ranks import Ranks, share_of
+from ppo_core.training.microbatches import share_of
 
 LOSS_WINDOW = 50
 

@@ -22,13 +22,14 @@ from ppo_core.masking import scale, whiten
 from ppo_core.metrics import Maximum, Mean, approximate_kl
 from ppo_core.models.forward import Need, Outputs
 from ppo_core.off_policy import importance
+from ppo_core.processes.ranks import Ranks
 from ppo_core.records import TokenSequence, UpdatePolicyJob
 from ppo_core.schedules import coefficient, cosine_learning_rate, learning_rate
 from ppo_core.spec import UpdateSpec
 from ppo_core.training.deepspeed_engine import Trainable, models_of
 from ppo_core.training.experience import Experience
+from ppo_core.training.microbatches import share_of
 from ppo_core.training.networks import NETWORKS
-from ppo_core.training.ranks import Ranks, share_of
 
 Measured = Mapping[str, Mean | Maximum]
 

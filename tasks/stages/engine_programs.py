@@ -124,7 +124,7 @@ def _command(plan: EnginePlan, settings: Settings) -> list[str]:
 
 
 def scoring_permissions(settings: Settings) -> list[str]:
-    """What the owner of this machine permits user code, as `ppo_core.permissions` reads it."""
+    """What the owner of this machine permits user code, as `ppo_core.processes.permissions` reads it."""
     generated = ["--run-generated-code"] if settings.run_generated_code else []
     servers = [f"--reward-url={url}" for url in settings.reward_urls]
     return [*(f"--plugins={place}" for place in settings.plugins), *servers, *generated]

@@ -46,7 +46,7 @@ TORCH_FREE = ("ppo_core.spec", "ppo_core.records")
 NOT_LAYERS = ("tests", "benchmarks", "examples")
 Rule = Callable[[Module], Iterator[str]]
 SETTINGS = "infra.settings"
-ENVIRONMENT_HOMES = (SETTINGS, "ppo_core.permissions")  # of the flow, and of engines
+ENVIRONMENT_HOMES = (SETTINGS, "ppo_core.processes.permissions")  # of the flow, and of engines
 ENVIRONMENT = (
     "os.environ",
     "os.environb",

@@ -15,8 +15,8 @@ import pytest
 
 from infra.artifacts.export import check_export
 from ppo_core.data.preferences import read_preferences, read_rankings
+from ppo_core.processes.plugins import Sources
 from ppo_core.records import PromptRow
-from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.reward import Sample
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec

@@ -16,8 +16,8 @@ from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ppo_core.data.tokenization import decode_response
+from ppo_core.processes.plugins import Sources
 from ppo_core.records import PromptRow, RolloutRow
-from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
 

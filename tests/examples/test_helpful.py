@@ -15,7 +15,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from ppo_core.data.preferences import read_preferences, tokenized
-from ppo_core.scoring.plugins import Sources
+from ppo_core.processes.plugins import Sources
 from ppo_core.spec import RunSpec, differing_keys
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "helpful"

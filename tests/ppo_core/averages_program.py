@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core.data.tables import write_rollouts, write_scores
+from ppo_core.processes.ranks import Ranks
 from ppo_core.records import ComputeAdvantagesJob, OptimizerSettings, RolloutRow, ScoreRow, StartPolicyJob
 from ppo_core.spec import AdvantageSpec, AveragedReference, SteppedReference
-from ppo_core.training.ranks import Ranks
 from ppo_core.training.service import TrainingEngine
 from tests.ppo_core.deepspeed_program import Facts, make_start
 from tests.ppo_core.lora_program import SPECS, AdaptedRun

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from ppo_core.training.ranks import open_meeting
+from ppo_core.processes.ranks import open_meeting
 
 ROOT = Path(__file__).parents[2]
 TOGETHER = ("trained/spread", "skipped/skip", "adapted/sharded", "reward_model/fits", "dpo/fits")

@@ -13,13 +13,13 @@ from safetensors.torch import save_file
 from ppo_core.logprobs import response_logprobs
 from ppo_core.models.forward import Need
 from ppo_core.models.loading import critic_from_policy, save_policy
+from ppo_core.processes.ranks import Ranks
 from ppo_core.records import FinetunePolicyJob, OptimizerSettings, UpdatePolicyJob
 from ppo_core.spec import KlPenaltyPpoSpec, ModelSpec, SupervisedSpec, TrainingSpec
 from ppo_core.training.checkpoint import full_weights, write_checkpoint, write_start
 from ppo_core.training.deepspeed_engine import Trainable, models_of
 from ppo_core.training.experience import Experience, predict
 from ppo_core.training.learner import Learner, LoadConfig
-from ppo_core.training.ranks import Ranks
 from ppo_core.training.supervised import supervised_settings, train_supervised
 from ppo_core.training.update import Update
 from tests.ppo_core.tiny_models import ragged_sequences, tiny_policy, tiny_tokenizer

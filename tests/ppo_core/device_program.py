@@ -15,10 +15,10 @@ from ppo_core.logprobs import response_logprobs
 from ppo_core.models.loading import create_policy, load_policy
 from ppo_core.models.packing import enable_packing
 from ppo_core.models.precision import multiply_in
+from ppo_core.processes.ranks import Ranks
 from ppo_core.records import UpdatePolicyJob
 from ppo_core.training.determinism import deterministic
 from ppo_core.training.learner import Learner
-from ppo_core.training.ranks import Ranks
 from tests.ppo_core.deepspeed_program import load, make_start, resume, train
 from tests.ppo_core.tiny_models import VOCABULARY, ragged_sequences, tiny_config
 from tests.ppo_core.update_cases import TEMPERATURE, checkpoint_folder, make_experience, update_job

@@ -11,12 +11,12 @@ import torch
 from ppo_core.data.preferences import Ranking
 from ppo_core.models.loading import save_policy
 from ppo_core.models.packing import packs
+from ppo_core.processes.ranks import Ranks
 from ppo_core.records import TrainDpoJob
 from ppo_core.spec import DpoFitSpec, TrainingSpec
 from ppo_core.training.checkpoint import full_weights
 from ppo_core.training.deepspeed_engine import Trainable
 from ppo_core.training.dpo import train_dpo
-from ppo_core.training.ranks import Ranks
 from ppo_core.training.supervised import supervised_settings
 from tests.ppo_core.tiny_models import EOS, VOCABULARY, tiny_policy, tiny_tokenizer
 

@@ -9,6 +9,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from ppo_core.data.tables import write_rollouts, write_scores
+from ppo_core.processes.ranks import Ranks
 from ppo_core.records import (
     ComputeAdvantagesJob,
     OptimizerSettings,
@@ -20,7 +21,6 @@ from ppo_core.records import (
 from ppo_core.spec import AdvantageSpec, LoraSpec
 from ppo_core.training.checkpoint import write_checkpoint
 from ppo_core.training.learner import Learner, LoadConfig
-from ppo_core.training.ranks import Ranks
 from ppo_core.training.service import TrainingEngine
 from ppo_core.training.update import Update
 from tests.ppo_core.deepspeed_program import Facts, make_start, silent

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
-from ppo_core.engines.protocol import EngineDefect, Job, serve, take_over_stdout
-from ppo_core.permissions import Permissions
+from ppo_core.processes.permissions import Permissions
+from ppo_core.processes.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.records import InputError
 
 

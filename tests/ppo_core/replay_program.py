@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ppo_core.data.tables import write_rollouts, write_scores
-from ppo_core.engines.protocol import Job, JobInput
+from ppo_core.processes.protocol import Job, JobInput
+from ppo_core.processes.ranks import Ranks
 from ppo_core.records import InputError, RolloutRow, ScoreRow, UpdatePolicyJob
-from ppo_core.training.ranks import Ranks
 from ppo_core.training.service import TrainingEngine
 from tests.ppo_core.bad_checkpoints import DAMAGES
 from tests.ppo_core.deepspeed_program import Facts, make_start

@@ -11,11 +11,11 @@ import torch
 from ppo_core.data.preferences import Ranking
 from ppo_core.models.packing import packs
 from ppo_core.models.reward_model import ClassifierFolder, reward_model_of, scores_of
+from ppo_core.processes.ranks import Ranks
 from ppo_core.records import TrainRewardModelJob
 from ppo_core.spec import FitSpec, ModelSpec, TrainingSpec
 from ppo_core.training.checkpoint import full_weights
 from ppo_core.training.deepspeed_engine import Trainable
-from ppo_core.training.ranks import Ranks
 from ppo_core.training.reward_model import train_reward_model
 from ppo_core.training.supervised import supervised_settings
 from tests.ppo_core.tiny_models import EOS, VOCABULARY, tiny_policy, tiny_tokenizer

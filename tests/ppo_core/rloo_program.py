@@ -10,6 +10,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from ppo_core.data.tables import write_rollouts, write_scores
+from ppo_core.processes.ranks import Ranks
 from ppo_core.records import (
     ComputeAdvantagesJob,
     OptimizerSettings,
@@ -22,7 +23,6 @@ from ppo_core.spec import AdvantageSpec, RlooSpec
 from ppo_core.training.checkpoint import full_weights
 from ppo_core.training.experience import Experience
 from ppo_core.training.learner import Learner
-from ppo_core.training.ranks import Ranks
 from ppo_core.training.service import TrainingEngine
 from ppo_core.training.update import Update
 from tests.ppo_core.deepspeed_program import RECIPES, Facts, load, make_start, silent

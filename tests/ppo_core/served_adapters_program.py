@@ -16,11 +16,11 @@ RANK = 8
 
 def train(root: Path) -> None:
     """Leave a run's start and its checkpoint after an update whose steps are large."""
+    from ppo_core.processes.ranks import Ranks
     from ppo_core.records import StartPolicyJob
     from ppo_core.spec import LoraSpec
     from ppo_core.training.checkpoint import write_checkpoint
     from ppo_core.training.learner import Learner, LoadConfig
-    from ppo_core.training.ranks import Ranks
     from ppo_core.training.service import TrainingEngine
     from ppo_core.training.update import Update
     from tests.ppo_core.deepspeed_program import silent

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core.data.tables import write_rollouts, write_scores
+from ppo_core.processes.ranks import Ranks
 from ppo_core.records import (
     ComputeAdvantagesJob,
     OptimizerSettings,
@@ -18,7 +19,6 @@ from ppo_core.records import (
 from ppo_core.spec import AdvantageSpec, PpoSharedSpec
 from ppo_core.training.checkpoint import write_checkpoint
 from ppo_core.training.learner import Learner
-from ppo_core.training.ranks import Ranks
 from ppo_core.training.service import TrainingEngine
 from ppo_core.training.update import Update
 from tests.ppo_core.deepspeed_program import Facts, load, make_start, silent

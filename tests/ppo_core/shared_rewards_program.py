@@ -11,8 +11,8 @@ from transformers import AutoModelForSequenceClassification, GPT2Config, LlamaCo
 
 from ppo_core.models.classifier import load_classifier
 from ppo_core.models.shared_classifier import SharedClassifier
-from ppo_core.training.aside import Aside
-from ppo_core.training.ranks import Ranks
+from ppo_core.processes.aside import Aside
+from ppo_core.processes.ranks import Ranks
 from tests.ppo_core.tiny_models import CONTEXT, VOCABULARY
 
 Facts = dict[str, Any]

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
+from ppo_core.processes.ranks import Ranks
 from ppo_core.records import UpdatePolicyJob
 from ppo_core.training import deepspeed_engine, learner, update
 from ppo_core.training.checkpoint import write_checkpoint
 from ppo_core.training.experience import Experience
 from ppo_core.training.learner import Learner
-from ppo_core.training.ranks import Ranks
 from tests.ppo_core.deepspeed_program import Facts, load, make_start, silent, train
 from tests.ppo_core.update_cases import BF16, FP32, checkpoint_folder, make_experience, update_job
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from ppo_core.models.activations import MODEL_TYPES, keep_less
 from ppo_core.models.lora import adapt
 from ppo_core.models.precision import multiply_in
+from ppo_core.processes.threads import twin_of
 from ppo_core.spec import LoraSpec
-from ppo_core.training.threads import twin_of
 
 HIDDEN, INNER, LAYERS, TOKENS = 16, 320, 2, 24
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ppo_core.data.tables import write_prompts, write_rollouts, write_scores
-from ppo_core.engines.protocol import Job, JobInput
+from ppo_core.processes.protocol import Job, JobInput
 from ppo_core.records import InputError, PromptRow, RolloutRow, ScoreRow
 from ppo_core.scoring.comparison import compare_evaluations, paired_bootstrap
 

@@ -15,16 +15,16 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-from ppo_core.engines.protocol import Job, JobInput
 from ppo_core.engines.scoring import check_run
 from ppo_core.logprobs import response_values
 from ppo_core.models.adapter_files import load_adapters
 from ppo_core.models.loading import Critic, load_critic
 from ppo_core.models.lora import adapt
 from ppo_core.models.packing import enable_packing
+from ppo_core.processes.protocol import Job, JobInput
+from ppo_core.processes.ranks import Ranks
 from ppo_core.records import CheckRunJob, InputError, StartPolicyJob
 from ppo_core.spec import DpoSpec, LoraSpec, ModelSpec, RewardModelSpec, RunSpec, SpecError
-from ppo_core.training.ranks import Ranks
 from ppo_core.training.service import TrainingEngine
 from tests.ppo_core.refused_specs import SMALLEST
 from tests.ppo_core.scoring_jobs import write_lines

@@ -19,8 +19,8 @@ from ppo_core.data.tokenization import (
     model_config,
     stop_token_ids,
 )
+from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError
-from ppo_core.scoring.plugins import Sources
 from tests.ppo_core.tiny_models import CONFIGS, CONTEXT, EOS, VOCABULARY, tiny_config, tiny_policy, tiny_tokenizer
 
 FREE = Limits(context_length=None, max_prompt_tokens=100, max_response_tokens=100)

@@ -14,8 +14,8 @@ from ppo_core.algorithms.dpo import dpo_loss, implicit_rewards
 from ppo_core.algorithms.preferences import pairs_of
 from ppo_core.data.preferences import read_preferences, read_rankings, tokenized, write_rankings
 from ppo_core.data.rows import PLAIN, Columns
+from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, TokenSequence
-from ppo_core.scoring.plugins import Sources
 from ppo_core.spec import DpoSpec, SpecError
 from tests.ppo_core.scoring_jobs import write_lines
 from tests.ppo_core.tiny_models import EOS, tiny_tokenizer

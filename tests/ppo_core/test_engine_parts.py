@@ -14,11 +14,11 @@ import torch.distributed as dist
 
 from infra.artifacts.fingerprint import code_fingerprint
 from ppo_core.data.tables import write_prompts
-from ppo_core.engines.protocol import EngineDefect, Job, JobInput
 from ppo_core.engines.rollout import needed_context
 from ppo_core.engines.rollout_limits import stored_dtype
+from ppo_core.processes.protocol import EngineDefect, Job, JobInput
+from ppo_core.processes.ranks import Ranks, first_rank_only, leading
 from ppo_core.records import GenerateJob, InputError, PromptRow
-from ppo_core.training.ranks import Ranks, first_rank_only, leading
 from ppo_core.training.service import TrainingEngine
 from tests.ppo_core.engine_jobs import ROOT, generate_spec
 from tests.waiting import FOR_EVER_S

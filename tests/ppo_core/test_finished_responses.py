@@ -12,7 +12,7 @@ from infra.engines.process import EngineInput, EngineJob, EngineProgress
 from ppo_core.data.tables import read_rollouts
 from ppo_core.engines import finished
 from ppo_core.engines.finished import FinishedResponses
-from ppo_core.engines.protocol import Job
+from ppo_core.processes.protocol import Job
 from ppo_core.records import FinishedResponse, RolloutRow
 from tests.ppo_core.engine_jobs import TIMEOUT_S, Client, generate_spec, write_dataset
 from tests.ppo_core.tiny_policies import make_policy

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, RolloutRow
 from ppo_core.scoring import endpoint
-from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.reward import RewardFailed, Span, SpanScores
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec

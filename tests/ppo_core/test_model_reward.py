@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
 
-from ppo_core.engines.protocol import Job, JobInput
 from ppo_core.engines.scoring import check_run
 from ppo_core.models.classifier import Classifier
+from ppo_core.processes.plugins import Sources
+from ppo_core.processes.protocol import Job, JobInput
 from ppo_core.records import CheckRunJob, InputError, PromptRow, TrainingJob
-from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.reward import Sample
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec, RunSpec

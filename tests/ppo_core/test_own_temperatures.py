@@ -13,10 +13,10 @@ from ppo_core.data.tables import read_rollouts, write_prompts, write_rollouts
 from ppo_core.logprobs import response_logprobs
 from ppo_core.models.forward import Models, Need
 from ppo_core.models.packing import enable_packing
+from ppo_core.processes.threads import Threads
 from ppo_core.records import PromptRow, RolloutRow
 from ppo_core.spec import TrainingSpec
 from ppo_core.training.experience import predict, temperatures_of
-from ppo_core.training.threads import Threads
 from tests.ppo_core.engine_jobs import Client
 from tests.ppo_core.plain_torch import padded, plain_distributions, plain_entropy, plain_logprobs
 from tests.ppo_core.test_predict import Lonely, models

@@ -13,9 +13,9 @@ import pytest
 
 from ppo_core.data.tokenization import load_tokenizer, model_config
 from ppo_core.models.loading import load_policy
-from ppo_core.permissions import Permissions, permissions_of
+from ppo_core.processes.permissions import Permissions, permissions_of
+from ppo_core.processes.plugins import Sources, load_function
 from ppo_core.records import InputError
-from ppo_core.scoring.plugins import Sources, load_function
 from tests.ppo_core.poison_program import CODE, EVIL, POISONS, SIGN
 from tests.ppo_core.poison_program import __name__ as PROGRAM
 

@@ -15,7 +15,7 @@ from ppo_core.models.head import TokenLogprobs, values_beside
 from ppo_core.models.loading import add_value_head
 from ppo_core.models.packing import enable_packing
 from ppo_core.models.precision import UNITS, multiply_in, products_in_bf16
-from ppo_core.training.threads import twin_of
+from ppo_core.processes.threads import twin_of
 from tests.ppo_core.tiny_models import ragged_sequences, tiny_policy
 
 SEQUENCES = ragged_sequences(9)

@@ -12,9 +12,9 @@ from torch import Tensor
 from ppo_core.algorithms.ppo import PPO
 from ppo_core.models.forward import Models
 from ppo_core.models.loading import Critic
+from ppo_core.processes.threads import Threads, twin_of
 from ppo_core.spec import TrainingSpec
 from ppo_core.training.experience import Predictions, predict
-from ppo_core.training.threads import Threads, twin_of
 from tests.ppo_core.plain_torch import plain_logprobs, plain_values
 from tests.ppo_core.tiny_models import ragged_sequences, tiny_policy
 

@@ -13,8 +13,8 @@ import torch
 from ppo_core.algorithms.preferences import pairs_of, preference_loss
 from ppo_core.data.preferences import read_preferences, read_rankings, tokenized, write_rankings
 from ppo_core.data.rows import Columns
+from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError
-from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.preferences import CALIBRATION_BINS, calibration, distribution, pair_metrics
 from ppo_core.spec import RewardModelSpec, SpecError
 from tests.ppo_core.scoring_jobs import write_lines

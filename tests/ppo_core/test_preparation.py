@@ -18,8 +18,8 @@ from ppo_core.data.number_columns import NumberColumn, columns_of
 from ppo_core.data.preparation import Preparation
 from ppo_core.data.rows import Row
 from ppo_core.engines.start import rows_of_splits
+from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, PrepareDatasetJob
-from ppo_core.scoring.plugins import Sources
 from ppo_core.spec import DatasetSpec
 from tests.ppo_core.tiny_models import tiny_tokenizer
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ppo_core.data.rows import read_rows
+from ppo_core.processes.plugins import Sources, load_function, source_digest
 from ppo_core.records import InputError, PromptRow, RolloutRow
 from ppo_core.scoring.functions import checked_scores
-from ppo_core.scoring.plugins import Sources, load_function, source_digest
 from ppo_core.scoring.reward import RewardFailed, Sample
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
@@ -126,6 +126,12 @@ def test_a_program_that_ends_itself_ends_no_engine(tmp_path: Path, place: str) -
     (tmp_path / "rows.py").write_text("import sys\ndef rows():\n    sys.exit('no key')\n")
     with pytest.raises(InputError, match=r"rows.py:rows gave no rows: it raised SystemExit: no key \(rows.py:3\)"):
         read_rows("rows.py:rows", Sources(tmp_path))
+
+
+def test_a_place_is_of_the_users_files_and_never_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "number.py").write_text("from functools import partial\n\nrows = partial(int, 'a')\n")
+    with pytest.raises(InputError, match=r"it raised ValueError: invalid literal for int\(\) with base 10: 'a'$"):
+        read_rows("number.py:rows", Sources(tmp_path))
 
 
 def test_a_function_that_raises_may_be_tried_again(folder: Path) -> None:

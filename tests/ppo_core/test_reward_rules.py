@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, PromptRow
-from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.reward import Sample
 from ppo_core.scoring.rules import last_number
 from ppo_core.scoring.weighted import WeightedRewards

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, PromptRow, RolloutRow
-from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.reward import RewardFailed, Sample
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ppo_core.data.rows import PLAIN, Columns, read_rows
+from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError
-from ppo_core.scoring.plugins import Sources
 
 USER = [{"role": "user", "content": "w3 w4"}]
 ROWS: list[dict[str, Any]] = [

@@ -11,8 +11,8 @@ import pytest
 
 from ppo_core.data.tables import read_scores, write_prompts, write_rollouts
 from ppo_core.engines.finished import as_document
-from ppo_core.engines.protocol import Job, JobInput
 from ppo_core.engines.scoring import score_ahead, score_rollouts
+from ppo_core.processes.protocol import Job, JobInput
 from ppo_core.records import InputError, PromptRow, RolloutRow
 from ppo_core.scoring import endpoint
 from ppo_core.scoring.ahead import ScoresAhead

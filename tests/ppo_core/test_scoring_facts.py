@@ -11,8 +11,8 @@ import pytest
 
 from infra.engines.process import EngineJobError
 from ppo_core.data.tables import write_rollouts
-from ppo_core.engines.protocol import Job, JobInput
 from ppo_core.engines.scoring import prepare_dataset, score_metrics
+from ppo_core.processes.protocol import Job, JobInput
 from ppo_core.records import RolloutRow, ScoreRow
 from tests.ppo_core.engine_jobs import Client
 from tests.ppo_core.scoring_jobs import prepare, score, write_lines

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ppo_core.data.tables import read_rollouts, read_scores, write_prompts, write_rollouts, write_scores
-from ppo_core.engines.protocol import Job, JobInput
 from ppo_core.engines.scoring import score_rollouts
 from ppo_core.engines.selection import choose, has_signal, select_rollouts, signals
+from ppo_core.processes.protocol import Job, JobInput
 from ppo_core.records import WITH_SIGNAL, PromptRow, RolloutRow, ScoreRow
 
 NUMBER: dict[str, Any] = {"sources": [{"kind": "number"}]}

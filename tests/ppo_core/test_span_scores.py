@@ -22,12 +22,12 @@ from transformers import PreTrainedTokenizerFast
 
 from ppo_core.data.tables import read_scores, write_prompts, write_rollouts, write_scores
 from ppo_core.data.tokenization import decode_response
-from ppo_core.engines.protocol import Job, JobInput
 from ppo_core.engines.scoring import score_rollouts, try_reward
+from ppo_core.processes.plugins import Sources
+from ppo_core.processes.protocol import Job, JobInput
 from ppo_core.records import InputError, PromptRow, RolloutRow, ScoreRow
 from ppo_core.scoring import reward, spans
 from ppo_core.scoring.functions import checked_scores
-from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.reward import Sample, Span, SpanScores
 from ppo_core.scoring.spans import tokens_of
 from ppo_core.scoring.weighted import WeightedRewards

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from ppo_core.models.precision import multiply_in
+from ppo_core.processes.threads import Threads, twin_of
 from ppo_core.spec.sections import ComputeDtype
-from ppo_core.training.threads import Threads, twin_of
 from tests.ppo_core.threads_program import PARTS, TWICE
 from tests.ppo_core.tiny_models import tiny_policy
 

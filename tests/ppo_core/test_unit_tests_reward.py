@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
+from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, PromptRow
-from ppo_core.scoring.plugins import Sources
 from ppo_core.scoring.reward import Sample
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec

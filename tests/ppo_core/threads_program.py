@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ppo_core.training.ranks import Ranks
-from ppo_core.training.threads import Threads
+from ppo_core.processes.ranks import Ranks
+from ppo_core.processes.threads import Threads
 from tests.ppo_core import deepspeed_program, dpo_program, lora_program, reward_model_program, shared_program
 from tests.ppo_core.deepspeed_program import Facts
 

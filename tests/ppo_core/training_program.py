@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
+from ppo_core.processes.ranks import Ranks
 from ppo_core.training import deepspeed_engine
-from ppo_core.training.ranks import Ranks
 from tests.ppo_core import (
     averages_program,
     deepspeed_program,

@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from ppo_core.engines.vector_math import prepare_vector_math
+from ppo_core.processes.vector_math import prepare_vector_math
 
 
 def computes_the_same_twice() -> bool:

@@ -13,7 +13,7 @@ import pytest
 
 from infra.engines.process import EngineProcess
 from infra.settings import Settings
-from ppo_core.permissions import Permissions, permissions_of
+from ppo_core.processes.permissions import Permissions, permissions_of
 from ppo_core.records import InputError
 from tasks.prepare_dataset import prepare_dataset
 from tasks.stages.engine_programs import (

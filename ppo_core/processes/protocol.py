@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from ppo_core.permissions import Permissions
+from ppo_core.processes.permissions import Permissions
 from ppo_core.records import InputError
 
 Report = Callable[[int, int, str, Sequence[Mapping[str, Any]]], None]

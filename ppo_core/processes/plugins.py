@@ -16,10 +16,10 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
-from ppo_core.permissions import OWN_FOLDER
+from ppo_core.processes.permissions import OWN_FOLDER
 from ppo_core.records import InputError
 
-OURS = Path(__file__).resolve().parent
+OURS = Path(__file__).resolve().parents[1]
 RAISED = (Exception, SystemExit)
 """What a user's code may raise; sys.exit() in it must not end the engine."""
 

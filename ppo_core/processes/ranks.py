@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ppo_core.data.batches import MICROBATCH_TOKENS, microbatches
-from ppo_core.engines.protocol import EngineDefect, Handler, Job, JobInput
+from ppo_core.processes.protocol import EngineDefect, Handler, Job, JobInput
+from ppo_core.processes.threads import Threads
 from ppo_core.records import InputError
-from ppo_core.spec import TrainingSpec
-from ppo_core.training.threads import Threads
 
 IDLE = datetime.timedelta(days=365)
 
@@ -109,27 +107,6 @@ class Ranks:
             child.wait()
 
 
-def share_of(
-    ranks: Ranks,
-    rows: Sequence[int],
-    lengths: Sequence[int],
-    training: TrainingSpec,
-    threads: int = 1,
-    *,
-    padded: bool,
-) -> list[list[list[int]]]:
-    """This rank's microbatches of the rows, for each of its threads; together the ranks have all of them.
-
-    Threads share the room of a microbatch, so there are fewer where it has no room for a row of each.
-    """
-    tokens, size = training.microbatch_tokens or MICROBATCH_TOKENS, training.microbatch_size
-    threads = max(1, min(threads, size or threads, tokens // max((lengths[row] for row in rows), default=1)))
-    tokens, size = tokens // threads, size and size // threads
-    shares = microbatches(rows, lengths, tokens=tokens, size=size, ranks=ranks.world_size * threads, padded=padded)
-    # Every rank's first thread before any rank's second: ranks wait for each other, so each needs rows.
-    return shares[ranks.rank :: ranks.world_size]
-
-
 @contextmanager
 def first_rank_only() -> Iterator[None]:
     """Around work of rank 0 for which the others wait in a barrier: any error ends the engine, not the job alone."""
@@ -158,10 +135,8 @@ def _store(world_size: int, meeting: int | None) -> dist.Store:
     return dist.HashStore()
 
 
-def start_other_ranks(
-    world_size: int, meeting: int, *options: str, module: str = "ppo_core.engines.training"
-) -> list[subprocess.Popen[bytes]]:
-    """Start ranks 1..N-1 of this program; `env` adds their place to the environment they inherit."""
+def start_other_ranks(module: str, world_size: int, meeting: int, *options: str) -> list[subprocess.Popen[bytes]]:
+    """Start ranks 1..N-1 of the program `module`; `env` adds their place to the environment they inherit."""
     program = [sys.executable, "-m", module, "--num-ranks", str(world_size), *options]
     return [
         subprocess.Popen(
