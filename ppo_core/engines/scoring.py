@@ -83,7 +83,7 @@ def check_run(job: Job) -> dict[str, Any]:
     for folder in filter(None, (model, critic)):
         tensor_shapes(folder)
     found = read_start(job, spec.dataset)
-    from ppo_core.models.checks import check_model  # torch: seconds
+    from ppo_core.engines.model_checks import check_model  # torch: seconds
 
     facts = check_model(
         found.config,

@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ppo_core.engines import reward_ranks
 from ppo_core.models.classifier import ScoredText, check_gpus, on_gpu
 from ppo_core.processes.permissions import ranks_environment
 from ppo_core.processes.turns import GIB
 from ppo_core.records import MAKE_ROOM, InputError
+from ppo_core.scoring import reward_ranks
 from ppo_core.spec.reward.kinds import ModelRewardSpec
 
 

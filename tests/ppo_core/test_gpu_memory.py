@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from ppo_core.engines.gpu_memory import GIB, PROCESS_GIB, MemoryPlan, changes, check_gpu_memory, check_main_memory
-from ppo_core.models.checks import rewards_gib
+from ppo_core.engines.model_checks import rewards_gib
 from ppo_core.records import InputError
 from ppo_core.spec.reward.kinds import ModelRewardSpec
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ppo_core.engines import reward_ranks
 from ppo_core.records import InputError
+from ppo_core.scoring import reward_ranks
 from ppo_core.scoring.held_models import held_models
 from ppo_core.scoring.ranked_model import RankedModel, RanksFailed
 from ppo_core.spec.reward.kinds import ModelRewardSpec

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ppo_core.data.tokenization import model_config
-from ppo_core.models.checks import check_model, fits
+from ppo_core.engines.model_checks import check_model, fits
 from ppo_core.models.loading import load_policy
 from ppo_core.models.weight_files import tensor_shapes
 from ppo_core.records import CheckRunJob, InputError

@@ -112,7 +112,7 @@ def main() -> None:
     if given.rank == 0:
         meeting = open_meeting()
         options = [f"--parent={os.getpid()}", *(["--trust-remote-code"] if given.trust_remote_code else [])]
-        children = start_other_ranks("ppo_core.engines.reward_ranks", given.num_ranks, meeting, *options)
+        children = start_other_ranks("ppo_core.scoring.reward_ranks", given.num_ranks, meeting, *options)
     torch.set_num_threads(max(1, torch.get_num_threads() // given.num_ranks))
     prepare_vector_math()
     engine = RewardRanks(
