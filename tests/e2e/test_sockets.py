@@ -26,7 +26,7 @@ def test_a_run_listens_on_loopback_alone(count: int, tmp_path: Path) -> None:
     if count == 2:
         source = f"{{kind: model, path: {reward_model(tmp_path / 'rm')}, num_ranks: 2}}"
         settings = (*TWO_OF_EACH, f"reward={{sources: [{source}]}}")
-        servers = SERVERS | {"ppo_core.engines.reward_ranks"}
+        servers = SERVERS | {"ppo_core.scoring.reward_ranks"}
     # The user's own choice of interfaces is for other programs: all processes of an engine are on one machine.
     elsewhere = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0", "VLLM_HOST_IP": "192.0.2.7"}
     run = start(tmp_path, "watched", *(word for setting in settings for word in ("--set", setting)), **elsewhere)
@@ -38,7 +38,7 @@ def test_a_run_listens_on_loopback_alone(count: int, tmp_path: Path) -> None:
     # The watch has looked at all of them: Prefect's server, and gloo in vLLM, in each rank and in those of the reward.
     assert {name for name in servers if any(name in one.program for one in seen)} == servers
     assert len({one.program for one in seen if "ppo_core.engines.training" in one.program}) == count
-    reward_ranks = {one.program for one in seen if "ppo_core.engines.reward_ranks" in one.program}
+    reward_ranks = {one.program for one in seen if "ppo_core.scoring.reward_ranks" in one.program}
     assert count == 1 or len(reward_ranks) >= 2  # the check before the run has its own
 
 
