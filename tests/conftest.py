@@ -24,16 +24,15 @@ __all__ = ["session_engine", "shared_engine"]
 TESTS = Path(__file__).parent
 # What one session fixture makes for several files is made once where one worker has them all.
 TOGETHER = {
-    "programs": [f"ppo_core/test_{name}" for name in ("checkpoint", "update", "replay", "skipped_steps")]
-    + ["ppo_core/test_bad_checkpoints", "ppo_core/test_supervised", "ppo_core/test_without_critic"]
-    + ["ppo_core/test_reward_model", "ppo_core/test_dpo_training", "ppo_core/test_averages", "ppo_core/test_lora"]
-    + ["ppo_core/test_ppo_shared", "ppo_core/test_threads"],
+    "programs": [f"ppo_core/training/test_{name}" for name in ("checkpoint", "update", "replay", "skipped_steps")]
+    + [f"ppo_core/training/test_{name}" for name in ("bad_checkpoints", "supervised", "without_critic", "reward_model")]
+    + [f"ppo_core/training/test_{name}" for name in ("dpo_training", "averages", "lora", "ppo_shared", "threads")],
     "smoke": ["e2e/test_smoke", "e2e/test_pages", "e2e/test_hand_over"],
 }
 # They take longest: begun last, one of them would run on alone. Of two that begin, only one should need the smoke run.
 FIRST = (
     *("programs", "flows/test_runs_on_s3", "flows/test_prefect_outage", "infra/storage/test_power_loss"),
-    *("experience/test_mistakes", "ppo_core/test_killed_engine", "infra/storage/test_store_machine"),
+    *("experience/test_mistakes", "ppo_core/engines/test_killed_engine", "infra/storage/test_store_machine"),
     *("e2e/test_chaos", "e2e/test_s3_run", "e2e/test_ray", "infra/stack/test_stack_servers", "smoke"),
 )
 

@@ -14,7 +14,7 @@ from tests.architecture.source_tree import ROOT
 
 def test_the_tests_that_pin_the_semantics_exist() -> None:
     named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "semantics.md").read_text()))
-    files = (ROOT / "tests" / "ppo_core").glob("test_*.py")
+    files = (ROOT / "tests" / "ppo_core").rglob("test_*.py")
     there = {name for path in files for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)}
     assert len(named) > 15
     assert not named - there

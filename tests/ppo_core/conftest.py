@@ -98,7 +98,13 @@ def shared(programs: Path) -> Path:
 def run_program(scenarios: Sequence[str], folder: Path, *, world_size: int, device: str = "cpu") -> None:
     """The scenarios of training_program, by so many ranks: on the CPU, also where there is a GPU, or on `cuda`."""
     seen = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    command = [sys.executable, "-m", "tests.ppo_core.training_program", ",".join(scenarios), str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.ppo_core.training.programs.training_program",
+        ",".join(scenarios),
+        str(folder),
+    ]
     meetings = [open_meeting()] if world_size > 1 else []
     command += [str(meeting) for meeting in meetings]
     logs, ranks = [], []
