@@ -3,8 +3,9 @@
     python -m benchmarks.variants [--only NAME ...] [--seeds 0 1 2] [--iterations 10] [--home .ppoflow/benchmarks]
 
 Each row is examples/arithmetic/demo.yaml with a few other settings, of which the rates fall as they do in 30
-iterations. The supervised start of a seed is made once. Prints held-out accuracy, and writes
-`benchmarks/results/variants.json` after each run: what that has of a row is not run again.
+iterations. The supervised start of a seed is made once. Prints held-out accuracy, the last iteration's KL per response
+and the response tokens that were learned from, and writes `benchmarks/results/variants.json` after each run: what that
+has of a row is not run again.
 """
 
 from __future__ import annotations
@@ -49,11 +50,24 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
     "KL's price 0.05": ("advantages.kl.coef=0.05",),
     "mean over responses": ("update.aggregation=sequence_mean_token_mean",),
     "value_clip 0.2": ("update.value_clip=0.2",),
+    "dual_clip 3": ("update.dual_clip=3",),
+    "entropy bonus of 0.01": ("update.entropy_coef=0.01",),
+    "adaptive KL, target 0.5": ("advantages.kl={kind: adaptive, coef: 0.01, target: 0.5}",),
+    "whitened in minibatches": ("advantages.whiten=minibatch",),
+    "whitened, not centred": ("advantages.whiten_centred=false",),
+    "scores over their deviation": ("advantages.score_norm=std",),
+    "critic alone for 2 iterations": ("update.critic_warmup_iterations=2",),
+    "cosine": ("update.schedule=cosine",),
+    "reference every 2 iterations": ("advantages.reference={kind: every, iterations: 2}",),
+    "the policy's average, decay 0.5": ("update.ema_decay=0.5", "evaluation.weights=ema"),
+    "LoRA of rank 16, rate 1.5e-3": ("model.lora.rank=16", "update.learning_rate=1.5e-3"),
     "overlapped": ("schedule=overlapped", "update.importance_correction=token"),
     "products in bfloat16": ("training.compute_dtype=bfloat16",),
     "the sampler's logprobs": ("advantages.old_logprobs=sampler",),
     "both of them": ("training.compute_dtype=bfloat16", "advantages.old_logprobs=sampler"),
 }
+RESPONSES = 256
+"""Of an iteration that are learned from, in every row."""
 SCHEDULE = ("update.decay_iterations=30", "evaluation.every=5")
 
 
@@ -80,13 +94,14 @@ def show(runs: Sequence[Mapping[str, Any]], iterations: int) -> None:
     """A row for each variant: the mean over seeds, and the lowest and the highest of them."""
     measured = [step for step in sorted(accuracies(runs[0])) if step <= iterations]
     table = Table(title="held-out accuracy, sampled at temperature 1: mean (lowest to highest of the seeds)")
-    for name in ("variant", "seeds", *(f"iteration {step}" for step in measured), "KL", "tokens"):
+    for name in ("variant", "seeds", *(f"iteration {step}" for step in measured), "KL", "thousand tokens"):
         table.add_column(name, justify="right")
     for variant in dict.fromkeys(run["variant"] for run in runs):
         own = [run for run in runs if run["variant"] == variant]
         cells = [spread([accuracies(run)[step] for run in own]) for step in measured]
-        ends = {name: statistics.fmean([*run[name].values()][-1] for run in own) for name in ("kl", "response_length")}
-        table.add_row(variant, str(len(own)), *cells, f"{ends['kl']:.2f}", f"{ends['response_length']:.0f}")
+        kl = statistics.fmean([*run["kl"].values()][-1] for run in own)
+        tokens = statistics.fmean(RESPONSES * sum(run["response_length"].values()) for run in own)
+        table.add_row(variant, str(len(own)), *cells, f"{kl:.2f}", f"{tokens / 1000:.0f}")
     Console(width=160).print(table)
 
 
