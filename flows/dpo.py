@@ -22,13 +22,13 @@ from tasks.prefect.deployment_params import requested, shown_name
 from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow
 from tasks.preferences.context import DpoContext
-from tasks.preferences.kept import DPO_POLICIES, keep, with_inputs
 from tasks.preferences.prepare_preferences import prepare_preferences
 from tasks.preferences.register_dpo_policy import export_dpo_policy, register_dpo_policy
 from tasks.preferences.report_dpo import all_metrics, report_dpo
 from tasks.preferences.train_dpo import train_dpo
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.errors import RegistryError
+from tasks.runs.kept import DPO_POLICIES, keep, with_inputs
 from tasks.stages.references import StageRef
 from tasks.stages.table import EVALUATE_POLICY, FINETUNE_POLICY, START_POLICY
 

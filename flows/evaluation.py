@@ -10,11 +10,11 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from flows.console import RunConsole
+from tasks.policies.held_out import evaluate_held_out, open_evaluation
+from tasks.policies.policy import find_policy
+from tasks.policies.report_evaluation import report_evaluation
 from tasks.prefect.flow_tags import also_tag, tag_run
 from tasks.prefect.server import EmbeddedFlow
-from tasks.report_evaluation import report_evaluation
-from tasks.runs.held_out import evaluate_held_out, open_evaluation
-from tasks.runs.policies import find_policy
 from tasks.stages.references import DatasetRef, EvaluationRef
 
 

@@ -15,11 +15,11 @@ from ppo_core.spec import DpoSpec, RewardModelSpec
 from tasks.checks.preferences import before_start
 from tasks.prefect.crashed_runs import holder_note, page_is_open
 from tasks.prefect.server import page_url
+from tasks.prefect.store_outages import outages_told
 from tasks.preferences.context import PreferenceContext, open_preference_run
-from tasks.preferences.kept import keep
 from tasks.preferences.report_reward_model import begin_report
+from tasks.runs.kept import keep
 from tasks.runs.progress import ProgressFile
-from tasks.runs.store_outages import outages_told
 from tasks.stages.download_source import download_sources
 from tasks.stages.references import DownloadRef
 

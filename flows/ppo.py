@@ -22,20 +22,22 @@ from flows.recovery import clean_up, last_resumable_record, mend
 from infra.artifacts import ArtifactCorrupted, ArtifactMissing
 from ppo_core.spec import RunSpec
 from tasks.checks.machine import machine_notes
+from tasks.checks.run import check_asked, check_deployed
 from tasks.prefect.crashed_runs import holder_note, page_is_open
-from tasks.prefect.deployment_params import check_asked, check_deployed, requested, shown_name
+from tasks.prefect.deployment_params import requested, shown_name
 from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow, page_url
+from tasks.prefect.store_outages import outages_told, stop_waiting
 from tasks.prepare_dataset import prepare_dataset
-from tasks.register_policy import RegisteredPolicy, export_best, register_policy, usable_best
+from tasks.register_policy import Registered, export_best, register_policy, usable_best
 from tasks.report import begin_report, report, report_dataset, report_end
 from tasks.runs.errors import FAILURES, InputError, RegistryError
 from tasks.runs.guards import finish_rollback
 from tasks.runs.iteration_record import IterationRecord, best_in_words, resume_inputs
 from tasks.runs.progress import ProgressFile
+from tasks.runs.reachability import Reachability
 from tasks.runs.retention import release
 from tasks.runs.run_state import effective_spec, first_record, last_record, record_at, restore_spec
-from tasks.runs.store_outages import outages_told, stop_waiting
 from tasks.stages.context import RunContext, open_run_context
 from tasks.stages.download_source import download_sources
 from tasks.stages.find_verified import pin_all
@@ -55,7 +57,7 @@ class RunReport(BaseModel):
     best_iteration: int
     best_value: float | None
     best: str
-    policy: RegisteredPolicy | None
+    policy: Registered | None
     policy_folder: Path
     metrics: dict[str, float]
 
@@ -108,7 +110,7 @@ def train(
                 record = rerun_iteration(context, console, dataset, rerun)
             if record is None:
                 record = begin_shown(context, console, dataset)
-            record = train_loop(context, console, dataset, record)
+            record = train_loop(context, console, dataset, record, Reachability(context.store))
             return finish(context, console, record)
         except BaseException:
             stop_waiting()
@@ -133,16 +135,21 @@ def finish_interrupted(context: RunContext, console: RunConsole) -> None:
 
 
 def train_loop(
-    context: RunContext, console: RunConsole, dataset: DatasetRef, record: IterationRecord
+    context: RunContext, console: RunConsole, dataset: DatasetRef, record: IterationRecord, needs: Reachability
 ) -> IterationRecord:
-    """Iterate up to the last iteration. What is found damaged on the way is made again."""
+    """Iterate up to the last iteration. What is found damaged on the way is made again; what no run needs is let go."""
     context.timings.iteration = record.iteration
     with sampling_ahead(context) as ahead:
-        return iterate_to_the_end(context, console, dataset, record, ahead)
+        return iterate_to_the_end(context, console, dataset, record, needs, ahead)
 
 
 def iterate_to_the_end(
-    context: RunContext, console: RunConsole, dataset: DatasetRef, record: IterationRecord, ahead: Ahead
+    context: RunContext,
+    console: RunConsole,
+    dataset: DatasetRef,
+    record: IterationRecord,
+    needs: Reachability,
+    ahead: Ahead,
 ) -> IterationRecord:
     """See `train_loop`."""
     damages = 0
@@ -162,8 +169,8 @@ def iterate_to_the_end(
         damages = 0
         if after.iteration > record.iteration:  # not rolled back
             show(context, console, after)
-            release(context)
-            for whose, complaint in context.needs.unreadable.items():
+            release(context, needs)
+            for whose, complaint in needs.unreadable.items():
                 console.say_once(f"! what {whose} needs cannot be read, so no checkpoint is removed: {complaint}")
         record = after
     return record

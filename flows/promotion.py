@@ -18,14 +18,14 @@ from pydantic import BaseModel, ConfigDict
 
 from flows.console import RunConsole
 from ppo_core.spec import PromotionSpec, RunSpec
+from tasks.policies.compare_policies import compare_policies
+from tasks.policies.gates import check_gates, passed
+from tasks.policies.held_out import evaluate_held_out, open_evaluation
+from tasks.policies.policy import Policy, find_policy, registered
+from tasks.policies.promote_policy import Approval, Trial, alias_at, move_alias, roll_back, show_trial
 from tasks.prefect.client import deployment_id
 from tasks.prefect.flow_tags import also_tag, tag_run
 from tasks.prefect.server import EmbeddedFlow
-from tasks.promotion.compare_policies import compare_policies
-from tasks.promotion.promote_policy import Approval, Trial, alias_at, move_alias, roll_back, show_trial
-from tasks.runs.held_out import evaluate_held_out, open_evaluation
-from tasks.runs.policies import Policy, find_policy, registered
-from tasks.runs.promotion_gates import check_gates, passed
 from tasks.stages.context import OnProgress, RunContext
 
 HOUR_S = 3600

@@ -17,12 +17,12 @@ from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow
 from tasks.preferences.context import RewardModelContext
 from tasks.preferences.evaluate_reward_model import evaluate_reward_model
-from tasks.preferences.kept import keep
 from tasks.preferences.prepare_preferences import prepare_preferences
 from tasks.preferences.register_reward_model import export_reward_model, register_reward_model
 from tasks.preferences.report_reward_model import report_reward_model
 from tasks.preferences.train_reward_model import train_reward_model
 from tasks.runs.errors import RegistryError
+from tasks.runs.kept import keep
 
 
 def train(

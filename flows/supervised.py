@@ -18,9 +18,9 @@ from tasks.prefect.crashed_runs import holder_note, page_is_open
 from tasks.prefect.deployment_params import requested, shown_name
 from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow, page_url
+from tasks.prefect.store_outages import outages_told
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.progress import ProgressFile
-from tasks.runs.store_outages import outages_told
 from tasks.stages.context import open_run_context
 from tasks.stages.download_source import download_sources
 from tasks.start_policy import export_start, start_policy

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from infra.artifacts import ArtifactError
 from infra.artifacts.export import export_part
-from infra.mlflow.registry import DIGEST_TAG, register
+from infra.mlflow.registry import DIGEST_TAG, Registered, register
 from tasks.commit_iteration import best_of
 from tasks.runs.iteration_record import Best, IterationRecord, best_in_words, read_record
 from tasks.runs.run_state import record_at, recorded_spec, with_changes
@@ -18,18 +16,8 @@ from tasks.stages.references import CheckpointRef
 from tasks.stages.stage import completed, stage
 
 
-class RegisteredPolicy(BaseModel):
-    """A version in the model registry."""
-
-    model_config = ConfigDict(frozen=True)
-
-    name: str
-    version: str
-    source: str
-
-
 @stage("register_policy", retries=1)
-def register_policy(context: RunContext, record: IterationRecord, best: Best) -> RegisteredPolicy:
+def register_policy(context: RunContext, record: IterationRecord, best: Best) -> Registered:
     """Register the run's best policy; the same policy of the same run is registered once."""
     spec = context.spec
     context.store.fetch(best.checkpoint.bare())  # only what is undamaged is registered
@@ -55,9 +43,8 @@ def register_policy(context: RunContext, record: IterationRecord, best: Best) ->
         run_id=context.tracker.run_id,
         model_description=model_description(context),
     )
-    policy = RegisteredPolicy(name=registered.name, version=registered.version, source=registered.source)
     return completed(
-        policy, f"models:/{policy.name}/{policy.version} is iteration {best.iteration} of run {context.run}"
+        registered, f"models:/{registered.name}/{registered.version} is iteration {best.iteration} of run {context.run}"
     )
 
 

@@ -116,8 +116,8 @@ def _catch_up(context: RunContext, record: IterationRecord) -> bool:
     """As long as MLflow has not taken it also what the run is, what it starts from and which data it reads."""
     reporting = context.reporting
     if not reporting.metrics:
-        reporting.add(read_record(document) for document in context.records.all())
-    reporting.add([record])
+        reporting.metrics |= {one.iteration: one.metrics for one in map(read_record, context.records.all())}
+    reporting.metrics[record.iteration] = record.metrics
     linked = reporting.linked or link_lineage(context, record)
     complete = log_missing(context, record)
     reporting.introduced = reporting.introduced or introduce(context)

@@ -32,7 +32,7 @@ def check_first(spec: RunSpec, run: str | None, *, wait: bool = False) -> None:
     tell_step(CHECKING)
     try:
         with unwrapped_interrupts(), announced(run or spec.name, CHECKING), checking(spec, run, wait=wait) as answer:
-            import tasks.runs.summary  # noqa: F401
+            import tasks.reports.summary  # noqa: F401
 
             findings = answer.result()
     except KeyboardInterrupt:
@@ -50,11 +50,11 @@ def run_training(
         check_first(spec, run, wait=wait)
     from flows.ppo import ppo_training
     from tasks.prefect.server import PREFECT_AWAY, configured_url, shown_url
+    from tasks.prefect.store_outages import at_once
+    from tasks.reports.summary import interrupted, run_summary
     from tasks.runs.errors import EngineError, InputError, StoreUnavailable
     from tasks.runs.inspect import read_run
     from tasks.runs.progress import announced
-    from tasks.runs.store_outages import at_once
-    from tasks.runs.summary import interrupted, run_summary
     from tasks.stages.early_engines import started_early
 
     tell_step(f"asking Prefect's server at {shown_url()}" if configured_url() else "starting Prefect's server")
@@ -117,8 +117,8 @@ def friendly_errors(starting: str | None = None) -> Iterator[None]:
         begin(starting)
     try:
         quiet_prefect()  # before anything imports it
-        from tasks.checks.state_folder import require_readable_state, unknown_variables
         from tasks.runs.errors import FAILURES
+        from tasks.runs.state_folder import require_readable_state, unknown_variables
 
         try:
             require_readable_state()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from tasks.runs.lineage import Lineage, Step
+from tasks.policies.lineage import Lineage, Step
 
 
 def lines(lineage: Lineage) -> Iterator[str]:

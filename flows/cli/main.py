@@ -97,7 +97,7 @@ def sample(
 ) -> None:
     """Sample answers from a trained policy, with the rollout engine."""
     with friendly_errors():
-        from tasks.stages.sample_policy import sample_policy
+        from tasks.policies.sample_policy import sample_policy
 
         for answer in sample_policy(
             model, prompt, temperature=temperature, max_tokens=max_tokens, count=count, seed=seed, chat=chat
@@ -116,7 +116,7 @@ def reward(
     """Try the spec's rewards on five rows, without a policy."""
     with friendly_errors():
         loaded = RunSpec.from_yaml(spec, overrides or [])
-        from tasks.stages.try_reward import complaints, try_reward
+        from tasks.checks.try_reward import complaints, try_reward
 
         rows = try_reward(loaded, completion or [])
         table = Table(

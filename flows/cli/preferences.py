@@ -81,7 +81,7 @@ def rlhf(
         tell_step(CHECKING)
         from flows.rlhf import rlhf as flow
         from tasks.checks.rlhf import check_rlhf
-        from tasks.runs.summary import run_summary
+        from tasks.reports.summary import run_summary
 
         for note in check_rlhf(loaded, run, wait=wait).notes:
             say(note)

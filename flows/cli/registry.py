@@ -22,8 +22,8 @@ def lineage(policy: Named) -> None:
     """Show the lineage of a policy, from its version down to the prompts. Exit status 2: it is inconsistent."""
     with friendly_errors():
         from flows.cli.lineage_view import lines
+        from tasks.policies.lineage import trace
         from tasks.runs.errors import ArtifactError
-        from tasks.runs.lineage import trace
 
         found = trace(policy)
         for line in lines(found):
@@ -36,7 +36,7 @@ def lineage(policy: Named) -> None:
 def evaluate(policy: Named, overrides: Overrides = None, folder: Folder = None) -> None:
     """Evaluate a policy on the held-out prompts of its run's spec."""
     with friendly_errors():
-        from tasks.runs.policies import require_policy
+        from tasks.policies.policy import require_policy
 
         require_policy(policy, overrides or [], folder)
         from flows.evaluation import evaluation
@@ -59,7 +59,7 @@ def promote(
 ) -> None:
     """Compare a candidate with the champion, and promote it if it passes the gates. Exit status 1: it did not."""
     with friendly_errors():
-        from tasks.runs.policies import registered, require_policy
+        from tasks.policies.policy import registered, require_policy
 
         registered(require_policy(candidate, overrides or [], folder))
         from flows.promotion import promotion
@@ -81,6 +81,6 @@ def rollback(
 ) -> None:
     """Point a model's alias back to the previous version; recorded like any other move."""
     with friendly_errors():
-        from tasks.promotion.promote_policy import roll_back
+        from tasks.policies.promote_policy import roll_back
 
         say(roll_back(model, alias, to=to, why=reason))

@@ -6,7 +6,7 @@ import shutil
 
 from infra.settings import Settings
 from ppo_core.records import InputError
-from tasks.checks.state_folder import Place, nearest, places
+from tasks.runs.state_folder import Place, nearest, places
 
 MIB = 1 << 20
 LEAST_MIB = 200

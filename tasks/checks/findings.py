@@ -8,7 +8,7 @@ from typing import Any
 
 from infra.settings import Settings
 from ppo_core.spec import RunSpec
-from tasks.checks.state_folder import nearest
+from tasks.runs.state_folder import nearest
 
 GIB = 2**30
 

@@ -13,7 +13,7 @@ from tasks.checks.machine import check_job
 from tasks.checks.preflight import preflight
 from tasks.checks.run import Findings, ask_check, check_engine, checked_in, holder_notes
 from tasks.preferences.context import preferences_job
-from tasks.preferences.kept import with_own_commits
+from tasks.runs.kept import with_own_commits
 from tasks.stages.dataset_job import dataset_job
 from tasks.stages.holding import DPO, REWARD_MODEL, lease_name
 

@@ -9,8 +9,8 @@ from ppo_core.spec.flow_spec import FlowSpec
 from ppo_core.spec.hub import is_hub_name
 from tasks.checks.disk import require_room
 from tasks.checks.model_folder import check_model_folder, require_folder, require_model, transformers_may_know
-from tasks.checks.servers import require_prefect
-from tasks.checks.state_folder import require_writable_state
+from tasks.prefect.listening import require_prefect
+from tasks.runs.state_folder import require_writable_state
 from tasks.stages.engine_programs import scoring_environment
 from tasks.stages.engines import require_shared_store
 

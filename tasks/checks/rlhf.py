@@ -9,8 +9,8 @@ from ppo_core.spec.rlhf import REGISTERED
 from tasks.checks.model_folder import require_model
 from tasks.checks.preferences import check_preferences
 from tasks.checks.run import Findings, check_run
+from tasks.policies.held_out import absolute
 from tasks.preferences.given import Places, places_now, places_of
-from tasks.runs.held_out import absolute
 
 
 def check_rlhf(spec: RlhfSpec, run: str | None = None, *, again: bool = False, wait: bool = False) -> Findings:

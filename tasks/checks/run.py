@@ -33,11 +33,12 @@ from tasks.checks.hub import find_sources
 from tasks.checks.machine import check_job
 from tasks.checks.preflight import preflight
 from tasks.checks.same_files import made_of_these_files
-from tasks.runs.run_state import changed_values, effective_spec, last_record, recorded_spec
+from tasks.checks.try_reward import doubts, require_scores, too_slow
+from tasks.prefect.client import deployment_id
+from tasks.runs.run_state import changed_values, committed_at, effective_spec, last_record, recorded_spec
 from tasks.stages.dataset_job import dataset_job, reward_trial
 from tasks.stages.engine_programs import EnginePlan, launch
 from tasks.stages.jobs import ask
-from tasks.stages.try_reward import doubts, require_scores, too_slow
 
 REWARD_FAILED = "RewardFailed"
 
@@ -68,6 +69,18 @@ def check_run(
     """Raise InputError (or another error of `tasks.runs.errors`) for what would end the run; see `checking`."""
     with checking(spec, run, again=again, wait=wait, trial=trial) as answer:
         return answer.result()
+
+
+def check_deployed(spec: RunSpec, run: str, *, wait: bool = False, again_from: int | None = None) -> list[str]:
+    """Under a deployment, refuse what cannot run, and return notes; elsewhere that was done before the flow run."""
+    return check_asked(spec, run, wait=wait, again_from=again_from) if deployment_id() else []
+
+
+def check_asked(spec: RunSpec, run: str, *, wait: bool = False, again_from: int | None = None) -> list[str]:
+    """Refuse what cannot run, and return notes. `again_from`: an iteration that the run has and shall do again."""
+    if again_from is not None:
+        committed_at(run, again_from)
+    return check_run(spec, run, wait=wait).notes
 
 
 @contextmanager

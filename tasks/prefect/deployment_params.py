@@ -11,9 +11,7 @@ from infra.runs.names import RUN_NAME_LIMIT
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
 from ppo_core.spec.flow_spec import NamedSpec
-from tasks.checks.run import check_run
 from tasks.prefect.client import deployment_id
-from tasks.runs.run_state import committed_at
 
 Spec = TypeVar("Spec", bound=NamedSpec)
 MOST_STARTS = 30
@@ -37,18 +35,6 @@ def requested(spec: Spec, run: str | None, overrides: list[str] | None) -> tuple
 def is_deployed() -> bool:
     """Whether this flow run is a deployment's: what cannot run was not refused before it."""
     return bool(deployment_id())
-
-
-def check_deployed(spec: RunSpec, run: str, *, wait: bool = False, again_from: int | None = None) -> list[str]:
-    """Under a deployment, refuse what cannot run, and return notes; elsewhere that was done before the flow run."""
-    return check_asked(spec, run, wait=wait, again_from=again_from) if deployment_id() else []
-
-
-def check_asked(spec: RunSpec, run: str, *, wait: bool = False, again_from: int | None = None) -> list[str]:
-    """Refuse what cannot run, and return notes. `again_from`: an iteration that the run has and shall do again."""
-    if again_from is not None:
-        committed_at(run, again_from)
-    return check_run(spec, run, wait=wait).notes
 
 
 def name_of_run(spec_name: str) -> str:

@@ -25,7 +25,7 @@ from infra.prefect_server import PrefectServer, PrefectServerError
 from infra.settings import Settings
 from infra.storage.objects import StoreUnavailable
 from ppo_core.spec.loading import requirement
-from tasks.checks.servers import no_prefect
+from tasks.prefect.listening import no_prefect
 from tasks.runs.errors import FAILURES, behind
 
 PREFECT_AWAY = (HTTPError, PrefectException)

@@ -15,7 +15,7 @@ from infra.runs.lease import Heartbeat
 from infra.settings import Settings
 from ppo_core.records import PreparePreferencesJob
 from ppo_core.spec import DpoSpec, RewardModelSpec
-from tasks.preferences.kept import DPO_POLICIES, REWARD_MODELS, with_own_commits
+from tasks.runs.kept import DPO_POLICIES, REWARD_MODELS, with_own_commits
 from tasks.stages.context import RunContext, working
 from tasks.stages.engines import Engines, require_shared_store
 from tasks.stages.holding import DPO, REWARD_MODEL, held, lease_name

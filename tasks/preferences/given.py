@@ -15,10 +15,10 @@ from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RlhfSpec
 from ppo_core.spec.rlhf import REGISTERED
-from tasks.preferences.kept import RLHF_REWARD_MODEL, with_own_commits
+from tasks.policies.policy import CHECKPOINT_TAG
 from tasks.preferences.register_reward_model import MODEL_TAG, export_reward_model
 from tasks.preferences.stages import MODEL
-from tasks.runs.policies import CHECKPOINT_TAG
+from tasks.runs.kept import RLHF_REWARD_MODEL, with_own_commits
 from tasks.runs.run_state import recorded_spec
 from tasks.stages.holding import RLHF
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from infra.artifacts.export import export_part
 from infra.mlflow.registry import DIGEST_TAG, Registered, register
+from tasks.policies.policy import CHECKPOINT_TAG, RUN_TAG
 from tasks.preferences.context import DpoContext
 from tasks.preferences.stages import POLICY, DpoPolicyRef, PreferencesRef
-from tasks.runs.policies import CHECKPOINT_TAG, RUN_TAG
 from tasks.stages.references import EvaluationRef
 from tasks.stages.stage import completed, stage
 

@@ -17,9 +17,9 @@ from infra.runs.listing import RunListing
 from infra.runs.records import NOTES, RecordError, RunRecords, remedy_for
 from infra.settings import Settings
 from infra.storage.rereading import ChangedOnTheWay
-from tasks.preferences.kept import Page, copies_of, each_once, pages_of
 from tasks.runs.iteration_record import IterationRecord, RecordsOfEarlierVersion, resume_inputs
-from tasks.runs.lineage import step_of
+from tasks.runs.kept import Page, copies_of, each_once, pages_of
+from tasks.runs.made_from import step_of
 from tasks.runs.reachability import Name, Reachability
 from tasks.runs.record_chain import ChainedRecord, first_break, link, record_digest
 from tasks.runs.run_state import known_runs, no_such_run

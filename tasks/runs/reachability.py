@@ -9,8 +9,8 @@ from infra.artifacts import ArtifactError, ArtifactRef, ArtifactStore
 from infra.backend import open_runs
 from infra.runs.listing import RunListing
 from infra.runs.records import RecordError, RunRecords, Runs, remedy_for
-from tasks.preferences.kept import DPO_POLICIES, kept
 from tasks.runs.iteration_record import IterationRecord
+from tasks.runs.kept import DPO_POLICIES, kept
 from tasks.runs.promoted import Promoted
 from tasks.runs.record_chain import ChainedRecord, check_chain, link, unless_changed
 from tasks.stages.table import BY_NAME

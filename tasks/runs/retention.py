@@ -18,23 +18,23 @@ from tasks.stages.context import RunContext
 from tasks.stages.table import BY_NAME
 
 
-def release(context: RunContext) -> list[StoredArtifact]:
+def release(context: RunContext, needs: Reachability) -> list[StoredArtifact]:
     """Remove what the run's own retention has let go and no other record needs. Called after each commit.
 
     What was asked for once is not asked for again: where another run needs it, that one's own retention lets it go.
-    While records of another run cannot be read (`context.needs.unreadable`), nothing goes.
+    While records of another run cannot be read (`needs.unreadable`), nothing goes.
     """
     if context.spec.checkpoint.keep_last is None:
         return []
-    records = context.needs.records_of(context.records)
+    records = needs.records_of(context.records)
     kept = kept_iterations(records)
     gone = [record for record in records if record.iteration not in kept]
     wanted = {(ref.kind, ref.key) for r in gone for stage, ref in r.artifacts.items() if not BY_NAME[stage].kept}
-    wanted -= context.released | context.needs.of(records)
+    wanted -= context.released | needs.of(records)
     if not wanted:
         return []
-    removed = context.collector.collect(wanted, context.needs.among(wanted))
-    if not context.needs.unreadable:
+    removed = context.collector.collect(wanted, needs.among(wanted))
+    if not needs.unreadable:
         context.released.update(wanted)
     return removed
 

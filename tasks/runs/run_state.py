@@ -12,8 +12,8 @@ from infra.runs.records import RunRecords
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec, Section, differing_keys
-from tasks.preferences.kept import pages_of
 from tasks.runs.iteration_record import IterationRecord, read_record
+from tasks.runs.kept import pages_of
 from tasks.runs.record_chain import Chain, read_chain, spec_document, with_values
 from tasks.stages.holding import PRIVATE
 from tasks.stages.hub_names import with_commits

@@ -32,13 +32,12 @@ from ppo_core.records import InputError, content_digest
 from ppo_core.spec import RunSpec
 from ppo_core.spec.hub import is_hub_name
 from ppo_core.spec.paths import is_function
-from tasks.reports.reporting import Reporting
-from tasks.runs.reachability import Reachability
 from tasks.stages.early_engines import engines_of
 from tasks.stages.engines import PROGRAMS, Engines, LocalHandle, require_shared_store
 from tasks.stages.holding import held
 from tasks.stages.hub_names import Downloads, hub_sources
 from tasks.stages.jobs import StageJob, StageResult, all_done, ask
+from tasks.stages.reporting import Reporting
 from tasks.stages.timings import Timings
 
 Resolve = Callable[[RunSpec, RunRecords], RunSpec]
@@ -78,11 +77,6 @@ class RunContext:
     def with_spec(self, spec: RunSpec) -> RunContext:
         """The same means for work under another spec of the run."""
         return replace(self, spec=spec)
-
-    @cached_property
-    def needs(self) -> Reachability:
-        """What the records of all runs need."""
-        return Reachability(self.store)
 
     @cached_property
     def collector(self) -> Collector:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from flows.promotion import try_candidate
-from tasks.promotion.promote_policy import Trial, alias_at, move_alias
+from tasks.policies.policy import Policy, find_policy
+from tasks.policies.promote_policy import Trial, alias_at, move_alias
 from tasks.register_policy import register_policy
 from tasks.runs.iteration_record import Best
-from tasks.runs.policies import Policy, find_policy
 from tests.tasks.toy_runs import ToyRun
 
 MODEL = "arithmetic-smoke"

@@ -83,6 +83,7 @@ def test_a_run_whose_head_cannot_be_read_keeps_what_it_may_need_and_is_among_the
     runs = S3Runs(run.address, run.objects)
     assert runs.names() == ["other", "toy"]
     context = run.context("checkpoint.keep_last=1", "iterations=5")
+    needs = run.needs(context)
     wanted = {("checkpoint", record.checkpoint.key) for record in run.records()}
-    assert context.collector.collect(wanted, context.needs.among(wanted)) == []
-    assert list(context.needs.unreadable) == ["run other"]
+    assert context.collector.collect(wanted, needs.among(wanted)) == []
+    assert list(needs.unreadable) == ["run other"]

@@ -19,10 +19,10 @@ from flows.promotion import ask
 from infra.backend import open_collector
 from infra.mlflow.alias_journal import Journals
 from ppo_core.spec import PromotionSpec
-from tasks.promotion.promote_policy import Approval
-from tasks.runs.lineage import trace
-from tasks.runs.policies import find_policy
-from tasks.runs.promotion_gates import Gate, check_gates, passed
+from tasks.policies.gates import Gate, check_gates, passed
+from tasks.policies.lineage import trace
+from tasks.policies.policy import find_policy
+from tasks.policies.promote_policy import Approval
 from tasks.runs.reachability import Reachability
 from tests.flows.hand_over import MODEL, HandOver
 from tests.tasks.toy_runs import lose_it

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from flows.cli import app
 from infra.artifacts import ArtifactCorrupted
 from infra.settings import Settings
+from tasks.policies.sample_policy import find_policy
 from tasks.register_policy import export_best
-from tasks.runs.summary import interrupted
-from tasks.stages.sample_policy import find_policy
+from tasks.reports.summary import interrupted
 from tests.tasks.toy_runs import ToyRun, flip_a_bit
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

@@ -66,9 +66,13 @@ class BucketRun(ToyRun):
             lease=lease,
         )
         context = context.with_spec(effective_spec(context.spec, context.records))
-        vars(context).update(needs=Reachability(store, runs, set), collector=S3Collector(self.address, self.objects))
+        vars(context).update(collector=S3Collector(self.address, self.objects))
         context.fingerprints.update(dict.fromkeys(PROGRAMS, self.code))
         return context
+
+    def needs(self, context: RunContext) -> Reachability:
+        """By records alone: no promotions, no pages."""
+        return Reachability(context.store, S3Runs(self.address, self.objects), set)
 
     def records(self) -> list[IterationRecord]:
         """The committed ones."""

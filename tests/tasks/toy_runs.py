@@ -25,6 +25,7 @@ from infra.storage.objects import StoreUnavailable
 from ppo_core.spec import RunSpec
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.iteration_record import IterationRecord, read_record
+from tasks.runs.reachability import Reachability
 from tasks.runs.run_state import effective_spec
 from tasks.stages.context import RunContext
 from tasks.stages.download_source import download_sources
@@ -98,6 +99,10 @@ class ToyRun:
         context.fingerprints.update(dict.fromkeys(PROGRAMS, self.code))
         return context
 
+    def needs(self, context: RunContext) -> Reachability:
+        """What the runs of its store need."""
+        return Reachability(context.store)
+
     def train(self, *overrides: str, rerun: Rerun | None = None, spec: RunSpec | None = None) -> list[IterationRecord]:
         """What `flows.ppo.train` does in a new process, but for the end; the records that the run has then."""
         with ended_well(self.context(*overrides, spec=spec)) as context:
@@ -108,7 +113,7 @@ class ToyRun:
             record = last_resumable_record(context, console)
             if rerun is not None:
                 record = rerun_iteration(context, console, dataset, rerun)
-            train_loop(context, console, dataset, record or begin(context, dataset))
+            train_loop(context, console, dataset, record or begin(context, dataset), self.needs(context))
         return self.records()
 
     def train_until_killed(self, *overrides: str) -> None:

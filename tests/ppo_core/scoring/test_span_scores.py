@@ -32,7 +32,7 @@ from ppo_core.scoring.reward import Sample, Span, SpanScores
 from ppo_core.scoring.spans import tokens_of
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
-from tasks.stages.try_reward import TrialRow
+from tasks.checks.try_reward import TrialRow
 from tests.ppo_core.tiny_policies import EOS, PAD, make_tokenizer
 
 ROW = PromptRow("p", "w1", [5], "w2", {})

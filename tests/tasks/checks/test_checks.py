@@ -19,9 +19,9 @@ from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
 from tasks.checks.model_folder import require_model
 from tasks.checks.run import check_run
-from tasks.checks.servers import require_prefect
-from tasks.checks.state_folder import require_readable_state, require_writable_state, unknown_variables
+from tasks.prefect.listening import require_prefect
 from tasks.runs.errors import InvalidRunName
+from tasks.runs.state_folder import require_readable_state, require_writable_state, unknown_variables
 from tasks.stages.jobs import StageJob
 from tests.flows.test_refusals import SMALL_HEADS
 from tests.tasks.run_contexts import smoke_spec
@@ -73,7 +73,7 @@ import os, sys
 from infra.engines.protocol import EngineTimeout
 from infra.settings import Settings
 from ppo_core.records import InputError
-from tasks.checks.state_folder import require_readable_state, require_writable_state
+from tasks.runs.state_folder import require_readable_state, require_writable_state
 
 if os.geteuid() == 0:
     os.setuid({NOBODY})

@@ -16,10 +16,10 @@ from ppo_core.spec import RewardModelSpec, RunSpec
 from tasks.checks.hub import find_sources
 from tasks.checks.preferences import check_preferences
 from tasks.checks.run import check_run
-from tasks.preferences.kept import with_own_commits
+from tasks.checks.try_reward import try_reward
+from tasks.runs.kept import with_own_commits
 from tasks.stages.download_source import download_ahead
 from tasks.stages.hub_names import with_commits
-from tasks.stages.try_reward import try_reward
 from tests.experience.project import make_model
 from tests.hub_server import ToyHub, toy_hub
 from tests.tasks.run_contexts import smoke_spec

@@ -18,7 +18,7 @@ from ppo_core.records import InputError
 from tasks.checks.disk import require_free
 from tasks.checks.model_folder import require_folder, require_model
 from tasks.checks.preflight import check_model_folder, preflight, transformers_may_know
-from tasks.checks.state_folder import places
+from tasks.runs.state_folder import places
 from tests.e2e.launch import SMOKE, train
 from tests.tasks.run_contexts import smoke_spec
 

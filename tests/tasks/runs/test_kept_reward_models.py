@@ -10,7 +10,7 @@ from infra.artifacts import ArtifactRef
 from infra.artifacts.local_store import LocalStore
 from infra.backend import open_log
 from infra.runs.records import RecordError
-from tasks.preferences.kept import DPO_POLICIES, REWARD_MODELS, keep, kept
+from tasks.runs.kept import DPO_POLICIES, REWARD_MODELS, keep, kept
 from tasks.runs.reachability import Reachability
 from tests.tasks.toy_runs import replace
 

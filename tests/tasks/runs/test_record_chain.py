@@ -202,9 +202,10 @@ def test_another_runs_trouble_is_a_warning(run: ToyRun) -> None:
     third = ToyRun(run.home, name="third")
     assert all(third.place(record.checkpoint).is_dir() for record in records)
     shutil.rmtree(damaged.parent.parent)  # the trouble is over, and what was kept goes
-    context = ToyRun(run.home, (*SHORT, "checkpoint.keep_last=1"), name="third").context()
-    release(context)
-    assert context.needs.unreadable == {}
+    context = third.context(*SHORT, "checkpoint.keep_last=1")
+    needs = third.needs(context)
+    release(context, needs)
+    assert needs.unreadable == {}
 
 
 def test_a_reader_amid_a_rollback_looks_again(run: ToyRun) -> None:

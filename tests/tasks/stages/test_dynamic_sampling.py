@@ -9,7 +9,7 @@ import pytest
 
 from flows.ppo import Rerun
 from infra.artifacts.local_store import LocalStore
-from tasks.runs.lineage import step_of
+from tasks.policies.lineage import step_of
 from tests.tasks.toy_engines import ToyEngines, has_signal
 from tests.tasks.toy_runs import ToyRun, digests, killed
 

@@ -15,6 +15,7 @@ from infra.engines.process import EngineProcess
 from infra.settings import Settings
 from ppo_core.processes.permissions import Permissions, permissions_of
 from ppo_core.records import InputError
+from tasks.checks.try_reward import try_reward
 from tasks.prepare_dataset import prepare_dataset
 from tasks.stages.engine_programs import (
     launch,
@@ -25,7 +26,6 @@ from tasks.stages.engine_programs import (
     training_environment,
 )
 from tasks.stages.engines import Engines
-from tasks.stages.try_reward import try_reward
 from tests.e2e.launch import wait_for
 from tests.tasks.run_contexts import run_context, smoke_spec, stored_files
 

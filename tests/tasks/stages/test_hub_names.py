@@ -15,8 +15,8 @@ from infra.storage.filesystem import StoreReadOnly
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
 from ppo_core.spec.hub import HubCommit, exact_name
+from tasks.policies.held_out import absolute
 from tasks.runs.fork import fork_run
-from tasks.runs.held_out import absolute
 from tasks.runs.run_state import spec_of_run
 from tasks.stages.download_source import download_ahead, download_sources
 from tasks.stages.hub_names import DOWNLOAD, bring, download_key, hub_sources, with_commits
@@ -150,7 +150,7 @@ def test_a_run_keeps_its_commit_its_records_name_it_and_damage_is_mended(hub: To
     records = run.train()
     assert set(hub.downloaded()) == set(MODEL)
     assert {ref.commit for one in records for ref in one.downloads if ref.repository == "us/small"} == {first}
-    needed = run.context().needs.of_all()
+    needed = run.needs(run.context()).of_all()
     assert {(ref.kind, ref.key) for ref in record.downloads} <= needed
     fork_run(run.name, 2, "new", [])
     assert spec_of_run("new").hub_commits == spec_of_run(run.name).hub_commits

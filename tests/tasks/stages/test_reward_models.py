@@ -8,7 +8,7 @@ import pytest
 
 from infra.engines.protocol import EngineInput
 from ppo_core.records import NOT_IN_A_TRIAL, InputError
-from tasks.stages.try_reward import doubts, require_scores
+from tasks.checks.try_reward import doubts, require_scores
 from tests.tasks.run_contexts import run_context, smoke_spec
 from tests.tasks.toy_engines import ToyEngines
 

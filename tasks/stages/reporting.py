@@ -14,7 +14,6 @@ from prefect.exceptions import MissingContextError
 from prefect.logging import get_logger, get_run_logger
 
 from infra.mlflow.system_metrics import SystemMetrics
-from tasks.runs.iteration_record import IterationRecord
 
 ASIDE_END_S = 10.0
 
@@ -34,10 +33,6 @@ class Reporting:
     drawn_at: float = field(default_factory=time.monotonic)
     monitor: SystemMetrics | None = None
     thread: threading.Thread | None = None
-
-    def add(self, records: Iterable[IterationRecord]) -> None:
-        """Know what these iterations measured."""
-        self.metrics |= {record.iteration: record.metrics for record in records}
 
     def forget(self, iterations: Iterable[int]) -> None:
         """These are not in the run any more."""

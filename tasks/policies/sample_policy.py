@@ -14,9 +14,9 @@ from infra.engines.protocol import EngineInput, EngineJob
 from infra.mlflow.registry import SOURCE_TAG, describe
 from infra.settings import Settings
 from ppo_core.records import InputError
-from tasks.checks.state_folder import require_writable_state
+from tasks.policies.policy import CHECKPOINT_TAG
 from tasks.runs.inspect import read_run
-from tasks.runs.policies import CHECKPOINT_TAG
+from tasks.runs.state_folder import require_writable_state
 from tasks.stages.engine_programs import EnginePlan, launch
 from tasks.stages.jobs import ask
 

@@ -21,8 +21,8 @@ from ppo_core.records import InputError
 from ppo_core.spec import ModelSpec, RunSpec
 from ppo_core.spec.hub import HubCommit, exact_name
 from tasks.evaluate_policy import evaluate_policy
+from tasks.policies.policy import Policy
 from tasks.prepare_dataset import prepare_dataset
-from tasks.runs.policies import Policy
 from tasks.stages.context import RunContext
 from tasks.stages.download_source import download_sources
 from tasks.stages.engines import Engines

@@ -17,10 +17,10 @@ from infra.mlflow.registry import MODEL_URI, InvalidModelName, Version, describe
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import PromotionSpec
-from tasks.promotion.compare_policies import ComparisonRef
+from tasks.policies.compare_policies import ComparisonRef
+from tasks.policies.gates import Gate
+from tasks.policies.policy import Policy, registered, registered_policy
 from tasks.reports.prefect import page_key, prompt_text, tell_prefect
-from tasks.runs.policies import Policy, registered, registered_policy
-from tasks.runs.promotion_gates import Gate
 from tasks.stages.context import RunContext
 from tasks.stages.references import EvaluationRef
 from tasks.stages.stage import stage

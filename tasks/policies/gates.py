@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from ppo_core.spec import PromotionSpec
-from tasks.promotion.compare_policies import ComparisonRef
-from tasks.runs.policies import Policy
+from tasks.policies.compare_policies import ComparisonRef
+from tasks.policies.policy import Policy
 
 
 class Gate(BaseModel):

@@ -12,7 +12,7 @@ from infra.settings import Settings
 from ppo_core.records import NOT_IN_A_TRIAL, InputError
 from ppo_core.spec import RunSpec
 from ppo_core.spec.flow_spec import FlowSpec
-from tasks.checks.state_folder import require_writable_state
+from tasks.runs.state_folder import require_writable_state
 from tasks.stages.dataset_job import reward_trial
 from tasks.stages.engine_programs import EnginePlan, launch
 from tasks.stages.hub_names import Downloads, hub_sources, with_commits

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from infra import ports
-from tasks.register_policy import RegisteredPolicy
-from tasks.runs.summary import MLFLOW_PORT, at_port, places, run_summary
+from infra.mlflow.registry import Registered
+from tasks.reports.summary import MLFLOW_PORT, at_port, places, run_summary
 from tests.ports import free_port
 
 
@@ -61,13 +61,13 @@ class Finished:
     run: str
     iterations: int
     best: str
-    policy: RegisteredPolicy | None
+    policy: Registered | None
     policy_folder: Path
 
 
 def test_the_last_lines_say_which_model_to_take_and_how_good_it_is(tmp_path: Path) -> None:
     best = "best by evaluation/score: 1.068 at iteration 30 (held-out accuracy 0.969)"
-    registered = RegisteredPolicy(name="arithmetic", version="1", source="file:///store")
+    registered = Registered(name="arithmetic", version="1", source="file:///store")
     lines = run_summary(Finished("demo", 30, best, registered, tmp_path), "ppoflow resume demo").splitlines()
     assert lines[0] == "run demo: 30 iterations done"
     assert len(lines) <= 10

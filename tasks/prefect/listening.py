@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from infra.mlflow.client import without_password
 from infra.prefect_server import PrefectServerError
 from infra.settings import set_variables
-from tasks.checks.state_folder import names_of
+from tasks.runs.state_folder import names_of
 
 PORTS = {"http": 80, "https": 443}
 PATIENCE_S = 2.0

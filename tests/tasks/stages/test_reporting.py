@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.reports.mlflow import NOTE, show_progress
-from tasks.reports.reporting import Reporting
-from tests.flows.samples import record
+from tasks.stages.reporting import Reporting
 from tests.tasks.toy_runs import ToyRun
 from tests.waiting import LONG_S
 
@@ -37,8 +36,7 @@ def test_what_fails_aside_is_in_the_log_and_the_next_thing_is_done(
 
 
 def test_iterations_that_are_taken_out_of_the_run_are_forgotten() -> None:
-    reporting = Reporting()
-    reporting.add([record(number, {}) for number in range(3)])
+    reporting = Reporting({number: {} for number in range(3)})
     reporting.forget([2, 3])
     assert sorted(reporting.metrics) == [0, 1]
 
@@ -47,7 +45,7 @@ def test_the_curves_are_drawn_no_more_often_than_asked(tmp_path: Path, prefect_s
     run = ToyRun(tmp_path)
     (*_, last) = run.train("iterations=1")
     context, drawn = run.context("iterations=1"), run.tracker.figures
-    context.reporting.add([last])
+    context.reporting.metrics[last.iteration] = last.metrics
     assert show_progress(context, last, at_most_every_s=1000.0)
     assert (run.tracker.figures - drawn, run.tracker.tags[NOTE].count("Iteration")) == (0, 1)
     assert show_progress(context, last)

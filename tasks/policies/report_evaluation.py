@@ -7,8 +7,8 @@ from datetime import datetime
 from prefect.artifacts import create_markdown_artifact
 
 from infra.mlflow.tracking import Point
+from tasks.policies.policy import Policy
 from tasks.reports.prefect import page_key, prompt_text, see_mlflow, tell_prefect
-from tasks.runs.policies import Policy
 from tasks.stages.context import RunContext
 from tasks.stages.references import EvaluationRef
 from tasks.stages.stage import stage

@@ -10,15 +10,15 @@ from typing import Protocol
 
 from infra.backend import open_records
 from infra.mlflow.client import is_server, without_password
+from infra.mlflow.registry import Registered
 from infra.mlflow.run import LOCAL_PAGE, find_page, front_page
 from infra.ports import LOOPBACK, free_port
 from infra.prefect_server import DEFAULT_PORT
 from infra.runs.records import RecordError
 from infra.settings import Settings
 from infra.storage.objects import StoreUnavailable
+from infra.storage.outage import at_once
 from tasks.prefect.server import page_url
-from tasks.register_policy import RegisteredPolicy
-from tasks.runs.store_outages import at_once
 
 MLFLOW_PORT = 5000
 
@@ -33,7 +33,7 @@ class Report(Protocol):
     @property
     def best(self) -> str: ...
     @property
-    def policy(self) -> RegisteredPolicy | None: ...
+    def policy(self) -> Registered | None: ...
     @property
     def policy_folder(self) -> Path: ...
 

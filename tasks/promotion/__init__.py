@@ -1,1 +1,0 @@
-"""Which of two policies is better, and whose the alias is."""
