@@ -17,10 +17,9 @@ from flows.console import RunConsole
 from flows.stages import facts_of, run_stages
 from ppo_core.spec import RunSpec
 from tasks.commit_iteration import commit_iteration, draft_record
-from tasks.runs.errors import EngineError, not_finite
-from tasks.runs.guards import check_disk, current_attempt, diverged, keep_evidence, passed_limits, roll_back
+from tasks.runs.errors import EngineError, RecordError, not_finite
+from tasks.runs.guards import check_disk, current_attempt, diverged, keep_evidence, passed_limits, roll_back, violations
 from tasks.runs.iteration_record import Attempt, IterationRecord
-from tasks.runs.run_state import record_at
 from tasks.stages.context import RunContext
 from tasks.stages.references import DatasetRef, StageRef
 from tasks.stages.table import GENERATE_ROLLOUTS, ITERATION
@@ -83,8 +82,15 @@ def iterate(
         if complaint is None:
             raise
         return gone_wrong(context, console, previous.iteration + 1, [complaint], None)
-    draft = draft_record(context, made, dataset, previous, attempt)
-    passed = [str(violation) for violation in passed_limits(context, draft)]
+    try:
+        draft = draft_record(context, made, dataset, previous, attempt)
+        passed = [str(violation) for violation in passed_limits(context, draft)]
+    except RecordError as error:
+        measured = {name: value for ref in made.values() for name, value in ref.metrics.items()}
+        passed = [str(violation) for violation in violations(context.spec.guards, measured, None)]
+        if not passed or context.spec.guards.on_divergence == "warn":
+            raise
+        raise diverged(context.run, previous.iteration + 1, passed, damage=error) from error
     if passed and context.spec.guards.on_divergence == "warn":
         console.say(
             f"! iteration {draft.iteration}: {'; '.join(passed)}; continuing, because guards.on_divergence=warn"
@@ -98,22 +104,26 @@ def iterate(
 def gone_wrong(
     context: RunContext, console: RunConsole, iteration: int, passed: list[str], draft: IterationRecord | None
 ) -> IterationRecord:
-    """Keep the evidence, then go back to an earlier record, or raise DivergedError."""
-    evidence = keep_evidence(context, iteration, passed, draft)
-    if context.spec.guards.on_divergence != "rollback":
-        raise diverged(context.run, iteration, passed, evidence)
-    after = roll_back(context, iteration, passed)
-    if after is None:
-        spent = f"It was rolled back {context.spec.guards.max_rollbacks} times (guards.max_rollbacks) before. "
-        raise diverged(context.run, iteration, passed, evidence, spent)
-    attempt = current_attempt(context, after + 1)
+    """Keep the evidence, then go back to an earlier record, or raise DivergedError: damage on the way hides it not."""
+    evidence = None
+    try:
+        evidence = keep_evidence(context, iteration, passed, draft)
+        if context.spec.guards.on_divergence != "rollback":
+            raise diverged(context.run, iteration, passed, evidence)
+        record = roll_back(context, iteration, passed)
+        if record is None:
+            spent = f"It was rolled back {context.spec.guards.max_rollbacks} times (guards.max_rollbacks) before. "
+            raise diverged(context.run, iteration, passed, evidence, spent)
+        attempt = current_attempt(context, record.iteration + 1)
+    except RecordError as error:
+        raise diverged(context.run, iteration, passed, evidence, damage=error) from error
     count = f"rollback {attempt.number} of {context.spec.guards.max_rollbacks}"
     console.say(
         f"! iteration {iteration} diverged: {'; '.join(passed)} (evidence: {evidence}); {count}: back to iteration "
-        f"{after}, with other samples and learning rates times {attempt.rate_factor:g}"
+        f"{record.iteration}, with other samples and learning rates times {attempt.rate_factor:g}"
     )
     context.timings.restart()
-    return record_at(context.records, after)
+    return record
 
 
 def writes_full(spec: RunSpec, iteration: int) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 from infra.artifacts import ArtifactError, ArtifactRef
 from infra.backend import is_remote
+from infra.runs.records import RecordError
 from ppo_core.spec import GuardsSpec
 from tasks.runs.iteration_record import Attempt, IterationRecord
 from tasks.runs.run_state import record_at
@@ -120,12 +121,22 @@ def keep_evidence(context: RunContext, iteration: int, passed: list[str], record
     return context.records.note_place("divergences", number)
 
 
-def diverged(run: str, iteration: int, passed: list[str], evidence: str, cure: str = "") -> DivergedError:
-    """The message to a person."""
-    last = iteration - 1
+def diverged(
+    run: str,
+    iteration: int,
+    passed: list[str],
+    evidence: str | None = None,
+    cure: str = "",
+    *,
+    damage: RecordError | None = None,
+) -> DivergedError:
+    """The message to a person. `damage`: what of the run could not be read on the way, and how to repair it."""
+    last, kept = iteration - 1, "no evidence could be kept" if evidence is None else f"its evidence is kept: {evidence}"
+    if damage is not None:
+        cure = f"Besides, the run is damaged: {damage}. {cure}"
     return DivergedError(
         f"iteration {iteration} of run {run} diverged: {'; '.join(passed)}. It was not committed, so the run is at "
-        f"iteration {last}; its evidence is kept: {evidence}. {cure}To go back and retry with lower learning rates and "
+        f"iteration {last}; {kept}. {cure}To go back and retry with lower learning rates and "
         "other samples, continue with --set guards.on_divergence=rollback; to change settings: "
         f"ppoflow fork {run}@{last} NEW --set update.learning_rate=…; to ignore it: --set guards.on_divergence=warn"
     )
@@ -144,16 +155,17 @@ def last_attempt(rollbacks: Sequence[Mapping[str, Any]]) -> Attempt:
     return Attempt.model_validate(rollbacks[-1]["attempt"]) if rollbacks else Attempt()
 
 
-def roll_back(context: RunContext, iteration: int, passed: list[str]) -> int | None:
-    """Give up the diverged iteration and some before it. Returns the iteration to go on after, None after too many."""
+def roll_back(context: RunContext, iteration: int, passed: list[str]) -> IterationRecord | None:
+    """Give up the diverged iteration and some before it. Returns the record to go on from, None after too many."""
     guards, attempt = context.spec.guards, last_attempt(context.records.notes("rollbacks"))
     if attempt.number >= guards.max_rollbacks:
         return None
     after = max(0, iteration - 1 - guards.rollback_iterations)
+    record = record_at(context.records, after)  # where it is damaged, nothing is given up
     lower = Attempt(number=attempt.number + 1, rate_factor=attempt.rate_factor * guards.rollback_rate_factor)
     context.records.note("rollbacks", {"after": after, "attempt": lower.model_dump(), "passed": passed})
     context.supersede(after)
-    return after
+    return record
 
 
 def finish_rollback(context: RunContext) -> None:

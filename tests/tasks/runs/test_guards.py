@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from infra.runs.records import RecordCorrupted
 from ppo_core.spec import GuardsSpec
 from tasks.runs.guards import DiskSpaceError, DivergedError, violations
 from tasks.runs.iteration_record import read_record
 from tests.tasks.toy_engines import ToyEngines
-from tests.tasks.toy_runs import ToyRun, digests
+from tests.tasks.toy_runs import ToyRun, digests, replace
 
 SHORT = ("dataset.evaluation=null", "registry.metric=score/mean", "iterations=3")
 LIMITS = [
@@ -123,6 +124,41 @@ def test_a_run_that_is_stopped_keeps_the_evidence_and_says_how_to_go_on(
     [note] = run.notes("divergences")
     assert note["passed"] == [told]
     assert run.place(read_record(note["record"]).checkpoint).is_dir()
+
+
+def damaged_in_the_third(home: Path, name: str, *overrides: str) -> ToyRun:
+    """A run that diverges in iterations 2 (at first) and 3, amid which one of its files is damaged."""
+
+    def measures(iteration: int, rate_factor: float) -> Mapping[str, float]:
+        if iteration == 3:
+            replace(run.folder / name, b"{")
+        return {"kl/reference": 9.5} if iteration == 3 or (iteration, rate_factor) == (2, 1.0) else {}
+
+    overrides = (*SHORT, "guards.max_kl=5", "guards.on_divergence=rollback", *overrides)
+    run = ToyRun(home, overrides, engines=ToyEngines(measures))
+    return run
+
+
+@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.parametrize(
+    "name",
+    ["iterations/000000.json", "iterations/000001.json", "divergences/000001.json", "rollbacks/000001.json"],
+)
+def test_what_is_damaged_on_the_way_does_not_hide_that_the_run_diverged(name: str, tmp_path: Path) -> None:
+    run = damaged_in_the_third(tmp_path, name, "guards.rollback_iterations=2")
+    with pytest.raises(DivergedError) as stopped:
+        run.train()
+    assert "iteration 3 of run toy diverged: kl/reference=9.5 passes guards.max_kl=5." in str(stopped.value)
+    assert "Besides, the run is damaged: " in str(stopped.value)
+    assert f"{name} is no JSON" in str(stopped.value)
+    assert len([*run.folder.glob("iterations/*.json")]) == 3  # nothing is given up
+
+
+@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.parametrize("override", ["guards.max_kl=99", "guards.on_divergence=warn"])
+def test_a_damaged_record_of_a_run_that_goes_on_is_what_ends_it(override: str, tmp_path: Path) -> None:
+    with pytest.raises(RecordCorrupted, match=r"000001\.json is no JSON"):
+        damaged_in_the_third(tmp_path, "iterations/000001.json", override).train()
 
 
 @pytest.mark.usefixtures("prefect_server")
