@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,10 @@ from infra.settings import Settings
 from infra.storage.error_translation import (
     ABSENT,
     ARRIVED_WRONG,
-    BROKEN_OFF,
     CREDENTIAL_ERRORS,
     NO_SUCH_BUCKET,
     code_of,
+    read_answer,
     status_of,
     translate_errors,
 )
@@ -133,22 +133,16 @@ class BotoObjects:
 
     def read(self, key: str) -> Found | None:
         with translate_errors(self._bucket, "read", key):
-            for attempt in range(1, self._tuning.attempts + 1):
-                try:
-                    answer = self._s3.get_object(Bucket=self._bucket, Key=key)
-                except ClientError as error:
-                    if code_of(error) in ABSENT:
-                        return None
-                    raise
-                try:
-                    own_key = "SSECustomerAlgorithm" in answer
-                    md5 = not own_key and answer.get("ServerSideEncryption", PLAIN) == PLAIN
-                    return Found(answer["Body"].read(), _bare(answer["ETag"]), md5)
-                except BROKEN_OFF:
-                    # boto3 repeats a call, but not the reading of a body that breaks off.
-                    if attempt == self._tuning.attempts:
-                        raise
-        raise AssertionError("unreachable")
+            return read_answer(partial(self._ask_for, key), _found, self._tuning.attempts)
+
+    def _ask_for(self, key: str) -> Any:
+        """The answer with an object; None where there is none."""
+        try:
+            return self._s3.get_object(Bucket=self._bucket, Key=key)
+        except ClientError as error:
+            if code_of(error) in ABSENT:
+                return None
+            raise
 
     def create(self, key: str, content: bytes) -> str | None:
         return self._settle(key, content, None)
@@ -247,6 +241,12 @@ class BotoObjects:
 
     def abandon(self, pending: Pending) -> None:
         self._transfer.abort(pending.key, pending.upload_id)
+
+
+def _found(answer: Mapping[str, Any]) -> Found:
+    own_key = "SSECustomerAlgorithm" in answer
+    md5 = not own_key and answer.get("ServerSideEncryption", PLAIN) == PLAIN
+    return Found(answer["Body"].read(), _bare(answer["ETag"]), md5)
 
 
 def _bare(etag: str) -> str:

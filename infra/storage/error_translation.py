@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from botocore.exceptions import (
     BotoCoreError,
@@ -21,6 +22,9 @@ from botocore.exceptions import (
 
 from infra.storage.objects import StoreRefused, StoreUnavailable
 
+A = TypeVar("A")
+T = TypeVar("T")
+
 NO_SUCH_BUCKET = "NoSuchBucket"
 ABSENT = frozenset({"NoSuchKey", "404", "NotFound"})
 CREDENTIAL_ERRORS = (
@@ -30,7 +34,7 @@ CREDENTIAL_ERRORS = (
     TokenRetrievalError,
     ProfileNotFound,
 )
-# The body of an answer that ends, resets or hangs before its end: boto3 repeats calls, but not their reading.
+# The body of an answer ends, resets or hangs before its end.
 BROKEN_OFF = (HTTPClientError, IncompleteReadError)
 BAD_CREDENTIALS = frozenset(
     {
@@ -67,6 +71,20 @@ def translate_errors(bucket: str, action: str, key: str) -> Iterator[None]:
         raise _of_answer(error, bucket, action, key) from error
     except BotoCoreError as error:
         raise _of_silence(error, bucket, action, key) from error
+
+
+def read_answer(ask: Callable[[], A | None], read: Callable[[A], T], attempts: int) -> T | None:
+    """What `read` makes of the answer to a call, None where there is none.
+
+    boto3 repeats a call, but not the reading of a body that breaks off: this asks anew then, so often in all.
+    """
+    answer = ask()
+    try:
+        return None if answer is None else read(answer)
+    except BROKEN_OFF:
+        if attempts == 1:
+            raise
+    return read_answer(ask, read, attempts - 1)
 
 
 def _place(bucket: str, key: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.storage.download import BLOCK_BYTES, Incoming, Part
-from infra.storage.error_translation import ABSENT, ARRIVED_WRONG, BROKEN_OFF, code_of, translate_errors
+from infra.storage.error_translation import ABSENT, ARRIVED_WRONG, code_of, read_answer, translate_errors
 from infra.storage.objects import DownloadRequest, DownloadResult, StoreRefused, StoreUnavailable
 
 # Bodies up to this go out as they are; before a larger one boto3 asks the server for leave, and sends it in blocks.
@@ -189,23 +189,17 @@ class Transfer:
             return
 
     def _get(self, file: Incoming, part: Part) -> None:
+        def fill(body: Any) -> None:
+            with closing(body):
+                file.fill(part, _blocks(body))
+
         with translate_errors(self._bucket, "read", file.wanted.key):
-            for attempt in range(1, self._attempts + 1):
-                body = None if file.refused else self._ask_for(file, part)
-                if body is None:
-                    return
-                try:
-                    file.fill(part, _blocks(body))
-                    return
-                except BROKEN_OFF:
-                    # boto3 repeats a call, but not the reading of a body that breaks off.
-                    if attempt == self._attempts:
-                        raise
-                finally:
-                    body.close()
+            read_answer(lambda: self._ask_for(file, part), fill, self._attempts)
 
     def _ask_for(self, file: Incoming, part: Part) -> Any:
         """The body of an answer with this part; None where the object is not the wanted one."""
+        if file.refused:
+            return None
         whole = len(file.parts) == 1
         span = {} if whole else {"Range": f"bytes={part.start}-{part.start + part.size - 1}"}
         try:
