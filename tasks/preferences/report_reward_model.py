@@ -75,9 +75,7 @@ def report_reward_model(
 
 
 def report_preferences(context: PreferenceContext, preferences: PreferencesRef) -> dict[str, str]:
-    """Show on Prefect's page what the preferences are; returns the files of it for MLflow, where they are described."""
-    if not preferences.described:
-        return {}
+    """Show on Prefect's page what the preferences are; returns the files of it for MLflow."""
     note = "A row of preferences is as long as its longest text."
     return report_data(context, "preferences", preferences, preferences.described, note)
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
-
 from tasks.stages.references import StageRef
 from tasks.stages.table import StageDefinition
 
@@ -20,13 +18,13 @@ MODEL, POLICY = "model", "policy"
 class PreferencesRef(StageRef):
     """Preferences: `counts` has the rows of each split, `pairs` what is compared in them.
 
-    `described` is what `ppo_core/data/description.py` says of them; earlier versions kept nothing there.
+    `described` is what `ppo_core/data/description.py` says of them.
     """
 
     counts: dict[str, int]
     pairs: dict[str, int]
     context_length: int | None = None
-    described: dict[str, Any] = Field(default_factory=dict)
+    described: dict[str, Any]
 
     def in_words(self) -> str:
         pairs = self.pairs

@@ -45,7 +45,8 @@ def prepare_preferences(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     """Forty pairs to train on."""
     write(engines, job, "preferences.json")
     numbers = {"train": 40, "eval": 10}
-    return {"counts": numbers, "pairs": numbers, "context_length": 128}
+    described = {"splits": {}, "sources": [], "on_both_sides": None}
+    return {"counts": numbers, "pairs": numbers, "context_length": 128, "described": described}
 
 
 def train_reward_model(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
