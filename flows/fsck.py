@@ -54,7 +54,8 @@ def remake_damaged(run: str, damaged: Wanted, folder: str | None = None) -> list
     """
     console, spec = RunConsole(run, 0), spec_of_run(run, folder)
     also_tag(spec.name)
-    with console, open_run_context(spec, run, console.progress, effective_spec, note=holder_note()) as context:
+    opened = open_run_context(RunContext, spec, run, console.progress, effective_spec, note=holder_note())
+    with console, opened as context:
         finish_interrupted(context, console)
         return remake(context, console, damaged)
 

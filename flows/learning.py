@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,11 +17,13 @@ from tasks.checks.preferences import before_start
 from tasks.prefect.crashed_runs import holder_note, page_is_open
 from tasks.prefect.server import page_url
 from tasks.prefect.store_outages import outages_told
-from tasks.preferences.context import PreferenceContext, open_preference_run
+from tasks.preferences.context import PreferenceContext, with_commits_of
 from tasks.preferences.report_reward_model import begin_report
 from tasks.runs.kept import keep
 from tasks.runs.progress import ProgressFile
+from tasks.stages.context import open_run_context
 from tasks.stages.download_source import download_sources
+from tasks.stages.holding import lease_name
 from tasks.stages.references import DownloadRef
 
 C = TypeVar("C", bound=PreferenceContext)
@@ -47,8 +50,16 @@ def preference_run(
     console = RunConsole(run, 0, file=ProgressFile(run))
     for note in before_start(spec, run):
         console.say(note)
-    opened = open_preference_run(
-        kind, spec, run, console.progress, note=holder_note(), wait=wait, keep=lambda: not page_is_open()
+    opened = open_run_context(
+        kind,
+        spec,
+        run,
+        console.progress,
+        partial(with_commits_of, kind, run),
+        held_as=lease_name(kind.flow, run),
+        note=holder_note(),
+        wait=wait,
+        keep=lambda: not page_is_open(),
     )
     with console, outages_told(console.say), opened as context:
         console.step(f"{title} {run}; Prefect page {page_url()} (flow {kind.flow})")

@@ -93,7 +93,14 @@ def train(
         for note in check_deployed(spec, run, wait=wait, again_from=rerun.iteration if rerun else None):
             console.say(note)
     opened = open_run_context(
-        spec, run, console.progress, effective_spec, note=holder_note(), wait=wait, keep=lambda: not page_is_open()
+        RunContext,
+        spec,
+        run,
+        console.progress,
+        effective_spec,
+        note=holder_note(),
+        wait=wait,
+        keep=lambda: not page_is_open(),
     )
     with console, outages_told(console.say), opened as context:
         console.step(f"run {context.run}; Prefect page {page_url()} (flow ppo-training)")

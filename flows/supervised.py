@@ -21,7 +21,7 @@ from tasks.prefect.server import EmbeddedFlow, page_url
 from tasks.prefect.store_outages import outages_told
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.progress import ProgressFile
-from tasks.stages.context import open_run_context
+from tasks.stages.context import RunContext, open_run_context
 from tasks.stages.download_source import download_sources
 from tasks.start_policy import export_start, start_policy
 
@@ -37,7 +37,7 @@ def fine_tune(spec: RunSpec, run: str | None = None, wait: bool = False) -> Path
     spec, run = requested(SupervisedStart.of(spec), run, None)
     console = RunConsole(run, 0, file=ProgressFile(run))
     opened = open_run_context(
-        spec, run, console.progress, note=holder_note(), wait=wait, keep=lambda: not page_is_open()
+        RunContext, spec, run, console.progress, note=holder_note(), wait=wait, keep=lambda: not page_is_open()
     )
     with console, outages_told(console.say), opened as context:
         console.step(f"SFT of run {run}; Prefect page {page_url()} (flow supervised)")

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from infra.artifacts import open_store
-from infra.backend import open_records
-from infra.engines.protocol import OnProgress
-from infra.mlflow.tracking import RunTracker
-from infra.runs.lease import Heartbeat
+from infra.runs.records import RunRecords
 from infra.settings import Settings
 from ppo_core.records import PreparePreferencesJob
 from ppo_core.spec import DpoSpec, RewardModelSpec
 from tasks.runs.kept import DPO_POLICIES, REWARD_MODELS, with_own_commits
-from tasks.stages.context import RunContext, working
-from tasks.stages.engines import Engines, require_shared_store
-from tasks.stages.holding import DPO, REWARD_MODEL, held, lease_name
+from tasks.stages.context import RunContext
+from tasks.stages.holding import DPO, REWARD_MODEL
+from tasks.stages.hub_names import Spec
 
 
 @dataclass(frozen=True)
@@ -68,39 +63,6 @@ def preferences_job(spec: RewardModelSpec | DpoSpec) -> PreparePreferencesJob:
     )
 
 
-C = TypeVar("C", bound=PreferenceContext)
-
-
-@contextmanager
-def open_preference_run(
-    kind: type[C],
-    spec: RewardModelSpec | DpoSpec,
-    run: str,
-    on_progress: OnProgress,
-    *,
-    note: Mapping[str, str] = {},
-    wait: bool = False,
-    keep: Callable[[], bool] | None = None,
-) -> Iterator[C]:
-    """Means to learn from preferences with; engines start at once, and everything is closed on the way out.
-
-    The run belongs to this process alone meanwhile, as `open_run_context` says. A PPO run may have its name.
-    """
-    settings = Settings()
-    require_shared_store(spec, settings.store_root)
-    store, name = open_store(settings.store_root), lease_name(kind.flow, run)
-    with held(store.root, name, note=note, wait=wait, keep=keep) as lease:
-        spec = with_own_commits(store.root, spec, run, kind.flow, keep=True)
-        context = kind(
-            spec=spec,
-            run=run,
-            settings=settings,
-            store=store,
-            records=open_records(store.root, name),
-            engines=Engines(spec, settings, settings.log_folder(name), run=name),
-            tracker=RunTracker(settings.tracking_uri, spec.name, run, settings.mlflow_folder / "artifacts"),
-            on_progress=on_progress,
-            lease=lease,
-        )
-        with Heartbeat(lease, on_lost=context.engines.close), working(context):
-            yield context
+def with_commits_of(kind: type[PreferenceContext], run: str, spec: Spec, _: RunRecords) -> Spec:
+    """The spec with the commits that its names of the hub had when the run began."""
+    return with_own_commits(open_store(Settings().store_root).root, spec, run, kind.flow, keep=True)

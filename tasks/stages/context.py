@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from infra.artifacts import ArtifactStore, open_store
 from infra.artifacts.export import exported_from
@@ -35,12 +35,11 @@ from ppo_core.spec.paths import is_function
 from tasks.stages.early_engines import engines_of
 from tasks.stages.engines import PROGRAMS, Engines, LocalHandle, require_shared_store
 from tasks.stages.holding import held
-from tasks.stages.hub_names import Downloads, hub_sources
+from tasks.stages.hub_names import Downloads, Spec, hub_sources
 from tasks.stages.jobs import StageJob, StageResult, all_done, ask
 from tasks.stages.reporting import Reporting
 from tasks.stages.timings import Timings
 
-Resolve = Callable[[RunSpec, RunRecords], RunSpec]
 BACK_OFF_S = 30.0
 
 
@@ -231,34 +230,39 @@ class RunContext:
         return digests
 
 
+C = TypeVar("C", bound=RunContext)
+
+
 @contextmanager
 def open_run_context(
-    spec: RunSpec,
-    run: str | None = None,
-    on_progress: OnProgress | None = None,
-    effective: Resolve | None = None,
+    kind: type[C],
+    spec: Spec,
+    run: str,
+    on_progress: OnProgress,
+    effective: Callable[[Spec, RunRecords], Spec] | None = None,
     *,
+    held_as: str | None = None,
     note: Mapping[str, str] = {},
     wait: bool = False,
     keep: Callable[[], bool] | None = None,
-) -> Iterator[RunContext]:
+) -> Iterator[C]:
     """Open a run's means and start its engines; everything is closed on the way out, whatever happens.
 
     The run belongs to this process alone meanwhile: LeaseHeld where another one has it (with `wait`, only after that
     one has ended), LeaseLost where this one was silent for too long and another took over. `note` is what the next
     holder should know of this one: it gets to know it if `keep` says at the end that the run is not to be released.
-    `effective` makes the spec that the run really has of the one requested and the run's records.
+    `effective` makes the spec that the run really has of the one requested and the run's records. `held_as` is the name
+    of the lease, and of the records, where it is not the run's.
     """
     settings = Settings()
     require_shared_store(spec, settings.store_root)
-    name = run or spec.name
-    store = open_store(settings.store_root)
+    store, name = open_store(settings.store_root), held_as or run
     with held(store.root, name, note=note, wait=wait, keep=keep) as lease:
         records = open_records(store.root, name, lease=lease)
         spec = effective(spec, records) if effective is not None else spec
         engines = engines_of(spec, settings, name)
-        tracker = RunTracker(settings.tracking_uri, spec.name, name, settings.mlflow_folder / "artifacts")
-        context = RunContext(spec, name, settings, store, records, engines, tracker, on_progress or ignore, lease)
+        tracker = RunTracker(settings.tracking_uri, spec.name, run, settings.mlflow_folder / "artifacts")
+        context = kind(cast(RunSpec, spec), run, settings, store, records, engines, tracker, on_progress, lease)
         with Heartbeat(lease, on_lost=engines.close), working(context):
             yield context
 
@@ -286,7 +290,3 @@ def _prepare(engine: Engine, job: EngineJob, silence_s: float) -> None:
     finally:
         if job.output is not None:
             shutil.rmtree(job.output, ignore_errors=True)
-
-
-def ignore(progress: Any) -> None:
-    """Show no progress."""

@@ -23,13 +23,14 @@ from tasks.runs.iteration_record import IterationRecord, read_record
 from tasks.runs.retention import find_garbage, remove_garbage
 from tasks.runs.run_state import spec_of_run
 from tasks.runs.verification import check_recorded, require_verifiable
-from tasks.stages.context import RunContext, ignore
+from tasks.stages.context import RunContext
 from tasks.stages.engines import PROGRAMS
 from tests.infra.storage.faulty_files import Died
 from tests.infra.storage.s3.faulty_objects import FaultyObjects
 from tests.infra.storage.s3.memory_objects import MemoryObjects
 from tests.infra.storage.s3.s3_server import S3Server
 from tests.tasks.bucket_runs import PREFIX, BucketRun
+from tests.tasks.run_contexts import ignore
 from tests.tasks.toy_engines import ToyEngines, healthy
 from tests.tasks.toy_runs import ToyRun, digests, ended_well
 from tests.tasks.toy_tracker import ToyTracker

@@ -19,9 +19,10 @@ from tasks.runs.fork import fork_run
 from tasks.runs.iteration_record import read_record
 from tasks.runs.run_state import recorded_spec, spec_of_run, with_changes
 from tasks.runs.verification import Comparison, chosen_iterations
-from tasks.stages.context import RunContext, ignore
+from tasks.stages.context import RunContext
 from tasks.stages.engines import PROGRAMS
 from tasks.stages.references import StageRef
+from tests.tasks.run_contexts import ignore
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_runs import ToyRun, flip_a_bit, lose_it, snapshot, with_artifact
 from tests.tasks.toy_tracker import ToyTracker

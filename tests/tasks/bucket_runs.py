@@ -19,11 +19,11 @@ from ppo_core.spec import RunSpec
 from tasks.runs.iteration_record import IterationRecord, read_record
 from tasks.runs.reachability import Reachability
 from tasks.runs.run_state import effective_spec
-from tasks.stages.context import RunContext, ignore
+from tasks.stages.context import RunContext
 from tasks.stages.engines import PROGRAMS
 from tests.infra.runs.leases import somebody
 from tests.infra.storage.s3.memory_objects import MemoryObjects
-from tests.tasks.run_contexts import smoke_spec
+from tests.tasks.run_contexts import ignore, smoke_spec
 from tests.tasks.toy_checkpoints import PARTS
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_runs import ToyRun

@@ -12,7 +12,7 @@ from infra.runs.local_records import LocalRecords
 from infra.settings import Settings
 from infra.storage.filesystem import FileSystem, LocalFiles
 from ppo_core.spec import RunSpec
-from tasks.stages.context import RunContext, ignore
+from tasks.stages.context import RunContext
 from tasks.stages.engines import Engines
 from tests.infra.runs.leases import somebody
 from tests.tasks.toy_engines import ToyEngines
@@ -29,6 +29,10 @@ class QuickFiles(LocalFiles):
 
     def sync_folder(self, path: Path) -> None:
         """Later."""
+
+
+def ignore(progress: Any) -> None:
+    """Show no progress."""
 
 
 def smoke_spec(*overrides: str) -> RunSpec:

@@ -18,7 +18,7 @@ from tasks.stages.references import RolloutsRef
 from tasks.stages.source_upload import upload_source
 from tasks.stages.stage import StageSpec, job_of
 from tasks.stages.table import START_POLICY
-from tests.tasks.run_contexts import run_context, smoke_spec
+from tests.tasks.run_contexts import ignore, run_context, smoke_spec
 from tests.tasks.toy_engines import ToyEngines
 
 
@@ -81,7 +81,7 @@ def test_an_order_survives_pickling_and_a_shipped_folder_tells_its_own_digest(
 def test_engines_on_other_machines_need_a_store_that_all_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
     refused = pytest.raises(InputError, match=r"engines\.backend=ray with the store .*home/store.*PPOFLOW_STORE=s3://")
-    with refused, open_run_context(smoke_spec("engines.backend=ray")):
+    with refused, open_run_context(RunContext, smoke_spec("engines.backend=ray"), "test", ignore):
         raise AssertionError("opened")
     assert not (tmp_path / "home").exists()
 
