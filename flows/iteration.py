@@ -104,7 +104,7 @@ def iterate(
 def gone_wrong(
     context: RunContext, console: RunConsole, iteration: int, passed: list[str], draft: IterationRecord | None
 ) -> IterationRecord:
-    """Keep the evidence, then go back to an earlier record, or raise DivergedError: damage on the way hides it not."""
+    """Keep the evidence, then go back to an earlier record, or raise DivergedError, also where the way is damaged."""
     evidence = None
     try:
         evidence = keep_evidence(context, iteration, passed, draft)

@@ -107,16 +107,21 @@ def _require_causal_lm(config: Any, name: str, *, trust_remote_code: bool) -> No
         )
 
 
-def load_policy(path: str | Path, *, dtype: str, trust_remote_code: bool = False) -> Any:
-    """A causal LM from a Hugging Face folder. Raises InputError saying why it cannot be one."""
-    made_by = transformers.AutoModelForCausalLM
-    return prepared(load_whole(made_by, "causal LM", path, dtype=dtype, trust_remote_code=trust_remote_code))
+def load_policy(path: str | Path, *, dtype: str, trust_remote_code: bool = False, exact: bool = False) -> Any:
+    """A causal LM from a Hugging Face folder. Raises InputError saying why it cannot be one.
+
+    With `exact`, as for what a checkpoint holds, also where the folder has weights that are no part of the model.
+    """
+    made_by, trusted = transformers.AutoModelForCausalLM, trust_remote_code
+    return prepared(load_whole(made_by, "causal LM", path, dtype=dtype, trust_remote_code=trusted, exact=exact))
 
 
-def load_whole(auto: Any, what: str, path: str | Path, *, dtype: str, trust_remote_code: bool) -> Any:
+def load_whole(
+    auto: Any, what: str, path: str | Path, *, dtype: str, trust_remote_code: bool, exact: bool = False
+) -> Any:
     """A model from a Hugging Face folder by `auto`, one of transformers' Auto classes, with no weight missing.
 
-    Raises InputError saying why it cannot be `what`.
+    Raises InputError saying why it cannot be `what`; with `exact` also for weights that are no part of it.
     """
     loaded: Any
     try:
@@ -135,17 +140,20 @@ def load_whole(auto: Any, what: str, path: str | Path, *, dtype: str, trust_remo
             f"{path} is not a {what} that transformers can load ({type(error).__name__}: {shortened(error)})"
         ) from error
     model, found = loaded
-    _refuse_other_weights(path, found["mismatched_keys"], found["missing_keys"])
+    _refuse_other_weights(
+        path, found["mismatched_keys"], found["missing_keys"], found["unexpected_keys"] if exact else ()
+    )
     return model
 
 
-def _refuse_other_weights(path: str | Path, mismatched: Any, missing: Any) -> None:
-    """transformers would go on with random weights in their place."""
+def _refuse_other_weights(path: str | Path, mismatched: Any, missing: Any, unexpected: Any) -> None:
+    """transformers would go on with random weights in their place, and leave out the unexpected."""
     problems = [
         f"{name} is {list(stored)} in the weights and {list(wanted)} by config.json"
         for name, stored, wanted in sorted(mismatched)
     ]
     problems += [f"{name} is not in the weights" for name in sorted(missing)]
+    problems += [f"{name} is in the weights and not in a model of config.json" for name in sorted(unexpected)]
     if HEAD in missing:
         raise InputError(
             f"{path} has no head that gives scores ({HEAD} is not in the weights), so it is not a reward model: train "
@@ -180,10 +188,9 @@ def load_value_head(policy: Any, file: Path) -> None:
 
 
 def load_critic(folder: Path, *, dtype: str, trust_remote_code: bool = False) -> Critic:
-    """A critic as `save_critic` wrote it."""
-    backbone = transformers.AutoModel.from_pretrained(
-        str(folder), dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code, use_safetensors=True
-    )
+    """A critic as `save_critic` wrote it. Raises InputError where the folder has no such model, or more than that."""
+    made_by, trusted = transformers.AutoModel, trust_remote_code
+    backbone = load_whole(made_by, "critic", folder, dtype=dtype, trust_remote_code=trusted, exact=True)
     critic = Critic(prepared(backbone))
     critic.value_head.load_state_dict(load_file(folder / VALUE_HEAD))
     return critic

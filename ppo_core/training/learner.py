@@ -20,6 +20,7 @@ from ppo_core.records import ComputeAdvantagesJob, InputError, OptimizerSettings
 from ppo_core.spec import LoraSpec, ModelSpec, TrainingSpec
 from ppo_core.spec.sections import ComputeDtype
 from ppo_core.training.checkpoint import ADAPTERS, load_optimizer
+from ppo_core.training.checkpoint_checks import require_network
 from ppo_core.training.deepspeed_engine import Trainable
 from ppo_core.training.networks import NETWORKS
 from ppo_core.training.state import CheckpointState, check_networks, read_state
@@ -145,9 +146,8 @@ class Learner:
         trusted, whole = self.trust_remote_code, folder if config.lora is None else start
         if whole is None:
             raise InputError(f"{folder} holds adapters beside weights of the run's start: give that as `reference`")
-        if self.ranks.is_first:
-            for name in config.networks:
-                NETWORKS[name].check(whole, trust_remote_code=trusted)
+        for name in config.networks:
+            require_network(whole, name)
         self.tokenizer = load_tokenizer(folder / "policy", trust_remote_code=trusted)
         for name in config.networks:
             module = NETWORKS[name].load(whole / name, dtype=config.dtype, trust_remote_code=trusted)

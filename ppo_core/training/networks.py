@@ -1,8 +1,9 @@
-"""The kinds of networks that an algorithm may train: how each is begun, checked, loaded and saved, and its rate."""
+"""The kinds of networks that an algorithm may train: how each is begun, loaded and saved, and its rate."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -11,19 +12,17 @@ from torch import Tensor
 
 from ppo_core.models.critic_start import critic_from
 from ppo_core.models.loading import load_critic, load_policy, save_critic, save_policy
-from ppo_core.training.checkpoint_checks import check_critic, check_policy
 
 
 class Network(NamedTuple):
     """One kind. Each lies in a checkpoint's folder of its name.
 
     `begin` makes it of a model's folder, checkpoint 0's policy if the spec names no other; None: it is the policy.
-    `check` sees the checkpoint's folder, `load` and `save` its own. `rate` is the key of its learning rate in a spec's
+    `load` and `save` see that folder. `rate` is the key of its learning rate in a spec's
     `update` section.
     """
 
     begin: Callable[..., Any] | None
-    check: Callable[..., None]
     load: Callable[..., Any]
     save: Callable[[Any, dict[str, Tensor], Any, Path], None]
     rate: str
@@ -35,7 +34,7 @@ def _save_critic(module: Any, weights: dict[str, Tensor], _: Any, folder: Path) 
 
 NETWORKS = MappingProxyType(
     {
-        "policy": Network(None, check_policy, load_policy, save_policy, "learning_rate"),
-        "critic": Network(critic_from, check_critic, load_critic, _save_critic, "critic_learning_rate"),
+        "policy": Network(None, partial(load_policy, exact=True), save_policy, "learning_rate"),
+        "critic": Network(critic_from, load_critic, _save_critic, "critic_learning_rate"),
     }
 )

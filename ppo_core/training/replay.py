@@ -20,7 +20,7 @@ from ppo_core.models.loading import load_policy
 from ppo_core.processes.protocol import JobInput
 from ppo_core.records import InputError, UpdatePolicyJob
 from ppo_core.training.checkpoint import full_weights, write_checkpoint
-from ppo_core.training.checkpoint_checks import check_policy
+from ppo_core.training.checkpoint_checks import require_network
 from ppo_core.training.deepspeed_engine import Trainable
 from ppo_core.training.determinism import deterministic
 from ppo_core.training.experience import Experience
@@ -80,9 +80,10 @@ def run_update(
 
 
 def _replay(learner: Learner, folder: Path, state: CheckpointState, inputs: Mapping[str, JobInput], tick: Tick) -> None:
-    if learner.ranks.is_first:
-        check_policy(folder)
     specs = [update.spec for update in state.replay]
+    require_network(folder, "policy")
+    if learner.ranks.is_first:  # one that cannot be compared with is refused before the updates are done again
+        _stored_policy(learner, folder, specs[0].model.dtype)
     start = _start(inputs)
     for number, spec in enumerate(specs):
         config = LoadConfig.of(spec)
@@ -155,8 +156,7 @@ def _check_same_policy(learner: Learner, folder: Path, state: CheckpointState) -
     if not learner.ranks.is_first:
         return
     dtype = "float32" if policy.dtype is torch.float32 else "bfloat16"
-    policy_folder, trusted = folder / "policy", learner.trust_remote_code
-    stored = dict(load_policy(policy_folder, dtype=dtype, trust_remote_code=trusted).named_parameters())
+    stored = dict(_stored_policy(learner, folder, dtype).named_parameters())
     other = [name for name, weight in replayed.items() if not _same_bytes(weight, stored[name])]
     if other:
         learner.forget()
@@ -166,6 +166,10 @@ def _check_same_policy(learner: Learner, folder: Path, state: CheckpointState) -
             "GPU, number of threads, or version of a library than when it was made. Go on where it was made, or "
             f"{_new_start(state)}"
         )
+
+
+def _stored_policy(learner: Learner, folder: Path, dtype: str) -> Any:
+    return load_policy(folder / "policy", dtype=dtype, trust_remote_code=learner.trust_remote_code, exact=True)
 
 
 def _same_bytes(one: Tensor, other: Any) -> bool:

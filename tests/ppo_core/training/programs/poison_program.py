@@ -35,7 +35,7 @@ from ppo_core.data.tokenization import encode_prompt, load_tokenizer, model_conf
 from ppo_core.models.loading import load_critic, load_policy
 from ppo_core.records import PromptRow, RolloutRow, ScoreRow
 from ppo_core.training.checkpoint import write_start
-from ppo_core.training.checkpoint_checks import check_critic, check_policy, optimizer_shards
+from ppo_core.training.checkpoint_checks import optimizer_shards, require_network
 from ppo_core.training.experience import Experience
 from ppo_core.training.state import read_state
 from tests.ppo_core.tiny_policies import make_tokenizer
@@ -161,8 +161,9 @@ def roads(folder: Path) -> dict[str, Callable[[], object]]:
     """Everything that engines do with files from the store."""
     policy = folder / "policy"
     return {
-        "check_policy": lambda: check_policy(folder),
-        "check_critic": lambda: check_critic(folder),
+        "policy's files": lambda: require_network(folder, "policy"),
+        "critic's files": lambda: require_network(folder, "critic"),
+        "policy of a checkpoint": lambda: load_policy(policy, dtype="float32", exact=True),
         "load_policy": lambda: load_policy(policy, dtype="float32"),
         "load_critic": lambda: load_critic(folder / "critic", dtype="float32"),
         "optimizer": lambda: optimizer_shards(folder, "policy", {"exp_avg/x": (1,)}),
