@@ -81,6 +81,15 @@ class Ranks:
         if self.world_size > 1:
             dist.barrier(group=self.control)
 
+    @contextmanager
+    def first_alone(self) -> Iterator[None]:
+        """Around reading files: rank 0 does it before the others, so that what it refuses ends no other rank."""
+        if not self.is_first:
+            self.barrier()
+        yield
+        if self.is_first:
+            self.barrier()
+
     def check_children(self) -> None:
         """Raise EngineDefect when another rank has ended: the engine must start anew."""
         for rank, child in enumerate(self.children, 1):

@@ -146,11 +146,13 @@ class Learner:
         trusted, whole = self.trust_remote_code, folder if config.lora is None else start
         if whole is None:
             raise InputError(f"{folder} holds adapters beside weights of the run's start: give that as `reference`")
+        with self.ranks.first_alone():
+            for name in config.networks:
+                require_network(whole, name)
+            self.tokenizer = load_tokenizer(folder / "policy", trust_remote_code=trusted)
         for name in config.networks:
-            require_network(whole, name)
-        self.tokenizer = load_tokenizer(folder / "policy", trust_remote_code=trusted)
-        for name in config.networks:
-            module = NETWORKS[name].load(whole / name, dtype=config.dtype, trust_remote_code=trusted)
+            with self.ranks.first_alone():
+                module = NETWORKS[name].load(whole / name, dtype=config.dtype, trust_remote_code=trusted)
             if config.lora is not None:
                 adapt(module, config.lora)
                 load_adapters(module, folder / ADAPTERS / name)

@@ -81,8 +81,8 @@ def run_update(
 
 def _replay(learner: Learner, folder: Path, state: CheckpointState, inputs: Mapping[str, JobInput], tick: Tick) -> None:
     specs = [update.spec for update in state.replay]
-    require_network(folder, "policy")
     if learner.ranks.is_first:  # one that cannot be compared with is refused before the updates are done again
+        require_network(folder, "policy")
         _stored_policy(learner, folder, specs[0].model.dtype)
     start = _start(inputs)
     for number, spec in enumerate(specs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from infra.engines.process import EngineDied, EngineProgress
+from infra.engines.protocol import EngineJobError
 from ppo_core.records import UpdatePolicyJob
 from ppo_core.spec import TrainingSpec
 from tests.ppo_core.engines.engine_jobs import Client, minimal_spec, open_engine
@@ -72,6 +74,22 @@ def engine_processes() -> list[int]:
     program = [sys.executable, "-m", "ppo_core.engines.training"]
     children = psutil.Process().children(recursive=True)
     return [child.pid for child in children if command_line(child)[:3] == program]
+
+
+@pytest.mark.thorough
+def test_a_damaged_checkpoint_is_refused_whichever_rank_reads_it_first(
+    client: Client, start: Path, tmp_path: Path
+) -> None:
+    weights = tmp_path / "damaged" / "critic" / "model.safetensors"
+    shutil.copytree(start, tmp_path / "damaged")
+    weights.write_bytes(weights.read_bytes()[:-5])
+    save_experience(make_experience(), tmp_path / "experience")
+    inputs = {"checkpoint": tmp_path / "damaged", "experience": tmp_path / "experience"}
+    with pytest.raises(EngineJobError, match="critic is not a critic that transformers can load"):
+        update(client, 1, inputs, full=True)
+    with pytest.raises(EngineJobError, match="rank 1 of 2 ended"):  # it was dismissed, and is started anew after this
+        update(client, 1, inputs, full=True)
+    update(client, 1, {**inputs, "checkpoint": start}, full=True)
 
 
 @pytest.mark.thorough
