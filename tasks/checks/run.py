@@ -34,7 +34,6 @@ from tasks.checks.machine import check_job
 from tasks.checks.preflight import preflight
 from tasks.checks.same_files import made_of_these_files
 from tasks.checks.try_reward import doubts, require_scores, too_slow
-from tasks.prefect.client import deployment_id
 from tasks.runs.run_state import changed_values, committed_at, effective_spec, last_record, recorded_spec
 from tasks.stages.dataset_job import dataset_job, reward_trial
 from tasks.stages.engine_programs import EnginePlan, launch
@@ -73,6 +72,8 @@ def check_run(
 
 def check_deployed(spec: RunSpec, run: str, *, wait: bool = False, again_from: int | None = None) -> list[str]:
     """Under a deployment, refuse what cannot run, and return notes; elsewhere that was done before the flow run."""
+    from tasks.prefect.client import deployment_id  # prefect, which the command imports while it checks
+
     return check_asked(spec, run, wait=wait, again_from=again_from) if deployment_id() else []
 
 
