@@ -227,7 +227,7 @@ class _Asking:
                 )
             try:
                 return json.loads(text)
-            except json.JSONDecodeError:
+            except (json.JSONDecodeError, RecursionError):
                 raise _Unusable(
                     f"{where} answered {response.content_type}, not JSON: {' '.join(text.split())[:SHOWN]!r}: correct "
                     "the reward's `url`"

@@ -1,6 +1,6 @@
 """The reward `http`: a server of the user's scores batches of samples.
 
-    POST url    {"samples": [{"prompt", "response", "reference_answer", "metadata"}, ...]}
+    POST url    {"samples": [{"prompt", "response", "token_ids", "reference_answer", "metadata"}, ...]}
     200         {"scores": [0.5, null, ...]}
 
 One number for each sample, in their order, or a list of its parts (`spans.py`); null where a sample has no score. In
@@ -58,6 +58,7 @@ def as_document(sample: Sample) -> dict[str, Any]:
     return {
         "prompt": sample.row.prompt,
         "response": sample.response,
+        "token_ids": None if sample.token_ids is None else list(sample.token_ids),
         "reference_answer": sample.row.reference_answer,
         "metadata": sample.row.metadata,
     }

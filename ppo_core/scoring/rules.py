@@ -10,10 +10,12 @@ from decimal import Decimal
 from typing import Any, NoReturn
 
 from ppo_core.records import InputError, PromptRow
-from ppo_core.scoring.reward import Sample, require_answers, shorten
+from ppo_core.scoring.reward import NotScored, Sample, Score, require_answers, shorten
 from ppo_core.spec.reward.rules import ExactMatchSpec, FormatSpec, JsonSchemaSpec, LengthSpec, NumberSpec, RegexSpec
 
-NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?|[-+]?\.\d+(?:[eE][-+]?\d{1,3})?")
+SIGN = r"(?:(?<!\w)[-+])?"  # in "3-5" and "B-7" it is a hyphen
+EXPONENT = r"(?:[eE][-+]?\d{1,3})?"
+NUMBER = re.compile(rf"{SIGN}(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?{EXPONENT}|{SIGN}\.\d+{EXPONENT}")
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,16 @@ class ExactMatch:
     answer_column: str
 
     def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
-        """Each row needs a reference answer."""
+        """Each row needs a reference answer that is a text or a number."""
         require_answers(self.spec.component, rows, self.answer_column, first)
+        for number, row in enumerate(rows, first):
+            answer = row.reference_answer
+            if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+                raise InputError(
+                    f"the reward {self.spec.component} compares texts, but the {self.answer_column} of row {number} "
+                    f"({shorten(answer)}) is neither a text nor a number: write it as the response should be, or use "
+                    "the reward function"
+                )
 
     def score(self, samples: Sequence[Sample]) -> list[float | None]:
         """Compared as text."""
@@ -129,23 +139,31 @@ class JsonSchema:
         self.validator: Any = validator_for(spec.json_schema, default=Draft202012Validator)(
             spec.json_schema, registry=Registry()
         )
+        try:
+            for document in ("null", "0", '""', "[]", "{}"):
+                self.validator.is_valid(json.loads(document))
+        except RecursionError:
+            raise InputError(
+                f"the reward {spec.component}: json_schema refers to itself without end, as in "
+                '{"$ref": "#"}: let each $ref that comes back be below `properties` or `items`'
+            ) from None
 
     def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
         """Any row will do."""
 
-    def score(self, samples: Sequence[Sample]) -> list[float | None]:
+    def score(self, samples: Sequence[Sample]) -> list[Score]:
         """JSON as RFC 8259 has it: NaN and Infinity are none."""
         return [self._score(selected(self.spec.pattern, one.response)) for one in samples]
 
-    def _score(self, text: str | None) -> float:
+    def _score(self, text: str | None) -> Score:
         try:
             document = json.loads(text or "", parse_constant=_no_number)
         except (ValueError, RecursionError):
             return self.spec.no_json
         try:
             return float(self.validator.is_valid(document))
-        except (RecursionError, OverflowError):  # nested deeper, or a number larger, than anybody means
-            return 0.0
+        except (RecursionError, OverflowError) as error:  # nested too deep, or a number too large
+            return NotScored(f"the reward {self.spec.component} cannot check this JSON ({type(error).__name__})")
 
 
 def _no_number(name: str) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,17 @@ def test_batches_in_flight_side_by_side_come_back_in_order() -> None:
     assert server.most_in_flight == 3
     first = next(d for d in server.asked if d["samples"][0]["response"] == "")
     assert first["samples"][1] == {
-        "prompt": "prompt 1", "response": "x", "reference_answer": 1, "metadata": {"level": 1},
+        "prompt": "prompt 1", "response": "x", "token_ids": None, "reference_answer": 1, "metadata": {"level": 1},
     }  # fmt: skip
+
+
+def test_the_server_knows_the_tokens_that_were_sampled() -> None:
+    def one_for_each(_: int, document: Any) -> Answer:
+        return 200, {}, {"scores": [[1.0] * len(sample["token_ids"]) for sample in document["samples"]]}
+
+    with reward_server(one_for_each) as server:
+        (found,) = rewards("http", server.url).score([replace(SAMPLES[0], token_ids=(7, 2, 1))])
+    assert found.scores == {"http": 3.0}
 
 
 def test_a_key_comes_from_the_environment_and_is_missed_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +242,7 @@ def test_a_server_that_never_answers_is_given_up_at_the_deadline() -> None:
         ((401, {}, ""), "answered 401 Unauthorized"),
         ((301, {"Location": "/"}, ""), "answered 301"),
         ((200, {"Content-Type": "text/html"}, "<html>Welcome"), "answered text/html, not JSON: '<html>Welcome'"),
+        ((200, {}, "[" * 100_000), "answered application/json, not JSON"),
         ((200, {}, [1.0]), r'answered \[1.0\]: it must answer an object with the list "scores"'),
         ((200, {}, {"scores": [1.0]}), "returned 1 scores for 10 completions"),
         ((200, {}, '{"scores": [NaN, 1, 1, 1, 1, 1, 1, 1, 1, 1]}'), "score 0 is nan"),

@@ -44,6 +44,11 @@ def rewards(*sources: dict[str, Any], folder: Path = Path()) -> WeightedRewards:
         ({"kind": "number"}, "7", "7, or 8", 0.0),
         ({"kind": "number"}, "-7", "-7", 1.0),
         ({"kind": "number"}, "7", "seven", 0.0),
+        ({"kind": "number"}, "5", "pages 3-5", 1.0),
+        ({"kind": "number"}, "7", "in room B-7", 1.0),
+        ({"kind": "number"}, "-5", "x=-5", 1.0),
+        ({"kind": "number"}, "0.005", "about 5e-3", 1.0),
+        ({"kind": "number"}, "5", "1,2345", 0.0),
         ({"kind": "number", "tolerance": 0.1}, "0.3", "0.4", 1.0),  # 0.4 - 0.3 > 0.1 in binary floats
         ({"kind": "number", "tolerance": 0.1}, "0.3", "0.41", 0.0),
         ({"kind": "number", "pattern": "#### (.*)"}, "7", "#### 6 no: #### 7 (I had 9 before)", 0.0),
@@ -88,14 +93,14 @@ def rewards(*sources: dict[str, Any], folder: Path = Path()) -> WeightedRewards:
         ({"kind": "json_schema", "json_schema": {}, "no_json": -1}, None, "[" * 100_000, -1.0),
         ({"kind": "json_schema", "json_schema": NESTED}, None, "[[], [[]]]", 1.0),
         ({"kind": "json_schema", "json_schema": NESTED}, None, "[[], [4]]", 0.0),
-        ({"kind": "json_schema", "json_schema": NESTED}, None, "[" * 400 + "]" * 400, 0.0),
-        ({"kind": "json_schema", "json_schema": {"multipleOf": 0.1}, "no_json": -1}, None, "1e999", 0.0),
-        ({"kind": "json_schema", "json_schema": {"multipleOf": 0.1}, "no_json": -1}, None, "1" + "0" * 400, 0.0),
+        ({"kind": "json_schema", "json_schema": NESTED}, None, "[" * 400 + "]" * 400, None),
+        ({"kind": "json_schema", "json_schema": {"multipleOf": 0.1}, "no_json": -1}, None, "1e999", None),
+        ({"kind": "json_schema", "json_schema": {"multipleOf": 0.1}, "no_json": -1}, None, "1" + "0" * 400, None),
         ({"kind": "json_schema", "json_schema": NAMED, "pattern": "<a>(.*)</a>"}, None, '<a>{"name": "x"}</a>', 1.0),
         ({"kind": "json_schema", "json_schema": {}, "pattern": "<a>(.*)</a>", "no_json": -1}, None, "4", -1.0),
     ],
 )
-def test_what_is_right(source: dict[str, Any], answer: Any, response: str, score: float) -> None:
+def test_what_is_right(source: dict[str, Any], answer: Any, response: str, score: float | None) -> None:
     (kind,) = {source["kind"]}
     found = rewards(source)
     found.check_rows([row(answer)])
@@ -122,6 +127,12 @@ def test_any_number_is_read_exactly_in_both_ways_of_writing(number: Decimal) -> 
             None,
             r"the reward exact_match compares with the column 'answer', which row 2 \('What\?'\) lacks",
         ),
+        (
+            "exact_match",
+            ["Paris"],
+            r"the answer of row 2 \(\['Paris'\]\) is neither a text nor a number: write it as the response should be",
+        ),
+        ("exact_match", True, r"the answer of row 2 \(True\) is neither a text nor a number"),
         ("number", None, "the reward number compares with the column 'answer', which row 2"),
         ("number", "seven", r"the answer of row 2 \('seven'\) has none: correct it, or use the reward exact_match"),
     ],
@@ -129,6 +140,14 @@ def test_any_number_is_read_exactly_in_both_ways_of_writing(number: Decimal) -> 
 def test_a_row_that_cannot_be_judged_is_refused_before_sampling(kind: str, answer: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         rewards({"kind": kind}).check_rows([row("1"), row(answer)])
+
+
+@pytest.mark.parametrize(
+    "schema", [{"$ref": "#"}, {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}]
+)
+def test_a_schema_that_refers_to_itself_without_end_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"json_schema refers to itself without end, .* below `properties` or `items`"):
+        rewards({"kind": "json_schema", "json_schema": schema})
 
 
 def test_kinds_are_added_up_with_their_weights(tmp_path: Path) -> None:
