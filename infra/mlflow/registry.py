@@ -32,6 +32,8 @@ class InvalidModelName(RegistryError, ValueError):
 
 @dataclass(frozen=True)
 class Registered:
+    """What is known of a version that was just made: its model, its number, and the folder or URL of its files."""
+
     name: str
     version: str
     source: str

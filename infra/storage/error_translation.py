@@ -76,7 +76,7 @@ def translate_errors(bucket: str, action: str, key: str) -> Iterator[None]:
 def read_answer(ask: Callable[[], A | None], read: Callable[[A], T], attempts: int) -> T | None:
     """What `read` makes of the answer to a call, None where there is none.
 
-    boto3 repeats a call, but not the reading of a body that breaks off: this asks anew then, so often in all.
+    boto3 repeats a call, but not the reading of a body that breaks off: this asks anew then, `attempts` times in all.
     """
     answer = ask()
     try:

@@ -21,6 +21,8 @@ HEAD = "score.weight"
 """What transformers calls that of most sequence classifiers."""
 VALUE_HEAD = "value_head.safetensors"
 INSIDE_POLICY = "ppo_value_head"
+FROM_A_COPY = "Take the checkpoint from a copy, or an earlier one"
+OTHER_WEIGHTS = ("mismatched", "missing", "unexpected")
 # What transformers raises for a folder that holds no such model. Not RuntimeError: a GPU without memory raises that.
 BAD_FOLDER = (OSError, ValueError, KeyError, ImportError, AttributeError, SafetensorError)
 
@@ -136,24 +138,24 @@ def load_whole(
     except BAD_FOLDER as error:
         if REMOTE_CODE in str(error):
             raise needs_own_code(path) from None
-        raise InputError(
-            f"{path} is not a {what} that transformers can load ({type(error).__name__}: {shortened(error)})"
-        ) from error
+        found = f"({type(error).__name__}: {shortened(error)})"
+        if exact:
+            raise InputError(f"{path} cannot be loaded {found}: it is damaged. {FROM_A_COPY}") from error
+        raise InputError(f"{path} is not a {what} that transformers can load {found}") from error
     model, found = loaded
-    _refuse_other_weights(
-        path, found["mismatched_keys"], found["missing_keys"], found["unexpected_keys"] if exact else ()
-    )
+    _refuse_other_weights(path, exact=exact, **{key: found[f"{key}_keys"] for key in OTHER_WEIGHTS})
     return model
 
 
-def _refuse_other_weights(path: str | Path, mismatched: Any, missing: Any, unexpected: Any) -> None:
+def _refuse_other_weights(path: str | Path, *, mismatched: Any, missing: Any, unexpected: Any, exact: bool) -> None:
     """transformers would go on with random weights in their place, and leave out the unexpected."""
     problems = [
         f"{name} is {list(stored)} in the weights and {list(wanted)} by config.json"
         for name, stored, wanted in sorted(mismatched)
     ]
     problems += [f"{name} is not in the weights" for name in sorted(missing)]
-    problems += [f"{name} is in the weights and not in a model of config.json" for name in sorted(unexpected)]
+    if exact:
+        problems += [f"{name} is in the weights, and the model of config.json has none" for name in sorted(unexpected)]
     if HEAD in missing:
         raise InputError(
             f"{path} has no head that gives scores ({HEAD} is not in the weights), so it is not a reward model: train "
@@ -161,9 +163,8 @@ def _refuse_other_weights(path: str | Path, mismatched: Any, missing: Any, unexp
         )
     if problems:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-        raise InputError(
-            f"{path}: config.json and the weights do not match: {problems[0]}{more}. Take both from the same model"
-        )
+        remedy = FROM_A_COPY if exact else "Take both from the same model"
+        raise InputError(f"{path}: config.json and the weights do not match: {problems[0]}{more}. {remedy}")
 
 
 def critic_from_policy(path: Path, *, dtype: str, trust_remote_code: bool = False) -> Critic:
@@ -184,7 +185,7 @@ def load_value_head(policy: Any, file: Path) -> None:
     """Give a causal LM the value head of a checkpoint. Raises InputError where there is none."""
     if not file.is_file():
         raise InputError(f"{file} is missing: the checkpoint was made by another algorithm, or is incomplete")
-    add_value_head(policy).load_state_dict(load_file(file))
+    _load_head(add_value_head(policy), file)
 
 
 def load_critic(folder: Path, *, dtype: str, trust_remote_code: bool = False) -> Critic:
@@ -192,8 +193,15 @@ def load_critic(folder: Path, *, dtype: str, trust_remote_code: bool = False) ->
     made_by, trusted = transformers.AutoModel, trust_remote_code
     backbone = load_whole(made_by, "critic", folder, dtype=dtype, trust_remote_code=trusted, exact=True)
     critic = Critic(prepared(backbone))
-    critic.value_head.load_state_dict(load_file(folder / VALUE_HEAD))
+    _load_head(critic.value_head, folder / VALUE_HEAD)
     return critic
+
+
+def _load_head(head: nn.Linear, file: Path) -> None:
+    try:
+        head.load_state_dict(load_file(file))
+    except (SafetensorError, RuntimeError) as error:  # RuntimeError: another shape, or another name
+        raise InputError(f"{file} is damaged ({shortened(error)}). {FROM_A_COPY}") from error
 
 
 def save_policy(model: Any, weights: dict[str, Tensor], tokenizer: Any, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whether a checkpoint's files are there and fit each other: asked before anything is loaded and computed."""
+"""Whether a checkpoint's files are there, and its optimizers' fit its networks: asked before anything is computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tasks of flows that learn from preferences work with: a run's means, without records."""
+"""What the tasks of flows that learn from preferences work with: a run's means, and the names of its stages' inputs."""
 
 from __future__ import annotations
 

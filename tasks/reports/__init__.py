@@ -1,1 +1,1 @@
-"""What MLflow and Prefect's pages show of a run: projections of its records, each point once."""
+"""What MLflow, Prefect's pages and, at its end, the console show of a run: projections of its records."""

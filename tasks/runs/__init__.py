@@ -1,1 +1,1 @@
-"""Runs as their records show them: where one stands, what it needs, whether it is damaged, where a policy is from."""
+"""Runs as their records show them: where one stands, what it needs, whether it is damaged, what it was made from."""

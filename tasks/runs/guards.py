@@ -130,10 +130,10 @@ def diverged(
     *,
     damage: RecordError | None = None,
 ) -> DivergedError:
-    """The message to a person. `damage`: what of the run could not be read on the way, and how to repair it."""
-    last, kept = iteration - 1, "no evidence could be kept" if evidence is None else f"its evidence is kept: {evidence}"
+    """The message to a person. `damage`: what of the run could not be read on the way, and the remedy."""
+    last, kept = iteration - 1, "no evidence was kept" if evidence is None else f"its evidence is kept: {evidence}"
     if damage is not None:
-        cure = f"Besides, the run is damaged: {damage}. {cure}"
+        cure = f"Besides, what the run has written could not be read: {damage}. {cure}"
     return DivergedError(
         f"iteration {iteration} of run {run} diverged: {'; '.join(passed)}. It was not committed, so the run is at "
         f"iteration {last}; {kept}. {cure}To go back and retry with lower learning rates and "

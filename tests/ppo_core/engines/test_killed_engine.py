@@ -85,7 +85,7 @@ def test_a_damaged_checkpoint_is_refused_whichever_rank_reads_it_first(
     weights.write_bytes(weights.read_bytes()[:-5])
     save_experience(make_experience(), tmp_path / "experience")
     inputs = {"checkpoint": tmp_path / "damaged", "experience": tmp_path / "experience"}
-    with pytest.raises(EngineJobError, match="critic is not a critic that transformers can load"):
+    with pytest.raises(EngineJobError, match="critic cannot be loaded"):
         update(client, 1, inputs, full=True)
     with pytest.raises(EngineJobError, match="rank 1 of 2 ended"):  # it was dismissed, and is started anew after this
         update(client, 1, inputs, full=True)

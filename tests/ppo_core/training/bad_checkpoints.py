@@ -69,6 +69,8 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "no critic": without("critic"),
     "no critic weights": without("critic/model.safetensors"),
     "no value head": without("critic/value_head.safetensors"),
+    "cut value head": cut("critic/value_head.safetensors"),
+    "wider value head": reshaped("critic/value_head.safetensors", "weight"),
     "no optimizer": without("optimizer"),
     "no critic optimizer": without("optimizer/critic-00000.safetensors"),
     "no first shard": second_shard,
@@ -90,6 +92,8 @@ SAID: dict[str, list[str]] = {
     "no critic": ["critic/config.json is missing"],
     "no critic weights": ["critic/model.safetensors is missing"],
     "no value head": ["critic/value_head.safetensors is missing"],
+    "cut value head": ["critic/value_head.safetensors is damaged", "Take the checkpoint from a copy, or an earlier"],
+    "wider value head": ["critic/value_head.safetensors is damaged", "Take the checkpoint from a copy"],
     "no optimizer": ["optimizer/policy-00000.safetensors is missing"],
     "no critic optimizer": ["optimizer/critic-00000.safetensors is missing"],
     "no first shard": ["optimizer/critic-00000.safetensors is missing"],
@@ -98,8 +102,13 @@ SAID: dict[str, list[str]] = {
         "model.layers.0.mlp.down_proj.weight is [32, 48] in",
         "[32, 64] by",
     ],
-    "deeper policy": ["model.layers.2.input_layernorm.weight is not in the weights", "Take both from the same model"],
-    "shallower policy": ["model.layers.1.input_layernorm.weight is in the weights and not in a model of config.json"],
+    "deeper policy": [
+        "model.layers.2.input_layernorm.weight is not in the weights",
+        "Take the checkpoint from a copy, or an earlier one",
+    ],
+    "shallower policy": [
+        "model.layers.1.input_layernorm.weight is in the weights, and the model of config.json has none"
+    ],
     "wider critic": [
         "/critic: config.json and",
         "layers.0.mlp.down_proj.weight is [32, 48] in",
@@ -107,7 +116,7 @@ SAID: dict[str, list[str]] = {
     ],
     "other moment shape": ["exp_avg/model.norm.weight has the shape [33], in this policy it is [32]"],
     "other moment name": ["holds exp_avg/model.norm.bias, which this policy does not have: another architecture?"],
-    "cut policy": ["/policy is not a causal LM that transformers can load (SafetensorError"],
+    "cut policy": ["/policy cannot be loaded (SafetensorError", "it is damaged. Take the checkpoint from a copy"],
     "cut optimizer": ["optimizer/policy-00000.safetensors is damaged"],
     "thin without policy": ["policy/model.safetensors is missing"],
     "thin and wider": ["[32, 48]", "[32, 64]"],

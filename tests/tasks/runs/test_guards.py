@@ -149,7 +149,7 @@ def test_what_is_damaged_on_the_way_does_not_hide_that_the_run_diverged(name: st
     with pytest.raises(DivergedError) as stopped:
         run.train()
     assert "iteration 3 of run toy diverged: kl/reference=9.5 passes guards.max_kl=5." in str(stopped.value)
-    assert "Besides, the run is damaged: " in str(stopped.value)
+    assert "Besides, what the run has written could not be read: " in str(stopped.value)
     assert f"{name} is no JSON" in str(stopped.value)
     assert len([*run.folder.glob("iterations/*.json")]) == 3  # nothing is given up
 
