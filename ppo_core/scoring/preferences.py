@@ -7,6 +7,7 @@ is right; the expected calibration error is the mean distance from that (Guo et 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from itertools import combinations
@@ -14,12 +15,23 @@ from typing import Any
 
 import numpy as np
 
+from ppo_core.records import InputError
+
 CALIBRATION_BINS = 10
 HISTOGRAM_BINS = 20
 
 
 def pair_metrics(scores: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Of the scores of each row's responses, the best first; all pairs count alike. Log loss in nats."""
+    """Of the scores of each row's responses, the best first; all pairs count alike. Log loss in nats.
+
+    Raises InputError for a score that is not finite.
+    """
+    for number, row in enumerate(scores, 1):
+        if not all(map(math.isfinite, row)):
+            raise InputError(
+                f"the reward model scores the responses of held-out row {number} with {[*row]}, which is not finite: "
+                "its training has gone wrong; lower fit.learning_rate, or compute in float32"
+            )
     differences = _differences(scores)
     every = [score for row in scores for score in row]
     return {

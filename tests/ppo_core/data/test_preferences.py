@@ -112,6 +112,11 @@ def test_metrics_are_those_worked_out_by_hand() -> None:
     assert found["reward_model/calibration_error"] == pytest.approx(error)
 
 
+def test_a_score_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(InputError, match=r"held-out row 2 with \[1.0, nan\], which is not finite: .* lower fit"):
+        pair_metrics([[1.0, 0.0], [1.0, math.nan]])
+
+
 def test_calibrated_scores_have_no_error_and_certain_ones_fit_into_the_last_bin() -> None:
     right = math.log(0.75 / 0.25)
     rows = [[right, 0.0]] * 3 + [[0.0, right]]
