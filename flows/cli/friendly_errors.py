@@ -1,4 +1,4 @@
-"""How commands talk to people: plain text, errors as messages, and how a training run ends."""
+"""How commands talk to people: plain text, errors as messages, and what an interrupted flow leaves."""
 
 from __future__ import annotations
 
@@ -7,83 +7,16 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
 
-from flows.starting import begin, tell_step
-from ppo_core.spec import RunSpec
-
-if TYPE_CHECKING:
-    from flows.ppo import Rerun
+from flows.starting import begin
 
 REFUSED, INTERRUPTED = 2, 130
-CHECKING = "checking the spec, its data, rewards and model"
-
-
-def check_first(spec: RunSpec, run: str | None, *, wait: bool = False) -> None:
-    """Refuse what cannot run before anything starts, while the slow libraries of the flow are imported."""
-    from tasks.checks.run import checking
-    from tasks.runs.progress import announced
-
-    tell_step(CHECKING)
-    try:
-        with unwrapped_interrupts(), announced(run or spec.name, CHECKING), checking(spec, run, wait=wait) as answer:
-            import tasks.reports.summary  # noqa: F401
-
-            findings = answer.result()
-    except KeyboardInterrupt:
-        say("interrupted; nothing was started")
-        raise typer.Exit(INTERRUPTED) from None
-    for note in findings.notes:
-        say(note)
-
-
-def run_training(
-    spec: RunSpec, run: str | None, again: str, *, wait: bool = False, rerun: Rerun | None = None, checked: bool = False
-) -> None:
-    """Start the training flow, and report how it ended. `again`: the command that goes on with it."""
-    if not checked:
-        check_first(spec, run, wait=wait)
-    from flows.ppo import ppo_training
-    from tasks.prefect.server import PREFECT_AWAY, configured_url, shown_url
-    from tasks.prefect.store_outages import at_once
-    from tasks.reports.summary import interrupted, run_summary
-    from tasks.runs.errors import EngineError, InputError, StoreUnavailable
-    from tasks.runs.inspect import read_run
-    from tasks.runs.progress import announced
-    from tasks.stages.early_engines import started_early
-
-    tell_step(f"asking Prefect's server at {shown_url()}" if configured_url() else "starting Prefect's server")
-    try:
-        name = run or spec.name
-        early = nullcontext() if wait else started_early(spec, name)  # whoever waits keeps no memory from others
-        with stopping_on_sigterm(), announced(name, "starting"), early:
-            report = ppo_training.checked(spec, run, wait, rerun)
-    except KeyboardInterrupt:
-        say(interrupted(run or spec.name, again))
-        raise typer.Exit(INTERRUPTED) from None
-    except PREFECT_AWAY as error:
-        say(f"Prefect's server at {shown_url()} fails or does not answer ({error})")
-        say("its page will not show how this run ended")
-        try:
-            with at_once():
-                done = read_run(run or spec.name)
-        except InputError:
-            say(f"run {run or spec.name}: no iteration was committed\n  once it answers    {again}")
-            leave(REFUSED)
-        except StoreUnavailable as away:
-            say(f"nor does the store: {away}\n  once both answer   {again}")
-            leave(REFUSED)
-        say(f"{done.summary()}\n  continue           {again}")
-        leave(0 if done.records[-1].iteration >= spec.iterations else REFUSED)
-    except (EngineError, StoreUnavailable):
-        say(f"finished work is kept; continue with  {again}")
-        raise
-    say(run_summary(report, with_set(again, f"iterations={report.iterations + 10}")))
 
 
 @contextmanager

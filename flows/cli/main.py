@@ -11,7 +11,8 @@ from rich.table import Table
 
 from flows.cli import deploy, preferences, registry, runs, store
 from flows.cli.application import Overrides, Wait, app
-from flows.cli.friendly_errors import friendly_errors, run_training, say
+from flows.cli.friendly_errors import friendly_errors, say
+from flows.cli.run_training import run_training
 from ppo_core.spec import RlhfSpec, RunSpec
 from ppo_core.spec.kinds import load_any
 

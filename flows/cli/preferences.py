@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.application import Overrides, Wait, app
-from flows.cli.friendly_errors import CHECKING, command_line, ending_well, friendly_errors, say, set_options, with_set
+from flows.cli.friendly_errors import command_line, ending_well, friendly_errors, say, set_options, with_set
+from flows.cli.run_training import CHECKING
 from flows.starting import tell_step
 from ppo_core.spec import DpoSpec, RewardModelSpec, RlhfSpec
 

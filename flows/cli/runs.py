@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from flows.cli.application import Folder, Overrides, Wait, app
-from flows.cli.friendly_errors import check_first, command_line, friendly_errors, run_training, say, set_options
+from flows.cli.friendly_errors import command_line, friendly_errors, say, set_options
+from flows.cli.run_training import check_first, run_training
 
 Place = Annotated[str, typer.Argument(help="RUN@ITERATION, for example demo@12", show_default=False)]
 DIFFERS = 1
