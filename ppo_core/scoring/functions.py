@@ -50,7 +50,13 @@ class FunctionReward:
         self.options = spec.options
         self.sources = sources
         self.answer_column = answer_column
+        self.timeout_s = spec.timeout_s
         self.function = load_function(spec.function, sources)
+        if self.timeout_s is not None and not inspect.iscoroutinefunction(self.function):
+            raise InputError(
+                f"timeout_s={self.timeout_s:g} of the reward function {self.name} has no effect: it is no coroutine "
+                "function, which could be ended; write it with `async def`, or leave timeout_s out"
+            )
         parameters = self.parameters = inspect.signature(self.function).parameters
         self.form = form_of(list(parameters))
         self.reads_tokens = self.form is TRL and TOKENS in parameters
@@ -109,7 +115,7 @@ class FunctionReward:
         """What one call for all samples returns."""
         try:
             returned = self.function(**self._taken(call))
-            return asyncio.run(_one(returned)) if inspect.isawaitable(returned) else returned
+            return asyncio.run(_one(returned, self.timeout_s)) if inspect.isawaitable(returned) else returned
         except RAISED as error:
             raise self._failed(error) from error
 
@@ -140,7 +146,7 @@ class FunctionReward:
                 found = failed(error)
             returned.append(found if inspect.isawaitable(found) else ended(found))
         if any(map(inspect.isawaitable, returned)):
-            returned = asyncio.run(_awaited(returned, ended, failed))
+            returned = asyncio.run(_awaited(returned, self.timeout_s, ended, failed))
         if errors and len(errors) == len(calls):
             raise self._failed(errors[0]) from errors[0]
         return returned
@@ -155,12 +161,21 @@ class FunctionReward:
         return RewardFailed(f"the reward function {self.name} raised {type(error).__name__}: {error}{place}")
 
 
-async def _one(value: Any) -> Any:
-    return await value
+async def _one(value: Any, timeout_s: float | None) -> Any:
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            return await value
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise TimeoutError(f"no score within timeout_s={timeout_s:g}") from None
 
 
 async def _awaited(
-    values: Sequence[Any], ended: Callable[[Any], Any], failed: Callable[[BaseException], NotScored]
+    values: Sequence[Any],
+    timeout_s: float | None,
+    ended: Callable[[Any], Any],
+    failed: Callable[[BaseException], NotScored],
 ) -> list[Any]:
     """Those that are awaitable awaited, `IN_FLIGHT` at a time; the others as they are."""
     room = asyncio.Semaphore(IN_FLIGHT)
@@ -170,7 +185,7 @@ async def _awaited(
             return value
         async with room:
             try:
-                return ended(await value)
+                return ended(await _one(value, timeout_s))
             except RAISED as error:
                 return ended(failed(error))
 

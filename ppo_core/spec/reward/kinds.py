@@ -30,6 +30,11 @@ class FunctionRewardSpec(AnyReward):
     kind: Literal["function"] = Field("function", description="This kind")
     function: str = Field(description="Your function, as package.module:function or path/to/file.py:function")
     options: dict[str, Any] = Field(default_factory=dict, description="Extra keyword arguments of the function")
+    timeout_s: PositiveFloat | None = Field(
+        None,
+        description="Seconds that one call of a coroutine function may take; then its sample has no score. none: no "
+        "limit but engines.reward_timeout_s, which ends the engine",
+    )
     while_sampling: bool = Field(
         False,
         description="Score responses as they are finished, while others are sampled: for a slow function whose score "

@@ -72,6 +72,13 @@ async def raises_later(completion, answer):
     await asyncio.sleep(0.01)
     return 1.0 / (completion == answer)
 
+async def hangs(completion, answer):
+    await asyncio.sleep(0 if completion == answer else 3600)
+    return 1.0
+
+async def all_hang(completions, **columns):
+    await asyncio.sleep(3600)
+
 def slow(solution_str):
     import time
     time.sleep(0.6)
@@ -127,6 +134,21 @@ def test_a_call_that_raises_leaves_its_sample_without_a_score(folder: Path, name
     assert re.search(rf"theirs.py:{name} raised ZeroDivisionError: .* \(theirs.py:\d+\)$", wrong.error() or "")
     with pytest.raises(RewardFailed, match=rf"theirs.py:{name} raised ZeroDivisionError"):
         rewards(folder, name).score([SAMPLES[1]])
+
+
+def with_deadline(folder: Path, name: str) -> WeightedRewards:
+    source = {"kind": "function", "function": f"theirs.py:{name}", "timeout_s": 0.5}
+    return WeightedRewards(RewardSpec.model_validate({"sources": [source]}), Sources(folder), "ground_truth")
+
+
+def test_a_call_that_hangs_leaves_its_sample_without_a_score_at_its_deadline(folder: Path) -> None:
+    right, hung = with_deadline(folder, "hangs").score(SAMPLES)
+    assert (right.scores, hung.scores) == ({"hangs": 1.0}, {"hangs": None})
+    assert "theirs.py:hangs raised TimeoutError: no score within timeout_s=0.5" in (hung.error() or "")
+    with pytest.raises(RewardFailed, match=r"theirs.py:all_hang raised TimeoutError: no score within timeout_s=0.5"):
+        with_deadline(folder, "all_hang").score(SAMPLES)
+    with pytest.raises(InputError, match=r"timeout_s=0.5 of .*theirs.py:raises has no effect: .*; write it with"):
+        with_deadline(folder, "raises")
 
 
 @pytest.mark.parametrize("name", ["compute_score", "in_a_batch", "reward_func", "verified"])
