@@ -47,7 +47,7 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
     "not whitened": ("advantages.whiten=false",),
     "gae_lambda 1": ("advantages.gae_lambda=1",),
     "KL in the loss": ("advantages.kl.coef=0", "update.kl_loss_coef=0.01"),
-    "KL's price 0.05": ("advantages.kl.coef=0.05",),
+    "KL coefficient 0.05": ("advantages.kl.coef=0.05",),
     "mean over responses": ("update.aggregation=sequence_mean_token_mean",),
     "value_clip 0.2": ("update.value_clip=0.2",),
     "dual_clip 3": ("update.dual_clip=3",),
@@ -64,7 +64,7 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
     "overlapped": ("schedule=overlapped", "update.importance_correction=token"),
     "products in bfloat16": ("training.compute_dtype=bfloat16",),
     "the sampler's logprobs": ("advantages.old_logprobs=sampler",),
-    "both of them": ("training.compute_dtype=bfloat16", "advantages.old_logprobs=sampler"),
+    "bf16 and the sampler's logprobs": ("training.compute_dtype=bfloat16", "advantages.old_logprobs=sampler"),
 }
 RESPONSES = 256
 """Of an iteration that are learned from, in every row."""

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from pydantic import AliasChoices
 
+from infra.settings import Settings
 from ppo_core.spec import RunSpec, Section
 from tests.architecture.source_tree import ROOT
 
@@ -30,6 +32,15 @@ def test_the_settings_that_the_hyperparameters_name_exist() -> None:
             fields = [section.model_fields[part] for section in sections if part in section.model_fields]
             assert fields, name
             sections = [section for field in fields for section in sections_in(field.annotation)]
+
+
+def test_every_environment_variable_is_documented_with_its_description() -> None:
+    rows = (ROOT / "docs" / "environment.md").read_text().splitlines()
+    for name, setting in Settings.model_fields.items():
+        alias = setting.validation_alias
+        variables = alias.choices if isinstance(alias, AliasChoices) else [f"PPOFLOW_{name.upper()}"]
+        wanted = f"| {', '.join(f'`{variable}`' for variable in variables)} |"
+        assert [row for row in rows if row.startswith(wanted) and row.endswith(f"| {setting.description} |")], name
 
 
 def sections_in(annotation: Any) -> list[Any]:
