@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ppo_core.spec import DpoFitSpec, Section, TrainingSpec
+from ppo_core.spec import DpoFitSpec, LoraSpec, Section, TrainingSpec
 
 
 class TrainDpoJob(Section):
@@ -13,5 +13,6 @@ class TrainDpoJob(Section):
     seed: int
     dtype: Literal["float32", "bfloat16"]
     dpo: DpoFitSpec
+    lora: LoraSpec | None = None
     training: TrainingSpec
     deterministic: bool = False

@@ -96,8 +96,6 @@ class DpoSpec(FlowSpec):
         drawn = "sets the order of prompts to train on, but DPO trains on preferences"
         check_left_alone("dataset", self.dataset, ("curriculum", "shuffle"), drawn)
         check_left_alone("evaluation", self.evaluation, ("every", "weights"), sampled)
-        if self.model.lora is not None:
-            raise ValueError("model.lora works with PPO only, and DPO trains all weights: leave it out")
         check_rows_stay_whole(self.training)
         return self
 

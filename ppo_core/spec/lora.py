@@ -12,7 +12,7 @@ LayerName = Annotated[str, Field(pattern=r"^\w+$")]
 
 
 class LoraSpec(Section):
-    """W + alpha / rank * B A for layers' weights W: PPO trains A and B, of the policy and of the critic.
+    """W + alpha / rank * B A for layers' weights W: PPO trains A and B of policy and critic, DPO of the policy.
 
     There is no dropout, as in no network here: two passes over the same tokens must agree.
     """

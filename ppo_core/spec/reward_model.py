@@ -153,7 +153,9 @@ class RewardModelSpec(FlowSpec):
             "configures the rollout engine, which the training of a reward model does not use",
         )
         if self.model.lora is not None:
-            raise ValueError("model.lora works with PPO only, and a reward model trains all its weights: leave it out")
+            raise ValueError(
+                "model.lora works with PPO and DPO only, and a reward model trains all weights: leave it out"
+            )
         check_rows_stay_whole(self.training)
         return self
 

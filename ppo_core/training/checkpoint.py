@@ -48,14 +48,9 @@ def write_checkpoint(
     """
     written = {"policy": trainables["policy"]} if replay else trainables
     for name, trainable in written.items():
-        trained, frozen = trained_weights(trainable, ranks), trainable.frozen(keep=ranks.is_first)
-        if ranks.is_first:
-            weights = merged(trainable.module, frozen, trained)
-            NETWORKS[name].save(trainable.module, without_head(weights), tokenizer, folder / name)
-            if HEAD in weights and not replay:
-                save_file({"weight": weights[HEAD]}, folder / VALUE_HEAD)
-            if adapters_of(trainable.module):
-                save_adapters(trainable.module, trained, folder / ADAPTERS / name)
+        weights = write_network(folder, name, trainable, tokenizer, ranks)
+        if HEAD in weights and not replay:
+            save_file({"weight": weights[HEAD]}, folder / VALUE_HEAD)
     if not replay:
         if ranks.is_first:
             (folder / "optimizer").mkdir()
@@ -64,6 +59,18 @@ def write_checkpoint(
     if ranks.is_first:
         _state(identity, trainables, replay).write(folder)
     ranks.barrier()
+
+
+def write_network(folder: Path, name: str, trainable: Trainable, tokenizer: Any, ranks: Ranks) -> Mapping[str, Tensor]:
+    """Write the network, and adapters that it has: all ranks gather, rank 0 writes, and gets all of its weights."""
+    trained, frozen = trained_weights(trainable, ranks), trainable.frozen(keep=ranks.is_first)
+    if not ranks.is_first:
+        return {}
+    weights = merged(trainable.module, frozen, trained)
+    NETWORKS[name].save(trainable.module, without_head(weights), tokenizer, folder / name)
+    if adapters_of(trainable.module):
+        save_adapters(trainable.module, trained, folder / ADAPTERS / name)
+    return weights
 
 
 def write_start(

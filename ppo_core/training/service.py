@@ -13,9 +13,10 @@ from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.preferences import read_rankings
 from ppo_core.data.tables import check_aligned, read_rollouts, read_scores
 from ppo_core.data.tokenization import load_tokenizer
+from ppo_core.models.adapter_files import load_adapters
 from ppo_core.models.critic_start import require_tokens
 from ppo_core.models.loading import load_policy, save_policy, starting_policy
-from ppo_core.models.lora import target_layers
+from ppo_core.models.lora import adapt, target_layers
 from ppo_core.models.reward_model import ClassifierFolder, reward_model_of
 from ppo_core.processes.protocol import Handler, Job
 from ppo_core.processes.ranks import Ranks, first_rank_only
@@ -37,7 +38,7 @@ from ppo_core.records import (
 )
 from ppo_core.spec import DescentSpec, SupervisedSpec, TrainingSpec
 from ppo_core.training.averages import reference_folder, write_averages
-from ppo_core.training.checkpoint import full_weights, write_checkpoint, write_start
+from ppo_core.training.checkpoint import ADAPTERS, full_weights, write_checkpoint, write_network, write_start
 from ppo_core.training.deepspeed_engine import Trainable, models_of
 from ppo_core.training.determinism import deterministic
 from ppo_core.training.dpo import train_dpo
@@ -117,22 +118,27 @@ class TrainingEngine:
         return {"metrics": metrics, "losses": losses}
 
     def train_dpo(self, job: Job) -> dict[str, Any]:
-        """The policy of a checkpoint, trained on preferences, as a Hugging Face folder in `policy/`."""
+        """The policy of checkpoint 0, trained on preferences, as a Hugging Face folder in `policy/`.
+
+        With `model.lora` its adapters are trained, which are added to its weights there, and lie in `adapters/policy/`.
+        """
         spec = TrainDpoJob.model_validate(job.spec)
         self.learner.forget()
-        start, data = job.inputs["checkpoint"].path / "policy", job.inputs["dataset"].path
-        tokenizer = load_tokenizer(start, trust_remote_code=self.trust_remote_code)
-        policy = load_policy(start, dtype=spec.dtype, trust_remote_code=self.trust_remote_code)
+        start, data = job.inputs["checkpoint"].path, job.inputs["dataset"].path
+        tokenizer = load_tokenizer(start / "policy", trust_remote_code=self.trust_remote_code)
+        policy = load_policy(start / "policy", dtype=spec.dtype, trust_remote_code=self.trust_remote_code)
+        if spec.lora is not None:
+            adapt(policy, spec.lora)
+            load_adapters(policy, start / ADAPTERS / "policy")
         train, held_out = (read_rankings(data / f"{split}.parquet") for split in ("train", "eval"))
         trainable = self._trainable(policy, spec.dpo, spec.training, dtype=spec.dtype)
         with deterministic(spec.deterministic):
             found = train_dpo(trainable, train, held_out, spec, self.ranks, job.progress)
-        weights = full_weights(trainable, self.ranks)
-        trainable.close()
-        if self.ranks.is_first:
-            with first_rank_only():
-                save_policy(policy, weights, tokenizer, job.output / "policy")
+        with first_rank_only():
+            write_network(job.output, "policy", trainable, tokenizer, self.ranks)
+            if self.ranks.is_first:
                 pq.write_table(pa.Table.from_pylist(found.responses), job.output / "held_out.parquet")
+        trainable.close()
         self.ranks.barrier()
         return {"metrics": found.metrics, "curves": found.curves}
 

@@ -25,6 +25,7 @@ def train_dpo(context: DpoContext, dataset: PreferencesRef, checkpoint: Checkpoi
         seed=spec.seed,
         dtype=spec.model.dtype,
         dpo=spec.dpo,
+        lora=spec.model.lora,
         training=spec.training,
         deterministic=spec.engines.deterministic,
     )

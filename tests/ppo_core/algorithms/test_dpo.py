@@ -186,7 +186,6 @@ GIVEN: dict[str, Any] = {
         ("dpo.label_smoothing=0.5", r"dpo.label_smoothing=0.5: must be less than 0.5"),
         ("training.num_ranks=3", r"num_ranks=3 does not divide the 32 sequences of a batch \(dpo.batch_size\)"),
         ("training.microbatch_size=4", r"microbatch_size=4 would separate responses .* set training.microbatch_tokens"),
-        ("model.lora={rank: 4}", "model.lora works with PPO only, and DPO trains all weights: leave it out"),
         ("model.dtype=bfloat16", r"set zero_stage to 1"),
         ("rollout.samples_per_prompt=2", r"rollout.samples_per_prompt=2 applies to iterations .* leave it out"),
         ("evaluation.every=2", r"evaluation.every=2 applies to iterations that train on sampled responses"),

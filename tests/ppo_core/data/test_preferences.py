@@ -251,7 +251,7 @@ def test_a_text_that_cannot_be_read_is_refused(
         ("fit.label_smoothing=0.5", r"fit.label_smoothing=0.5: must be less than 0.5"),
         (
             "model.lora={rank: 4}",
-            "model.lora works with PPO only, and a reward model trains all its weights: leave it out",
+            "model.lora works with PPO and DPO only, and a reward model trains all weights: leave it out",
         ),
         ("training.microbatch_size=4", r"microbatch_size=4 would separate responses .* set training.microbatch_tokens"),
         ("engines.rollout_engines=2", r"engines.rollout_engines=2 configures the rollout engine, .*: leave it out"),

@@ -12,8 +12,10 @@ import torch
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM
 
+from ppo_core.models.lora import adapt
 from tests.ppo_core.tiny_models import tiny_policy
-from tests.ppo_core.training.programs.dpo_program import FIT, NORMALISED, rankings
+from tests.ppo_core.training.plain_lora import A, B, PlainAdapted, stored, with_products
+from tests.ppo_core.training.programs.dpo_program import ADAPTED, FIT, LORA, LORA_SEED, NORMALISED, rankings
 
 CASES = {
     "llama": ("llama", FIT),
@@ -60,27 +62,23 @@ def equation_7(policy: Any, reference: Any, rows: Any, spec: Any) -> tuple[torch
     return loss, [float(loss.detach()), *(sum(part) / len(rows) for part in zip(*measured, strict=True))]
 
 
-def two_steps(name: str, spec: Any) -> tuple[Any, list[list[float]], list[float]]:
-    """The policy after two steps of torch's AdamW, what was measured at each, and what of two rows after them."""
-    policy, reference, steps = tiny_policy(name), tiny_policy(name), []
+def two_steps(policy: Any, learns: list[torch.Tensor], name: str, spec: Any) -> tuple[list[list[float]], list[float]]:
+    """Two steps of torch's AdamW on what learns: what was measured at each, and what of two rows after them."""
+    reference, steps = tiny_policy(name), []
     settings = {"lr": spec.learning_rate, "betas": spec.betas, "eps": 1e-8, "weight_decay": spec.weight_decay}
-    optimizer = torch.optim.AdamW(policy.parameters(), **settings)
+    optimizer = torch.optim.AdamW(learns, **settings)
     for _ in range(2):
         loss, numbers = equation_7(policy, reference, rankings(), spec)
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), spec.max_grad_norm)
+        torch.nn.utils.clip_grad_norm_(learns, spec.max_grad_norm)
         optimizer.step()
         steps.append(numbers)
-    return policy, steps, equation_7(policy, reference, rankings()[1:3], spec)[1]
+    return steps, equation_7(policy, reference, rankings()[1:3], spec)[1]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_two_steps_are_two_of_adamw_on_equation_7(programs: Path, facts: dict[str, Any], case: str) -> None:
-    name, spec = CASES[case]
-    policy, steps, held_out = two_steps(name, spec)
-    curves, metrics = facts[case]["curves"], facts[case]["metrics"]
-    assert facts[case]["packed"] is True
+def require_measured(facts: dict[str, Any], steps: list[list[float]], held_out: list[float]) -> None:
+    curves, metrics = facts["curves"], facts["metrics"]
     for number, expected in enumerate(steps):
         # At the first step rewards are differences of equal numbers: which of two is larger is noise.
         told = NAMES if number else NAMES[:-1]
@@ -88,11 +86,37 @@ def test_two_steps_are_two_of_adamw_on_equation_7(programs: Path, facts: dict[st
         assert found == pytest.approx(dict(zip(told, expected, strict=False)), abs=7e-5)  # they have four digits
     assert [metrics[f"evaluation/{key}"] for key in NAMES] == pytest.approx(held_out, abs=2e-5)
     assert metrics["loss"] == pytest.approx((steps[0][0] + steps[1][0]) / 2, abs=1e-5)
-    saved = AutoModelForCausalLM.from_pretrained(programs / "dpo" / case)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_steps_are_two_of_adamw_on_equation_7(programs: Path, facts: dict[str, Any], case: str) -> None:
+    name, spec = CASES[case]
+    policy = tiny_policy(name)
+    steps, held_out = two_steps(policy, [*policy.parameters()], name, spec)
+    assert facts[case]["packed"] is True
+    require_measured(facts[case], steps, held_out)
+    saved = AutoModelForCausalLM.from_pretrained(programs / "dpo" / case / "policy")
     for name, parameter in policy.named_parameters():
         if name.endswith("c_attn.bias"):
             continue  # a key's bias changes no attention: its gradient is noise, which Adam's first step makes as large
         torch.testing.assert_close(saved.get_parameter(name).detach(), parameter.detach(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ADAPTED)
+def test_with_adapters_two_steps_move_their_factors_alone(programs: Path, facts: dict[str, Any], case: str) -> None:
+    """As by autograd on the whole weight W + alpha / r * B A, of which W stays."""
+    begun = tiny_policy("llama")
+    adapt(begun, LORA, seed=LORA_SEED)
+    learning = {name: p.detach() for name, p in begun.named_parameters() if p.requires_grad}
+    factors = {n.replace(".adapter.down", A).replace(".adapter.up", B): factor for n, factor in learning.items()}
+    policy = PlainAdapted(tiny_policy("llama"), factors, "llama", LORA)
+    steps, held_out = two_steps(lambda tokens: policy(input_ids=tokens), [*policy.factors.values()], "llama", FIT)
+    require_measured(facts[case], steps, held_out)
+    saved = AutoModelForCausalLM.from_pretrained(programs / "dpo" / case / "policy")
+    expected = with_products(policy.weights, policy.factors, "llama", LORA)
+    for name, weight in expected.items():
+        torch.testing.assert_close(saved.get_parameter(name).detach(), weight.detach(), rtol=0, atol=1e-5)
+    assert {*stored(programs / "dpo" / case, "policy")} == {*factors}
 
 
 def test_each_held_out_response_is_in_the_table(facts: dict[str, Any]) -> None:
@@ -124,5 +148,5 @@ def test_it_learns_the_preferences_and_the_same_again_to_the_bit(programs: Path)
     assert curves["loss"][-1] < 0.3 * curves["loss"][0]
     assert curves["rewards/accuracies"][-1] == 1.0
     assert found["first"] == found["again"]
-    weights = [(programs / "dpo" / case / "model.safetensors").read_bytes() for case in ("first", "again")]
+    weights = [(programs / "dpo" / case / "policy" / "model.safetensors").read_bytes() for case in ("first", "again")]
     assert weights[0] == weights[1]

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
 from tests.ppo_core.plain_torch import (
@@ -21,12 +20,10 @@ from tests.ppo_core.plain_torch import (
     plain_values,
 )
 from tests.ppo_core.tiny_models import EOS, tiny_policy
+from tests.ppo_core.training.plain_lora import A, B, PlainAdapted, stored, with_products
 from tests.ppo_core.training.programs.lora_program import CASES, SPECS, UPDATE
 from tests.ppo_core.training.test_replay import assert_same_files, bytes_of
 from tests.ppo_core.training.update_cases import TEMPERATURE, make_experience, update_job
-
-PREFIX = "base_model.model."
-A, B = ".lora_A.weight", ".lora_B.weight"
 
 
 def facts_of(adapted: Path, scenario: str) -> dict[str, Any]:
@@ -34,43 +31,14 @@ def facts_of(adapted: Path, scenario: str) -> dict[str, Any]:
     return facts
 
 
-def stored(folder: Path, network: str) -> dict[str, Tensor]:
-    """What learned, as PEFT names it, without the prefix."""
-    tensors = load_file(folder / f"adapters/{network}/adapter_model.safetensors")
-    assert all(key.startswith(PREFIX) for key in tensors)
-    return {key.removeprefix(PREFIX): tensor for key, tensor in tensors.items()}
-
-
-def with_products(weights: dict[str, Tensor], factors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
-    """W + alpha / r * B A, or its transpose where the layer keeps W transposed."""
-    whole = dict(weights)
-    for layer in (key.removesuffix(A) for key in factors if key.endswith(A)):
-        product = SPECS[name].alpha / SPECS[name].rank * (factors[layer + B] @ factors[layer + A])
-        whole[f"{layer}.weight"] = weights[f"{layer}.weight"] + (product.t() if name == "gpt2" else product)
-    return whole
-
-
-class PlainAdapted:
-    """A model of the weights W + scale * B A, for whoever calls it; only A, B and what is `beside` them learn."""
-
-    def __init__(self, model: nn.Module, factors: dict[str, Tensor], name: str) -> None:
-        self.model, self.name = model, name
-        self.weights = {key: parameter.detach() for key, parameter in model.named_parameters()}
-        self.factors = {key: factor.clone().requires_grad_() for key, factor in factors.items()}
-
-    def __call__(self, **inputs: Any) -> Any:
-        whole = with_products(self.weights, self.factors, self.name)
-        return functional_call(self.model, whole, kwargs=inputs, tie_weights=True)
-
-
 def plain_updates(start: Path, name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What policy and critic learn in as many steps as the program's update has, by torch alone."""
     update, experience = update_job(**UPDATE).update, make_experience(name)
     sequences = [(list(prompt), list(response)) for prompt, response in experience.sequences()]
-    policy = PlainAdapted(tiny_policy(name), stored(start, "policy"), name)
+    policy = PlainAdapted(tiny_policy(name), stored(start, "policy"), name, SPECS[name])
     factors = {key.removeprefix("backbone."): factor for key, factor in stored(start, "critic").items()}
     head = factors.pop("value_head.weight").requires_grad_()
-    trunk = PlainAdapted(tiny_policy(name).base_model, factors, name)
+    trunk = PlainAdapted(tiny_policy(name).base_model, factors, name, SPECS[name])
     settings = {"betas": update.betas, "eps": update.eps, "weight_decay": update.weight_decay}
     optimizers = [
         torch.optim.AdamW(policy.factors.values(), lr=update.learning_rate, **settings),
@@ -123,7 +91,7 @@ def test_what_is_exported_is_the_start_with_the_product_added(adapted: Path, nam
     weights, before = (load_file(folder / "policy/model.safetensors") for folder in (updated, start))
     factors = stored(updated, "policy")
     expected = with_products(
-        {k: w.double() for k, w in before.items()}, {k: f.double() for k, f in factors.items()}, name
+        {k: w.double() for k, w in before.items()}, {k: f.double() for k, f in factors.items()}, name, SPECS[name]
     )
     assert weights.keys() == before.keys()
     touched = {key.removesuffix(A) + ".weight" for key in factors if key.endswith(A)}
@@ -132,7 +100,7 @@ def test_what_is_exported_is_the_start_with_the_product_added(adapted: Path, nam
         assert torch.equal(weight, before[key]) is (key not in touched), key
     assert len(touched) == (2 * 3 if name == "llama-tied" else 2 * 4)
     logits = AutoModelForCausalLM.from_pretrained(updated / "policy")(input_ids=torch.tensor([[3, 4, 5]])).logits
-    model = PlainAdapted(tiny_policy(name), factors, name)
+    model = PlainAdapted(tiny_policy(name), factors, name, SPECS[name])
     torch.testing.assert_close(logits, model(input_ids=torch.tensor([[3, 4, 5]])).logits, rtol=0, atol=1e-4)
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from ppo_core.data.preferences import Ranking
-from ppo_core.models.loading import save_policy
+from ppo_core.models.lora import adapt
 from ppo_core.models.packing import packs
 from ppo_core.processes.ranks import Ranks
 from ppo_core.records import TrainDpoJob
-from ppo_core.spec import DpoFitSpec, TrainingSpec
-from ppo_core.training.checkpoint import full_weights
+from ppo_core.spec import DpoFitSpec, LoraSpec, TrainingSpec
+from ppo_core.training.checkpoint import write_network
 from ppo_core.training.deepspeed_engine import Trainable
 from ppo_core.training.dpo import train_dpo
 from ppo_core.training.supervised import supervised_settings
@@ -30,6 +30,9 @@ FIT = DpoFitSpec(
     label_smoothing=0.1,
     beta=0.5,
 )
+LORA = LoraSpec(rank=2, alpha=6.0)
+LORA_SEED = 3
+ADAPTED = {"adapted": ("llama", TrainingSpec()), "adapted and sharded": ("llama", TrainingSpec(zero_stage=3))}
 NORMALISED = FIT.model_copy(update={"length_normalised": True, "beta": 3.0})
 
 
@@ -48,16 +51,25 @@ def rankings() -> list[Ranking]:
     return rows
 
 
-def fit(root: Path, ranks: Ranks, name: str, case: str, spec: DpoFitSpec, training: TrainingSpec) -> Facts:
+def fit(
+    root: Path,
+    ranks: Ranks,
+    name: str,
+    case: str,
+    spec: DpoFitSpec,
+    training: TrainingSpec,
+    lora: LoraSpec | None = None,
+) -> Facts:
     """Train on all rows, two of which are also measured as held out, and save as the engine does."""
     job = TrainDpoJob(seed=1, dtype="float32", dpo=spec, training=training)
     policy, rows = tiny_policy(name), rankings()
+    if lora is not None:
+        adapt(policy, lora, seed=LORA_SEED)
     settings, threads = supervised_settings(spec), ranks.threads.count
     trainable = Trainable(policy, settings, training, dtype="float32", threads=threads)
     found = train_dpo(trainable, rows, rows[1:3], job, ranks, lambda *_: None)
-    weights = full_weights(trainable, ranks)
-    if ranks.is_first:
-        save_policy(policy, weights, tiny_tokenizer(), root / case)
+    made = root / (case if ranks.world_size == 1 else f"{case}-{ranks.world_size}")
+    write_network(made, "policy", trainable, tiny_tokenizer(), ranks)
     packed = packs(trainable.modules[0])
     trainable.close()
     return {**found._asdict(), "packed": packed}
@@ -72,7 +84,9 @@ def fits(root: Path, ranks: Ranks) -> Facts:
         "sharded": ("llama", FIT, TrainingSpec(zero_stage=3)),
         "normalised": ("llama", NORMALISED, TrainingSpec()),
     }
-    return {case: fit(root, ranks, name, case, spec, training) for case, (name, spec, training) in cases.items()}
+    whole = {case: fit(root, ranks, name, case, spec, training) for case, (name, spec, training) in cases.items()}
+    adapted = {case: fit(root, ranks, name, case, FIT, training, LORA) for case, (name, training) in ADAPTED.items()}
+    return whole | adapted
 
 
 def learns(root: Path, ranks: Ranks) -> Facts:
