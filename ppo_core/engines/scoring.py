@@ -50,7 +50,7 @@ from ppo_core.scoring.held_models import held_models
 from ppo_core.scoring.overoptimisation import response_metrics
 from ppo_core.scoring.reward import RewardFailed, Sample
 from ppo_core.scoring.spans import Decode
-from ppo_core.scoring.weighted import WeightedRewards, make_remembered
+from ppo_core.scoring.weighted import WeightedRewards, check_enough, make_remembered
 from ppo_core.spec import RewardSpec
 
 
@@ -121,7 +121,7 @@ def score_rollouts(job: Job, ahead: ScoresAhead | None = None) -> dict[str, Any]
             f"none of the {len(scores)} responses has a score ({scores[0].error}): there is nothing to learn from; see "
             "why the rewards give none, for example a judge that does not answer"
         )
-    _check_enough(scores, spec.reward)
+    check_enough(scores, spec.reward)
     write_scores(job.output / "scores.parquet", scores)
     metrics = score_metrics(scores, "score") | response_metrics(rollouts, scores)
     if spec.samples_per_prompt is not None:
@@ -138,6 +138,7 @@ def score_evaluation(job: Job) -> dict[str, Any]:
     for name, prefix in (("sampled", "evaluation"), ("greedy", "evaluation/greedy")):
         rollouts = read_rollouts(job.inputs[name].path / "rollouts.parquet")
         scores = _scored(job, spec.reward, spec.answer_column, "eval", rollouts)
+        check_enough(scores, spec.reward, f"{name} held-out responses")
         write_scores(job.output / f"{name}_scores.parquet", scores)
         write_rollouts(job.output / ("responses.parquet" if name == "sampled" else "greedy.parquet"), rollouts)
         given = [row.score for row in scores if row.score is not None]
@@ -252,16 +253,6 @@ def _decoder(job: Job) -> Decode:
         return decode_response(tokenizer(), token_ids)
 
     return decode
-
-
-def _check_enough(scores: list[ScoreRow], reward: RewardSpec) -> None:
-    """Raise RewardFailed where more responses have no score than the spec allows."""
-    failed = [row for row in scores if row.score is None]
-    if len(failed) > reward.max_failed_fraction * len(scores):
-        raise RewardFailed(
-            f"{len(failed)} of {len(scores)} responses have no score (the first: {failed[0].error}), more than "
-            f"reward.max_failed_fraction={reward.max_failed_fraction:g} allows: see why, or raise it"
-        )
 
 
 def _samples(job: Job, rollouts: list[RolloutRow], scores: list[ScoreRow], count: int = 8) -> list[dict[str, Any]]:

@@ -79,6 +79,12 @@ def compare_evaluations(job: Job) -> dict[str, Any]:
     pairs = pair(sides["candidate"], sides["champion"])
     differences = [found.difference for found in pairs]
     known = [difference for difference in differences if difference is not None]
+    if (lost := len(pairs) - len(known)) > spec.max_failed_fraction * len(pairs):
+        raise InputError(
+            f"{lost} of {len(pairs)} held-out prompts have no score from both policies, more than "
+            f"reward.max_failed_fraction={spec.max_failed_fraction:g} allows: see why in the column error of both "
+            "evaluations' sampled_scores.parquet, or raise it, which has both scored again"
+        )
     seed = derive_seed("comparison", *(job.inputs[name].digest for name in SIDES))
     gain = paired_bootstrap(known, confidence=spec.confidence, resamples=spec.resamples, seed=seed)
     metrics = {"promotion/gain": gain.mean, "promotion/gain_low": gain.low, "promotion/gain_high": gain.high}

@@ -18,6 +18,7 @@ from ppo_core.scoring.reward import (
     NotScored,
     Progress,
     Reward,
+    RewardFailed,
     Sample,
     Score,
     SpanScores,
@@ -199,6 +200,16 @@ class WeightedRewards:
             )
             for rollout, parts in zip(rollouts, self.score(samples), strict=True)
         ]
+
+
+def check_enough(scores: Sequence[ScoreRow], reward: RewardSpec, what: str = "responses") -> None:
+    """Raise RewardFailed where more of them have no score than the spec allows; `what` says which they are."""
+    failed = [row for row in scores if row.score is None]
+    if len(failed) > reward.max_failed_fraction * len(scores):
+        raise RewardFailed(
+            f"{len(failed)} of {len(scores)} {what} have no score (the first: {failed[0].error}), more than "
+            f"reward.max_failed_fraction={reward.max_failed_fraction:g} allows: see why, or raise it"
+        )
 
 
 def _one_number(score: Score) -> float | None:

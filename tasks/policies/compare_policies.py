@@ -38,6 +38,7 @@ def compare_policies(
     job = CompareJob(
         metric=spec.promotion.metric,
         pass_score=spec.evaluation.pass_score,
+        max_failed_fraction=spec.reward.max_failed_fraction,
         confidence=spec.promotion.confidence,
         resamples=spec.promotion.resamples,
     )

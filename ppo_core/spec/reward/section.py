@@ -26,7 +26,8 @@ class RewardSpec(Section):
     )
     max_failed_fraction: Fraction = Field(
         0.5,
-        description="Largest fraction of responses without a score, which are left out; above it the stage fails",
+        description="Largest fraction of responses without a score, which are left out; above it the stage fails, an "
+        "evaluation too, and two policies are not compared",
     )
 
     @property

@@ -17,7 +17,7 @@ from ppo_core.processes.protocol import Job, JobInput
 from ppo_core.records import InputError, PromptRow, RolloutRow, ScoreRow
 from ppo_core.scoring.comparison import compare_evaluations, paired_bootstrap
 
-JOB = {"metric": "score", "pass_score": 1.0, "confidence": 0.9, "resamples": 2000}
+JOB = {"metric": "score", "pass_score": 1.0, "max_failed_fraction": 0.5, "confidence": 0.9, "resamples": 2000}
 
 
 def exact_interval(differences: list[float], confidence: float) -> tuple[float, float]:
@@ -129,3 +129,18 @@ def test_pairing_takes_the_difficulty_of_the_prompts_out(tmp_path: Path) -> None
 def test_answers_to_other_prompts_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"2 of the held-out prompts were answered by one .* \(for example b\)"):
         compare(tmp_path, {"a": 1.0, "b": 1.0}, {"a": 1.0, "c": 1.0})
+
+
+def test_few_pairs_with_a_score_of_many_decide_nothing(tmp_path: Path) -> None:
+    """Half of the prompts may lack a score: each policy lacks two others of five here, and so four pairs do."""
+    names = "abcde"
+    candidate = {name: None if name in "ab" else 1.0 for name in names}
+    champion = {name: None if name in "cd" else 0.0 for name in names}
+    with pytest.raises(
+        InputError,
+        match=r"4 of 5 held-out prompts have no score from both policies, more than reward\.max_failed_fraction=0\.5 "
+        r"allows: see why .*, or raise it",
+    ):
+        compare(tmp_path, candidate, champion)
+    (tmp_path / "again").mkdir()
+    assert compare(tmp_path / "again", {**candidate, "a": 1.0, "b": 1.0}, champion)["unscored"] == 2

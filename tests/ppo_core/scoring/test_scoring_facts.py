@@ -56,7 +56,7 @@ def test_the_mean_of_nothing_is_no_metric() -> None:
     }  # fmt: skip
 
 
-def test_an_evaluation_without_scores_measures_lengths_only(scoring: Client, sources: Path, model: Path) -> None:
+def test_an_evaluation_without_scores_fails_unless_it_may(scoring: Client, sources: Path, model: Path) -> None:
     dataset = prepare(scoring, sources, model, dataset={"evaluation": "train.jsonl"})
     rows = pq.read_table(dataset / "eval.parquet").to_pylist()
     folder = scoring.output()
@@ -66,18 +66,33 @@ def test_an_evaluation_without_scores_measures_lengths_only(scoring: Client, sou
     write_rollouts(two / "rollouts.parquet", answers)
     inputs = {"sources": sources, "sampled": folder, "greedy": folder, "dataset": dataset}
 
-    def measured(function: str) -> dict[str, float]:
-        spec = {"reward": {"function": f"my_rewards.py:{function}"}, "answer_column": "answer", "pass_score": 1.0}
+    def measured(function: str, **allowed: float) -> dict[str, float]:
+        reward = {"function": f"my_rewards.py:{function}", **allowed}
+        spec = {"reward": reward, "answer_column": "answer", "pass_score": 1.0}
         metrics: dict[str, float] = scoring.run("score_evaluation", inputs, spec, scoring.output()).result["metrics"]
         return metrics
 
     lengths = {"evaluation/response_length": 1.0, "evaluation/greedy_response_length": 1.0}
-    assert measured("nobody") == lengths
+    with pytest.raises(
+        EngineJobError,
+        match=r"1 of 1 sampled held-out responses have no score \(the first: not scored by nobody\), more than "
+        r"reward.max_failed_fraction=0.5 allows: see why, or raise it",
+    ) as refused:
+        measured("nobody")
+    assert refused.value.retryable
+    assert not list((scoring.folder / f"job-{next(scoring.numbers) - 1}").iterdir())
+    assert measured("nobody", max_failed_fraction=1.0) == lengths
     scores = {"evaluation/score": 1.0, "evaluation/accuracy": 1.0}
     greedy = {"evaluation/greedy_score": 1.0, "evaluation/greedy_accuracy": 1.0}
     assert measured("length") == {**lengths, **scores, **greedy}
     inputs["sampled"] = two
-    assert measured("some") == {**lengths, **scores, "evaluation/unscored": 1.0}
+    with pytest.raises(EngineJobError, match="1 of 1 greedy held-out responses have no score"):
+        measured("some")
+    inputs["greedy"] = two
+    unscored = {"evaluation/unscored": 1.0, "evaluation/greedy_unscored": 1.0}
+    assert measured("some") == {**lengths, **scores, **greedy, **unscored}
+    with pytest.raises(EngineJobError, match=r"1 of 2 sampled held-out responses .*max_failed_fraction=0.4 allows"):
+        measured("some", max_failed_fraction=0.4)
 
 
 @pytest.mark.parametrize("answers", [[7, 1.5, "1.5"], [[1, "a"], {"b": [None]}, False]])
