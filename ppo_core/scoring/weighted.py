@@ -203,13 +203,19 @@ class WeightedRewards:
 
 
 def check_enough(scores: Sequence[ScoreRow], reward: RewardSpec, what: str = "responses") -> None:
-    """Raise RewardFailed where more of them have no score than the spec allows; `what` says which they are."""
-    failed = [row for row in scores if row.score is None]
-    if len(failed) > reward.max_failed_fraction * len(scores):
-        raise RewardFailed(
-            f"{len(failed)} of {len(scores)} {what} have no score (the first: {failed[0].error}), more than "
-            f"reward.max_failed_fraction={reward.max_failed_fraction:g} allows: see why, or raise it"
-        )
+    """Raise RewardFailed where more of them than the spec allows have no score, in all or of one reward.
+
+    A reward of weight 0 is not in the score, but guards may look at it. `what` says which responses they are.
+    """
+    missing = {"": [row for row in scores if row.score is None]}
+    for one in reward.rewards:
+        missing[f" of {one.component}"] = [row for row in scores if row.components[one.component] is None]
+    for whose, failed in missing.items():
+        if len(failed) > reward.max_failed_fraction * len(scores):
+            raise RewardFailed(
+                f"{len(failed)} of {len(scores)} {what} have no score{whose} (the first: {failed[0].error}), more than "
+                f"reward.max_failed_fraction={reward.max_failed_fraction:g} allows: see why, or raise it"
+            )
 
 
 def _one_number(score: Score) -> float | None:

@@ -62,7 +62,8 @@ class GuardsSpec(Section):
     gold_reward: str | None = Field(
         None,
         description="Name of the reward that measures what is really wanted, usually of weight 0: its trend and that "
-        "of the score are reported (gold/change, gold/score_change)",
+        "of the score are reported (gold/change, gold/score_change). Where more than reward.max_failed_fraction of an "
+        "iteration lack it, the stage that scores fails",
     )
     gold_window: PositiveInt = Field(
         5,

@@ -26,8 +26,8 @@ class RewardSpec(Section):
     )
     max_failed_fraction: Fraction = Field(
         0.5,
-        description="Largest fraction of responses without a score, which are left out; above it the stage fails, an "
-        "evaluation too, and two policies are not compared",
+        description="Largest fraction of responses without a score, or without that of any one reward; above it the "
+        "stage fails, an evaluation too, and two policies are not compared. Responses without a score are left out",
     )
 
     @property

@@ -138,3 +138,25 @@ def test_an_evaluation_tells_each_of_several_rewards(scoring: Client, sources: P
     for prefix in ("evaluation/", "evaluation/greedy_"):
         assert metrics[f"{prefix}score"] == metrics[f"{prefix}score/later"] == 0.5
         assert metrics[f"{prefix}score/gold"] == 2.0
+
+
+def test_a_reward_of_weight_0_that_scores_too_few_ends_the_stage_as_any_other(
+    scoring: Client, sources: Path, model: Path
+) -> None:
+    """What `guards.gold_reward` looks at is usually one: without its scores that guard would be off."""
+    dataset = prepare(scoring, sources, model)
+
+    def scored(gold: str, fraction: float) -> list[Any]:
+        measured = {"function": f"my_rewards.py:{gold}", "weight": 0, "name": "gold"}
+        reward = {"sources": [{"function": "my_rewards.py:length"}, measured], "max_failed_fraction": fraction}
+        return [row["score"] for row in score(scoring, sources, dataset, reward, ["a", "b", "c"])]
+
+    for gold, count, fraction in (("nobody", 3, 0.5), ("some", 1, 0.3)):
+        with pytest.raises(
+            EngineJobError,
+            match=rf"{count} of 3 responses have no score of gold \(the first: not scored by gold\), more than "
+            rf"reward.max_failed_fraction={fraction} allows: see why, or raise it",
+        ) as refused:
+            scored(gold, fraction)
+        assert refused.value.retryable
+    assert scored("some", 0.34) == [1.0, 1.0, 1.0]
