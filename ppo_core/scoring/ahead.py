@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ppo_core.records import InputError, PromptRow, content_digest
 from ppo_core.scoring.http import HttpReward
 from ppo_core.scoring.judge import JudgeReward
-from ppo_core.scoring.reward import NotScored, Reward, RewardFailed, Sample, Score
+from ppo_core.scoring.reward import NotScored, Reward, RewardFailed, Sample, Score, plain
 
 MOST_SCORES = 2**17
 """Beyond that the oldest are forgotten; one takes about 200 bytes."""
@@ -53,7 +53,7 @@ class ScoresAhead:
     def keep(self, reward: str, keys: Sequence[str], scores: Sequence[Score]) -> None:
         """Remember those that are scores."""
         for key, score in zip(keys, scores, strict=True):
-            if score is not None and not isinstance(score, NotScored):
+            if not isinstance(plain(score), NotScored | None):
                 self._scores[key] = score
                 self._given[reward] += 1
         while len(self._scores) > self._most:

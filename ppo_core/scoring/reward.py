@@ -85,6 +85,11 @@ Score = float | None | NotScored | SpanScores | MeasuredScore
 """None: no score, as the user's own code said."""
 
 
+def plain(score: Score) -> float | NotScored | SpanScores | None:
+    """The score without what was measured beside it."""
+    return score.score if isinstance(score, MeasuredScore) else score
+
+
 class Reward(Protocol):
     """One kind of reward, made once for a job."""
 

@@ -23,6 +23,7 @@ from ppo_core.scoring.reward import (
     Score,
     SpanScores,
     ignore_progress,
+    plain,
 )
 from ppo_core.scoring.rules import ExactMatch, Format, JsonSchema, Length, Number, Regex
 from ppo_core.scoring.spans import Decode, tokens_of
@@ -146,7 +147,7 @@ class WeightedRewards:
             Components(
                 {name: _one_number(value) for name, value in row.items()},
                 {name: value.reason for name, value in row.items() if isinstance(value, NotScored)},
-                {name: value for name, score in row.items() if isinstance(value := _plain(score), SpanScores)},
+                {name: value for name, score in row.items() if isinstance(value := plain(score), SpanScores)},
                 {name: measures.get(name) for name in names},
             )
             for row, measures in zip(rows, measured, strict=True)
@@ -219,14 +220,10 @@ def check_enough(scores: Sequence[ScoreRow], reward: RewardSpec, what: str = "re
 
 
 def _one_number(score: Score) -> float | None:
-    score = _plain(score)
+    score = plain(score)
     if isinstance(score, SpanScores):
         return score.total
     return None if isinstance(score, NotScored) else score
-
-
-def _plain(score: Score) -> float | NotScored | SpanScores | None:
-    return score.score if isinstance(score, MeasuredScore) else score
 
 
 def _measures(score: Score) -> Mapping[str, float]:

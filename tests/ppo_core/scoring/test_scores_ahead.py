@@ -238,6 +238,24 @@ def test_what_alone_has_no_score_is_as_without(folder: Path, status: int) -> Non
         assert asked_for(server) == ONCE + Counter({bad.response: 1})
 
 
+def test_what_was_only_measured_is_no_score(folder: Path) -> None:
+    """A server that has no score yet, but something that it measured, is asked again by the stage."""
+    asked = set[str]()
+
+    def later(_: int, document: Any) -> Answer:
+        responses = [sample["response"] for sample in document["samples"]]
+        scores = [{"score": float(len(text)) if text in asked else None, "seen": 1} for text in responses]
+        asked.update(responses)
+        return 200, {}, {"scores": scores}
+
+    with reward_server(later) as server:
+        reward, ahead = http(server), ScoresAhead()
+        assert ask_ahead(folder, ahead, reward, ROLLOUTS) == []
+        later_on = table(folder, ahead, reward)
+        assert asked_for(server) == Counter(2 * list(ONCE.elements()))
+        assert table(folder, None, reward) == later_on
+
+
 def test_a_server_that_refuses_all_or_is_down_is_told_by_the_stage_alone_as_without(folder: Path) -> None:
     for status, error in ((400, InputError), (503, RewardFailed)):
         with reward_server(lambda *_, status=status: (status, {}, "no")) as server:
