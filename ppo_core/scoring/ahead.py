@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ppo_core.records import InputError, PromptRow, content_digest
+from ppo_core.scoring.functions import FunctionReward
 from ppo_core.scoring.http import HttpReward
 from ppo_core.scoring.judge import JudgeReward
 from ppo_core.scoring.reward import NotScored, Reward, RewardFailed, Sample, Score, plain
@@ -107,6 +108,8 @@ class RememberedReward:
             return []
         if isinstance(self.reward, HttpReward | JudgeReward):
             self.reward.endpoint.answered = answered
+        if isinstance(self.reward, FunctionReward):
+            self.reward.answered = answered
         return self.reward.score(samples)
 
     def _key(self, sample: Sample) -> str:

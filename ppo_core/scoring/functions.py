@@ -32,7 +32,7 @@ from ppo_core.scoring.signatures import (
     one_by_one_arguments,
     scores_in,
 )
-from ppo_core.scoring.spans import FORM, number_of, span_scores
+from ppo_core.scoring.spans import FORM, NotFinite, number_of, span_scores
 from ppo_core.spec.reward.kinds import FunctionRewardSpec
 
 TELL_EVERY_S = 1.0
@@ -40,13 +40,14 @@ IN_FLIGHT = 64  # calls of a coroutine function that is called for each sample
 
 
 class FunctionReward:
-    """A user's function with its options."""
+    """A user's function with its options. `answered` counts samples that it scored before, in an earlier round."""
 
     def __init__(
         self, spec: FunctionRewardSpec, sources: Sources, answer_column: str, progress: Progress = ignore_progress
     ) -> None:
         self.name = spec.function
         self.progress = progress
+        self.answered = 0
         self.options = spec.options
         self.sources = sources
         self.answer_column = answer_column
@@ -100,7 +101,8 @@ class FunctionReward:
                 fixed[TOKENS] = [list(one.token_ids or ()) for one in samples]
             returned = self._run({**given_once, **self.options, **fixed})
             scores = scores_in(self.form, returned)
-        return with_measures(checked_scores(self.name, scores, samples), measures_in(self.form, returned))
+        checked = checked_scores(self.name, scores, samples, one_by_one=self.form.one_by_one, others=self.answered > 0)
+        return with_measures(checked, measures_in(self.form, returned))
 
     def _arguments(self) -> list[str]:
         """Those without a default."""
@@ -122,7 +124,7 @@ class FunctionReward:
     def _run_each(self, calls: Sequence[Arguments]) -> list[Any]:
         """What each call returns, NotScored for one that raises; calls of a coroutine function are made side by side.
 
-        Raises RewardFailed where all raise.
+        Raises RewardFailed where all raise, and none was answered before.
         """
         heard, done, errors = time.monotonic(), 0, list[BaseException]()
 
@@ -147,7 +149,7 @@ class FunctionReward:
             returned.append(found if inspect.isawaitable(found) else ended(found))
         if any(map(inspect.isawaitable, returned)):
             returned = asyncio.run(_awaited(returned, self.timeout_s, ended, failed))
-        if errors and len(errors) == len(calls):
+        if errors and len(errors) == len(calls) and not self.answered:
             raise self._failed(errors[0]) from errors[0]
         return returned
 
@@ -206,8 +208,14 @@ def columns_of(row: PromptRow, answer_column: str) -> dict[str, Any]:
     return {**row.metadata, answer_column: row.reference_answer}
 
 
-def checked_scores(name: str, scores: Any, samples: Sequence[Sample]) -> list[Score]:
-    """The scores as floats, in parts or None. Raises InputError for a wrong type, length or value, naming the row."""
+def checked_scores(
+    name: str, scores: Any, samples: Sequence[Sample], *, one_by_one: bool = False, others: bool = False
+) -> list[Score]:
+    """The scores as floats, in parts or None. Raises InputError for a wrong type, length or value, naming the row.
+
+    Of scores that were made `one_by_one`, those that are not finite are NotScored, unless none is finite; with
+    `others`, that were scored before, also then.
+    """
     expected = len(samples)
     try:
         values = list(scores)
@@ -217,13 +225,21 @@ def checked_scores(name: str, scores: Any, samples: Sequence[Sample]) -> list[Sc
         raise InputError(
             f"{name} returned {len(values)} scores for {expected} completions: return one (or None) for each"
         )
-    return [
-        value if value is None or isinstance(value, NotScored) else _checked(f"{name}: score {index}", value, sample)
-        for index, (value, sample) in enumerate(zip(values, samples, strict=True))
-    ]
+    checked, broken = list[Score](), list[NotFinite]()
+    for index, (value, sample) in enumerate(zip(values, samples, strict=True)):
+        try:
+            checked.append(_checked(f"{name}: score {index}", value, sample))
+        except NotFinite as error:
+            broken.append(error)
+            checked.append(NotScored(f"its score {error.what}"))
+    if broken and not (one_by_one and (others or len(broken) < expected)):
+        raise InputError(str(broken[0])) from broken[0]
+    return checked
 
 
 def _checked(whose: str, value: Any, sample: Sample) -> Score:
+    if value is None or isinstance(value, NotScored):
+        return value
     number = number_of(value)
     if number is None:
         parts = span_scores(whose, value, sample)
@@ -231,5 +247,5 @@ def _checked(whose: str, value: Any, sample: Sample) -> Score:
             raise InputError(f"{whose} is {value!r} ({type(value).__name__}): return a float, or None, or {FORM}")
         return parts
     if not math.isfinite(number):
-        raise InputError(f"{whose} is {number}: return a finite number, or None where there is no score")
+        raise NotFinite(whose, f"is {number}: return a finite number, or None where there is no score")
     return number

@@ -28,7 +28,7 @@ class ModelReward:
         """Any row will do: the trial of the first rows says what the model cannot read."""
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
-        """A text that is longer than the model's context has no score."""
+        """A text that is longer than the model's context has no score, nor one whose score is not finite."""
         loading = f"loading the reward model {self.spec.component}"
         model = held_models().of(self.spec, self.sources, lambda _: self.progress(0, 0, loading))
         sequences = [model.tokens(one.row.prompt, one.response) for one in samples]
@@ -38,7 +38,7 @@ class ModelReward:
         scores: list[Score] = [
             NotScored(f"{len(sequence)} tokens, but the reward model reads 1 to {limit}") for sequence in sequences
         ]
-        checked = checked_scores(self.spec.label, scored, [samples[row] for row in fits])
+        checked = checked_scores(self.spec.label, scored, [samples[row] for row in fits], one_by_one=True)
         for row, score in zip(fits, checked, strict=True):
             scores[row] = score
         return scores

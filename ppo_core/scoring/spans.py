@@ -27,6 +27,14 @@ FORM = (
 )
 
 
+class NotFinite(InputError):
+    """A score with NaN or infinity in it; `what` is the message without whose it is."""
+
+    def __init__(self, whose: str, what: str) -> None:
+        super().__init__(f"{whose} {what}")
+        self.what = what
+
+
 def number_of(value: Any) -> float | None:
     """A number of Python, numpy or torch as a float; None for anything else, also for text that looks like one."""
     try:
@@ -127,5 +135,5 @@ def _is_whole(value: Any) -> bool:
 def _finite(whose: str, scores: SpanScores) -> SpanScores:
     if not math.isfinite(scores.total):
         found = next((span.score for span in scores.spans if not math.isfinite(span.score)), scores.total)
-        raise InputError(f"{whose} has {found} in it or as its sum: return finite numbers, or None for no score")
+        raise NotFinite(whose, f"has {found} in it or as its sum: return finite numbers, or None for no score")
     return scores

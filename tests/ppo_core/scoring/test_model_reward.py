@@ -100,6 +100,21 @@ def test_a_text_beyond_the_context_has_no_score(tmp_path: Path) -> None:
     assert other.scores["model"] is not None
 
 
+def test_a_text_whose_score_is_not_finite_has_none(tmp_path: Path) -> None:
+    """The model overflows on one token, as one in float16 may on some texts."""
+    folder = reward_model(tmp_path / "rm")
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    (token,) = tiny_tokenizer()("w30")["input_ids"]
+    with torch.no_grad():
+        model.get_input_embeddings().weight[token] = torch.inf
+    model.save_pretrained(folder)
+    found = rewards(tmp_path).score(SAMPLES)
+    assert [one.scores["model"] is None for one in found] == ["w30" in text for text in TEXTS]
+    assert "its score is nan" in (found[4].error() or "")
+    with pytest.raises(InputError, match="score 0 is nan"):
+        rewards(tmp_path).score([SAMPLES[4]])
+
+
 def test_a_model_whose_positions_begin_after_padding_reads_as_many_as_it_has(tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = RobertaConfig(vocab_size=VOCABULARY, max_position_embeddings=34, pad_token_id=1, num_labels=1, **sizes)

@@ -79,6 +79,12 @@ async def hangs(completion, answer):
 async def all_hang(completions, **columns):
     await asyncio.sleep(3600)
 
+def not_finite(solution_str):
+    return {"1": 1.0, "7": float("nan"), "8": float("-inf")}[solution_str]
+
+def parts_not_finite(solution_str):
+    return [{"start": 0, "end": 1, "score": not_finite(solution_str)}]
+
 def slow(solution_str):
     import time
     time.sleep(0.6)
@@ -149,6 +155,16 @@ def test_a_call_that_hangs_leaves_its_sample_without_a_score_at_its_deadline(fol
         with_deadline(folder, "all_hang").score(SAMPLES)
     with pytest.raises(InputError, match=r"timeout_s=0.5 of .*theirs.py:raises has no effect: .*; write it with"):
         with_deadline(folder, "raises")
+
+
+@pytest.mark.parametrize("name", ["not_finite", "parts_not_finite"])
+def test_a_number_that_is_not_finite_leaves_its_sample_without_a_score(folder: Path, name: str) -> None:
+    samples = [*SAMPLES, Sample(ROWS[1], "8")]
+    found = rewards(folder, name).score(samples)
+    assert [one.scores[name] for one in found] == [1.0, None, None]
+    assert re.match(rf"not scored by {name}: its score (is|has) nan.*: return .*finite", found[1].error() or "")
+    with pytest.raises(InputError, match=rf"theirs.py:{name}: score 0 (is|has) nan"):
+        rewards(folder, name).score(samples[1:])
 
 
 @pytest.mark.parametrize("name", ["compute_score", "in_a_batch", "reward_func", "verified"])

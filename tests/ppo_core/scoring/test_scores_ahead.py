@@ -33,6 +33,12 @@ def noted(completions, notes, **columns):
     with open(notes, "a") as file:
         file.writelines(f"{text}\\n" for text in completions)
     return [float(len(text)) for text in completions]
+
+def one_is_not_finite(solution_str):
+    return float("nan") if solution_str == "bx" else float(len(solution_str))
+
+def one_raises(solution_str):
+    return 1.0 / (solution_str != "bx")
 """
 
 
@@ -254,6 +260,17 @@ def test_what_was_only_measured_is_no_score(folder: Path) -> None:
         later_on = table(folder, ahead, reward)
         assert asked_for(server) == Counter(2 * list(ONCE.elements()))
         assert table(folder, None, reward) == later_on
+
+
+@pytest.mark.parametrize("name", ["one_is_not_finite", "one_raises"])
+def test_what_alone_has_no_score_by_a_function_is_as_without(folder: Path, name: str) -> None:
+    reward, bad = {"sources": [{"function": f"rewards.py:{name}", "while_sampling": True}]}, ROLLOUTS[3]
+    alone, ahead = table(folder, None, reward), ScoresAhead()
+    assert ask_ahead(folder, ahead, reward, [bad]) == []
+    assert ask_ahead(folder, ahead, reward, [row for row in ROLLOUTS if row is not bad]) == list(range(7))
+    assert table(folder, ahead, reward) == alone
+    scores = read_scores(max(folder.glob("job-*"), key=number_of) / "scores.parquet")
+    assert [row.prompt_id for row in scores if row.score is None] == ["b"]
 
 
 def test_a_server_that_refuses_all_or_is_down_is_told_by_the_stage_alone_as_without(folder: Path) -> None:
