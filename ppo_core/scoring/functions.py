@@ -102,7 +102,7 @@ class FunctionReward:
             returned = self._run({**given_once, **self.options, **fixed})
             scores = scores_in(self.form, returned)
         checked = checked_scores(self.name, scores, samples, one_by_one=self.form.one_by_one, others=self.answered > 0)
-        return with_measures(checked, measures_in(self.form, returned))
+        return with_measures(checked, measures_in(self.name, self.form, returned, len(samples)))
 
     def _arguments(self) -> list[str]:
         """Those without a default."""

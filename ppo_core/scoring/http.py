@@ -48,9 +48,8 @@ class HttpReward:
                 'object with the list "scores", as in {"scores": [0.5, null]}'
             )
         given, whose = answer["scores"], f"{self.spec.url} (the reward {self.spec.component})"
-        return with_measures(
-            checked_scores(whose, scores_in(VERL_BATCH, given), samples), measures_in(VERL_BATCH, given)
-        )
+        checked = checked_scores(whose, scores_in(VERL_BATCH, given), samples)
+        return with_measures(checked, measures_in(whose, VERL_BATCH, given, len(samples)))
 
 
 def as_document(sample: Sample) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ppo_core.records import InputError
 from ppo_core.scoring.reward import Sample
 from ppo_core.scoring.spans import number_of
 
@@ -99,19 +100,33 @@ def scores_in(form: Form, returned: Any) -> Any:
     return returned
 
 
-def measures_in(form: Form, returned: Any) -> list[dict[str, float]]:
-    """The numbers that a function returned beside its scores, of each sample; empty where it returns none.
+def measures_in(name: str, form: Form, returned: Any, count: int) -> list[dict[str, float]]:
+    """The numbers that a function returned beside its scores, of each of `count` samples; empty where it returns none.
 
     verl's mappings have them beside `score`, OpenRLHF's in `extra_logs`, a list for each name. Other values are left
-    out.
+    out. Raises InputError, in which `name` is the function's, where such a list has another length, or is none.
     """
     if form is OPENRLHF and isinstance(returned, Mapping) and isinstance(returned.get("extra_logs"), Mapping):
-        listed = {str(name): list(values) for name, values in returned["extra_logs"].items()}
+        listed = {str(key): _listed(name, key, values, count) for key, values in returned["extra_logs"].items()}
         return [_numbers(dict(zip(listed, row, strict=True))) for row in zip(*listed.values(), strict=True)]
     if form in (VERL, VERL_BATCH) and isinstance(returned, Sequence):
         rows = [{k: v for k, v in one.items() if k != "score"} if isinstance(one, Mapping) else {} for one in returned]
         return [_numbers(row) for row in rows] if any(rows) else []
     return []
+
+
+def _listed(name: str, key: Any, values: Any, count: int) -> list[Any]:
+    try:
+        listed = list(values) if not isinstance(values, str | bytes | Mapping) else None
+    except TypeError:  # a number, or a tensor of one
+        listed = None
+    if listed is None or len(listed) != count:
+        found = f"{len(listed)} numbers" if listed is not None else f"one {type(values).__name__}, no list"
+        raise InputError(
+            f"{name} returned {found} as extra_logs[{key!r}] for {count} completions: return one number for each, or "
+            "leave it out"
+        )
+    return listed
 
 
 def _numbers(values: Mapping[Any, Any]) -> dict[str, float]:

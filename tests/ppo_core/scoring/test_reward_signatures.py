@@ -65,6 +65,10 @@ def logged(queries, prompts, labels):
     scores = reward_func(queries, prompts, labels)
     return {"rewards": scores, "extra_logs": {"length": torch.tensor([3, 4])}}
 
+def logged_as(queries, logs):
+    values = {"number": 0.5, "tensor": torch.tensor(0.5), "text": "ab", "short": [1.0], "long": torch.ones(3)}
+    return {"rewards": [1.0, 0.0], "extra_logs": {"right": [1, 2], logs: values[logs]}}
+
 def raises(solution_str, ground_truth):
     return 1.0 / (solution_str == ground_truth)
 
@@ -131,6 +135,22 @@ def test_numbers_beside_a_score_are_measured_and_count_for_nothing(folder: Path)
         ({"logged": 1.0}, {"logged/length": 3.0}),
         ({"logged": 0.0}, {"logged/length": 4.0}),
     ]
+
+
+@pytest.mark.parametrize(
+    ("logs", "found"),
+    [
+        ("number", "one float, no list"),
+        ("tensor", "one Tensor, no list"),
+        ("text", "one str, no list"),
+        ("short", "1 numbers"),
+        ("long", "3 numbers"),
+    ],
+)
+def test_what_is_logged_has_a_number_for_each_completion(folder: Path, logs: str, found: str) -> None:
+    expected = rf"theirs.py:logged_as returned {found} as extra_logs\['{logs}'\] for 2 completions: return one number"
+    with pytest.raises(InputError, match=expected):
+        rewards(folder, "logged_as", logs=logs).score(SAMPLES)
 
 
 @pytest.mark.parametrize("name", ["raises", "raises_later"])
