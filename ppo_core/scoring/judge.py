@@ -9,7 +9,7 @@ from typing import Any
 
 from ppo_core.records import InputError, PromptRow
 from ppo_core.scoring.endpoint import Endpoint, Unclear
-from ppo_core.scoring.reward import Progress, Sample, Score, require_answers, shorten
+from ppo_core.scoring.reward import Progress, Sample, Score, content_of, require_answers, shorten
 from ppo_core.spec.reward.kinds import JudgeSpec
 
 MARKUP = str.maketrans("", "", "*`_#")
@@ -78,4 +78,4 @@ def as_text(prompt: Any) -> str:
     """Text as it is; messages each with its role."""
     if isinstance(prompt, str):
         return prompt
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+    return "\n\n".join(f"{message['role']}: {content_of(message)}" for message in prompt)

@@ -114,6 +114,11 @@ def require_answers(name: str, rows: Sequence[PromptRow], answer_column: str, fi
             )
 
 
+def content_of(message: Mapping[str, Any]) -> str:
+    """The text of a prompt's message; one that only calls tools has none."""
+    return str(message.get("content") or "")
+
+
 def shorten(prompt: Any, limit: int = 60) -> str:
     """A prompt as an error message shows it."""
     text = repr(prompt)

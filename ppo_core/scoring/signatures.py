@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppo_core.records import InputError
-from ppo_core.scoring.reward import Sample
+from ppo_core.scoring.reward import Sample, content_of
 from ppo_core.scoring.spans import number_of
 
 Arguments = dict[str, Any]
@@ -148,4 +148,4 @@ def _lists(columns: Sequence[Arguments]) -> Arguments:
 
 
 def _text(prompt: Any) -> str:
-    return prompt if isinstance(prompt, str) else "\n".join(str(message["content"]) for message in prompt)
+    return prompt if isinstance(prompt, str) else "\n".join(map(content_of, prompt))

@@ -31,6 +31,16 @@ def test_a_judge_reads_the_rubric_and_its_last_line_counts() -> None:
     assert "to system: Be brief.\n\nuser: 5+5=; right" in server.asked[0]["messages"][0]["content"]
 
 
+def test_of_messages_that_only_call_tools_a_judge_reads_an_empty_text() -> None:
+    calls = [{"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
+    said = {"role": "tool", "content": "10", "tool_call_id": "1"}
+    for message in ({"role": "assistant"}, {"role": "assistant", "content": None}):
+        chat = PromptRow("c", [{**message, "tool_calls": calls}, said], [1], 1, {})
+        with reward_server(says("Score: 3")) as server:
+            assert scores(rewards("judge", server.url), [Sample(chat, "10")]) == [3.0]
+        assert "to assistant: \n\ntool: 10; right" in server.asked[0]["messages"][0]["content"]
+
+
 @pytest.mark.parametrize(
     "text", ["I like it.", "Score: 11", "Score: 4/5", "Score: 7\nOr perhaps 8.", "Score: seven", ""]
 )

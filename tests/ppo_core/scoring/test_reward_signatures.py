@@ -33,6 +33,9 @@ def reward_func(queries, prompts, labels, **kwargs):
     assert all(query.startswith(prompt) for query, prompt in zip(queries, prompts))
     return torch.tensor([float(query[len(prompt):] == label) for query, prompt, label in zip(queries, prompts, labels)])
 
+def joined(queries, prompts, labels):
+    return [float(prompt == label and query == f"{label}!") for query, prompt, label in zip(queries, prompts, labels)]
+
 def in_a_mapping(queries, prompts, labels):
     scores = reward_func(queries, prompts, labels)
     return {"rewards": scores, "scores": scores, "extra_logs": {}}
@@ -211,6 +214,13 @@ def test_options_reach_a_function_that_is_called_for_each_sample(folder: Path) -
 def test_a_chat_has_a_completion_of_messages(folder: Path) -> None:
     row = PromptRow("c", [{"role": "user", "content": "5+5="}], [1], "10", {})
     assert [p.scores for p in rewards(folder, "of_a_chat").score([Sample(row, "10")])] == [{"of_a_chat": 1.0}]
+
+
+def test_messages_that_only_call_tools_have_an_empty_text(folder: Path) -> None:
+    calls = {"role": "assistant", "tool_calls": [{"id": "1"}]}
+    chat = [{"role": "user", "content": "5+5="}, calls, {**calls, "content": None}, {"role": "tool", "content": "10"}]
+    row = PromptRow("c", chat, [1], "5+5=\n\n\n10", {})
+    assert [p.scores for p in rewards(folder, "joined").score([Sample(row, "!")])] == [{"joined": 1.0}]
 
 
 def test_what_a_form_does_not_give_must_be_an_option(folder: Path) -> None:
