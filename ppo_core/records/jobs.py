@@ -207,11 +207,11 @@ class EvaluateJob(Section):
 class CompareJob(Section):
     """Compare two policies' evaluations, prompt by prompt. Inputs: candidate, champion, dataset.
 
-    `metric` is the score, or `accuracy`: whether it reaches `pass_score`. More pairs without a score of both than
-    `max_failed_fraction` are refused.
+    `metric` is the score, `accuracy` (whether it reaches `pass_score`), or a reward by its name. More pairs without
+    one of both than `max_failed_fraction` are refused.
     """
 
-    metric: Literal["score", "accuracy"]
+    metric: str
     pass_score: float
     max_failed_fraction: float
     confidence: float

@@ -16,6 +16,7 @@ import numpy as np
 
 from ppo_core.data.tables import read_prompts, read_rollouts, read_scores
 from ppo_core.records import CompareJob, InputError, PromptRow, RolloutRow, ScoreRow, derive_seed
+from ppo_core.spec.promotion import OF_THE_SCORE
 
 if TYPE_CHECKING:
     from ppo_core.processes.protocol import Job
@@ -81,7 +82,7 @@ def compare_evaluations(job: Job) -> dict[str, Any]:
     known = [difference for difference in differences if difference is not None]
     if (lost := len(pairs) - len(known)) > spec.max_failed_fraction * len(pairs):
         raise InputError(
-            f"{lost} of {len(pairs)} held-out prompts have no score from both policies, more than "
+            f"{lost} of {len(pairs)} held-out prompts have no {spec.metric} from both policies, more than "
             f"reward.max_failed_fraction={spec.max_failed_fraction:g} allows: see why in the column error of both "
             "evaluations' sampled_scores.parquet, or raise it, which has both scored again"
         )
@@ -140,6 +141,8 @@ def _evaluation(folder: Path, spec: CompareJob) -> list[tuple[RolloutRow, float 
 
 
 def _value(row: ScoreRow, spec: CompareJob) -> float | None:
+    if spec.metric not in OF_THE_SCORE:
+        return row.components[spec.metric]
     if row.score is None or spec.metric == "score":
         return row.score
     return float(row.score >= spec.pass_score)

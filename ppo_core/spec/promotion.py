@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from ppo_core.spec.section import Section
 from ppo_core.spec.sections import mlflow_alias
+
+OF_THE_SCORE = ("score", "accuracy")
+"""What can be compared besides single rewards."""
 
 
 class PromotionSpec(Section):
     """The gates that a candidate must pass to become champion. None of them changes what a run computes."""
 
     alias: str = Field("champion", description="Alias that moves to a candidate that passes every gate")
-    metric: Literal["score", "accuracy"] = Field(
+    metric: str = Field(
         "score",
-        description="What is compared per prompt: the score, or whether it reaches evaluation.pass_score",
+        description="What is compared per prompt: the score, accuracy (whether it reaches evaluation.pass_score), or "
+        "one reward by its name, for example a gold reward of weight 0",
     )
     min_gain: float = Field(
         0.0,

@@ -19,7 +19,7 @@ from ppo_core.spec.flow_spec import (
     divisors,
 )
 from ppo_core.spec.hub import HubCommit
-from ppo_core.spec.promotion import PromotionSpec
+from ppo_core.spec.promotion import OF_THE_SCORE, PromotionSpec
 from ppo_core.spec.reward.kinds import ModelRewardSpec
 from ppo_core.spec.reward.section import RewardSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
@@ -147,13 +147,15 @@ class RunSpec(FlowSpec):
         return self
 
     @model_validator(mode="after")
-    def _gold_is_measured(self) -> Self:
-        gold, names = self.guards.gold_reward, [reward.component for reward in self.reward.rewards]
-        if gold is not None and gold not in names:
-            raise ValueError(
-                f"guards.gold_reward={gold} is not one of the rewards ({', '.join(names)}): name one of them, or add "
-                "it to reward.sources with weight 0"
-            )
+    def _named_rewards_are_measured(self) -> Self:
+        gold, metric = self.guards.gold_reward, self.promotion.metric
+        names = [reward.component for reward in self.reward.rewards]
+        for key, name, others in (("guards.gold_reward", gold, ()), ("promotion.metric", metric, OF_THE_SCORE)):
+            if name is not None and name not in (*others, *names):
+                raise ValueError(
+                    f"{key}={name} is not {'' if not others else 'score, accuracy or '}one of the rewards "
+                    f"({', '.join(names)}): name one of them, or add it to reward.sources with weight 0"
+                )
         return self
 
     @model_validator(mode="after")

@@ -67,28 +67,33 @@ def test_one_prompt_says_nothing_of_spread(differences: list[float]) -> None:
         paired_bootstrap(differences, confidence=0.95, resamples=100, seed=1)
 
 
-def evaluation(folder: Path, scores: dict[str, float | None], length: int) -> Path:
+Scores = dict[str, float | None]
+
+
+def evaluation(folder: Path, scores: Scores, length: int, gold: Scores) -> Path:
     """What an evaluation leaves of a policy whose answers have these scores and this length."""
     folder.mkdir()
     rows = [RolloutRow(name, 0, [1], [5] * length, f"{folder.name} {name}", [-1.0] * length, "stop") for name in scores]
     write_rollouts(folder / "responses.parquet", rows)
-    table = [ScoreRow(name, 0, score, {"r": score}, False, None) for name, score in scores.items()]
+    table = [
+        ScoreRow(name, 0, score, {"r": score, "gold": gold.get(name)}, False, None) for name, score in scores.items()
+    ]
     write_scores(folder / "sampled_scores.parquet", table)
     return folder
 
 
 def compare(
-    tmp_path: Path, candidate: dict[str, float | None], champion: dict[str, float | None], **spec: object
+    tmp_path: Path, candidate: Scores, champion: Scores, gold: tuple[Scores, Scores] = ({}, {}), **spec: object
 ) -> dict:
-    """The job on two such evaluations."""
+    """The job on two such evaluations; `gold` are the scores of both by a reward of weight 0."""
     dataset, output = tmp_path / "dataset", tmp_path / "output"
     dataset.mkdir()
     output.mkdir()
     prompts = [PromptRow(name, f"prompt {name}", [1], None, {}) for name in {**candidate, **champion}]
     write_prompts(dataset / "eval.parquet", prompts)
     inputs = {
-        "candidate": JobInput(evaluation(tmp_path / "new", candidate, 6), "aa"),
-        "champion": JobInput(evaluation(tmp_path / "old", champion, 4), "bb"),
+        "candidate": JobInput(evaluation(tmp_path / "new", candidate, 6, gold[0]), "aa"),
+        "champion": JobInput(evaluation(tmp_path / "old", champion, 4, gold[1]), "bb"),
         "dataset": JobInput(dataset, "cc"),
     }
     result = compare_evaluations(Job("compare_evaluations", inputs, output, {**JOB, **spec}, lambda *_: None))
@@ -116,6 +121,18 @@ def test_accuracy_counts_what_passes(tmp_path: Path) -> None:
     result = compare(tmp_path, {"a": 1.1, "b": 0.9}, {"a": 0.99, "b": 1.0}, metric="accuracy")
     assert result["metrics"]["promotion/gain"] == 0.0
     assert (result["better"], result["worse"]) == (1, 1)
+
+
+def test_one_reward_alone_may_be_compared(tmp_path: Path) -> None:
+    """The candidate has the better score, and is worse by gold; a prompt without the score, but with gold, counts."""
+    gold: tuple[Scores, Scores] = {"a": 1.0, "b": 2.0, "c": None}, {"a": 2.0, "b": 2.5, "c": 9.0}
+    candidate: Scores = {"a": 5.0, "b": None, "c": 5.0}
+    result = compare(tmp_path, candidate, {"a": 0.0, "b": 0.0, "c": 0.0}, gold, metric="gold")
+    assert (result["pairs"], result["unscored"], result["better"], result["worse"]) == (2, 1, 0, 2)
+    metrics = result["metrics"]
+    assert metrics["promotion/gain"] == -0.75
+    assert (metrics["promotion/candidate_gold"], metrics["promotion/champion_gold"]) == (1.5, 4.5)
+    assert [one["difference"] for one in result["setbacks"]] == [-1.0, -0.5]
 
 
 def test_pairing_takes_the_difficulty_of_the_prompts_out(tmp_path: Path) -> None:

@@ -147,5 +147,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"guards": {"max_gold_fall": 1}}, "guards: max_gold_fall=1 has no effect without gold_reward: set"),
     ({"guards": {"gold_reward": "gold"}}, r"guards.gold_reward=gold is not one of the rewards \(correct\): name"),
+    (
+        {"promotion": {"metric": "gold"}},
+        r"promotion.metric=gold is not score, accuracy or one of the rewards \(correct\): name one of them, or add",
+    ),
     ({"name": "../escape"}, "name='../escape': must match .*letters"),
 ]
