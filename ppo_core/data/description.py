@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ppo_core.data.sieve import content_key, one_form
 from ppo_core.data.tables import SOURCES
 
 BARS = 12
@@ -65,7 +67,14 @@ def longest(rows: pa.ChunkedArray) -> np.ndarray[Any, Any]:
 
 def on_both_sides(train: Path, held_out: Path) -> int:
     """Rows of `train` whose prompt stands in `held_out` too."""
-    columns = ["prompt", "messages"]
-    ours, theirs = pq.read_table(train, columns=columns), pq.read_table(held_out, columns=columns)
-    found = [pc.is_in(ours[name], value_set=theirs[name].drop_null().unique()) for name in columns]
-    return int(pc.sum(pc.or_(*found)).as_py() or 0)
+    known = set(prompt_keys(held_out))
+    return sum(key in known for key in prompt_keys(train))
+
+
+def prompt_keys(path: Path) -> Iterator[bytes]:
+    """The key of each row's prompt, by which it is compared with others."""
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(columns=["prompt", "messages"]):
+            for row in batch.to_pylist():
+                prompt = row["prompt"] if row["messages"] is None else json.loads(row["messages"])
+                yield content_key(str(path), one_form(prompt, chat=False))

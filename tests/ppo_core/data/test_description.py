@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,6 +36,23 @@ def test_rows_and_lengths_are_counted_and_leaks_found(tmp_path: Path) -> None:
     assert held_out["histogram"] == [[1, 1, 0], [2, 2, 3]]
     assert (sft["mean"], sft["longest"], sft["histogram"][-1]) == (3.5, 4, [4, 4, 1])
     assert (told["on_both_sides"], told["sources"]) == (3, [])
+
+
+@pytest.mark.parametrize(
+    ("message", "count"),
+    [
+        ({"content": "w3", "role": "user"}, 1),
+        ({"role": "user", "content": "w3", "name": None}, 1),
+        ({"role": "user", "content": "w3", "name": "me"}, 0),
+    ],
+    ids=["keys in another order", "a key without a value", "another message"],
+)
+def test_a_chat_is_the_same_however_its_messages_are_written(
+    tmp_path: Path, message: dict[str, Any], count: int
+) -> None:
+    write_prompts(tmp_path / "train.parquet", [row(0, CHAT, 1), row(1, "w3", 1)])
+    write_prompts(tmp_path / "eval.parquet", [row(0, [message], 1)])
+    assert describe(tmp_path)["on_both_sides"] == count
 
 
 def test_without_held_out_prompts_there_is_no_leak_and_sources_are_told(tmp_path: Path) -> None:
