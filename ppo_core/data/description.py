@@ -33,10 +33,13 @@ def describe(dataset: Path) -> dict[str, Any]:
     }
 
 
-def describe_preferences(folder: Path) -> dict[str, Any]:
-    """The same of preferences, of which no row is dropped; a row is as long as its longest text."""
+def describe_preferences(folder: Path, held_out_trained: int) -> dict[str, Any]:
+    """The same of preferences, of which no row is dropped; a row is as long as its longest text.
+
+    Of both sides it says how many held-out rows have a prompt that is trained on.
+    """
     splits = {split: lengths(folder / f"{split}.parquet") for split in ("train", "eval")}
-    return {"splits": splits, "sources": [], "on_both_sides": None}
+    return {"splits": splits, "sources": [], "on_both_sides": None, "held_out_trained": held_out_trained}
 
 
 def lengths(path: Path) -> dict[str, Any]:

@@ -13,9 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ppo_core.data.rows import PLAIN, Columns, Refusals, read_rows
+from ppo_core.data.sieve import content_key, one_form
 from ppo_core.data.tables import TOKENS
 from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, Messages, TokenSequence
+from ppo_core.spec import PreferencesSpec
 
 RANKINGS = pa.schema([("responses", pa.list_(TOKENS)), ("margin", pa.float64()), ("prompt_tokens", pa.int32())])
 PAIR = ("chosen", "rejected")
@@ -75,6 +77,22 @@ def read_preferences(source: str, sources: Sources, columns: Columns = PLAIN) ->
                 raise InputError(f"{where} {error}") from None
     refusals.tell()
     return found
+
+
+def held_out_trained(train: Sequence[Preference], evaluation: Sequence[Preference], spec: PreferencesSpec) -> int:
+    """Held-out rows whose prompt is trained on. Raises InputError where all of them are such."""
+    trained, held_out = (
+        [content_key(row.where, one_form(row.prompt, chat=False)) for row in rows] for rows in (train, evaluation)
+    )
+    known = set(trained)
+    count = sum(key in known for key in held_out)
+    if count == len(held_out):
+        raise InputError(
+            f"{spec.evaluation}: all {count} held-out rows ({len(set(held_out))} prompts) have a prompt that is among "
+            f"the {len(known)} prompts of {spec.train}: accuracy would be measured on what was learned; hold out rows "
+            "with other prompts"
+        )
+    return count
 
 
 def tokenized(

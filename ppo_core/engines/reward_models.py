@@ -10,7 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ppo_core.data.description import describe_preferences
-from ppo_core.data.preferences import Ranking, read_preferences, read_rankings, tokenized, write_rankings
+from ppo_core.data.preferences import (
+    Ranking,
+    held_out_trained,
+    read_preferences,
+    read_rankings,
+    tokenized,
+    write_rankings,
+)
 from ppo_core.data.rows import Columns
 from ppo_core.engines.start import sources_of
 from ppo_core.models.weight_files import tensor_shapes
@@ -26,7 +33,7 @@ def prepare_preferences(job: Job) -> dict[str, Any]:
     rankings, facts = _read(job)
     for split, found in rankings.items():
         write_rankings(job.output / f"{split}.parquet", found)
-    described = describe_preferences(job.output)
+    described = describe_preferences(job.output, facts["held_out_trained"])
     return {**{name: facts[name] for name in ("counts", "pairs", "context_length")}, "described": described}
 
 
@@ -50,6 +57,7 @@ def _read(job: Job) -> tuple[dict[str, list[Ranking]], dict[str, Any]]:
         system_prompt=spec.system_prompt,
     )
     read = {split: read_preferences(source, sources, columns) for split, source in named.items()}
+    repeated = held_out_trained(read["train"], read["eval"], data)
     tokenizer, config, context, model = _start(job, spec)
     rankings = {}
     for split, preferences in read.items():
@@ -66,6 +74,7 @@ def _read(job: Job) -> tuple[dict[str, list[Ranking]], dict[str, Any]]:
     return rankings, {
         "counts": {split: len(found) for split, found in rankings.items()},
         "pairs": {split: sum(math.comb(len(row.responses), 2) for row in found) for split, found in rankings.items()},
+        "held_out_trained": repeated,
         "context_length": context,
         "longest": max(len(text) for found in rankings.values() for row in found for text in row.responses),
         "model_type": config.model_type,

@@ -30,7 +30,7 @@ class PreferencesSpec(Section):
         description="A file of rows, or path/to/file.py:function, relative to the spec; columns `prompt`, `chosen`, "
         "`rejected` and optionally `margin`, or `prompt` and `responses`, best first; or hf://OWNER/NAME:FILE"
     )
-    evaluation: UserPath = Field(description="Held-out rows in the same form, for measuring accuracy")
+    evaluation: UserPath = Field(description="Held-out rows in the same form, of other prompts, for measuring accuracy")
     max_tokens: PositiveInt = Field(1024, description="Longer texts (prompt and response) are refused, not truncated")
     prompt_column: str = Field("prompt", min_length=1, description="Column with the prompt: a text or messages")
     chosen_column: str = Field("chosen", min_length=1, description="Column with the better response of a pair")

@@ -55,6 +55,9 @@ def check_preferences(
             prompts = check_job(spec, dataset_job(spec))
             what = f"{spec.reward.labels} and the data"
             ask_check(engine, "check_run", spec, prompts.model_dump(mode="json"), what, downloads)
+    if repeated := facts["held_out_trained"]:
+        held_out = f"{repeated} of {facts['counts']['eval']} held-out rows of preferences"
+        notes.append(f"{held_out} have a prompt that is trained on: accuracy there is of what was learned")
     return Findings(notes, {**_told(spec, name, facts), "store": store.root, "checked": checked_in(started)})
 
 

@@ -27,8 +27,9 @@ class PreferencesRef(StageRef):
     described: dict[str, Any]
 
     def in_words(self) -> str:
-        pairs = self.pairs
-        return f"{pairs['train']:,} pairs to train on, {pairs['eval']:,} held out"
+        pairs, repeated = self.pairs, self.described["held_out_trained"]
+        known = f" ({repeated:,} of {self.counts['eval']:,} rows have a prompt that is trained on)" if repeated else ""
+        return f"{pairs['train']:,} pairs to train on, {pairs['eval']:,} held out{known}"
 
 
 class RewardModelRef(StageRef):

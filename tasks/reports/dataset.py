@@ -13,6 +13,10 @@ from tasks.stages.jobs import ask
 from tasks.stages.references import USES, DatasetRef, StageRef
 
 WIDEST_BAR = 30
+LEAKS = {
+    "on_both_sides": "rows to train on have a held-out prompt: `dataset.duplicates: drop` takes them out",
+    "held_out_trained": "held-out rows have a prompt that is trained on: hold out rows with other prompts",
+}
 
 
 def described(context: RunContext, dataset: DatasetRef) -> dict[str, Any]:
@@ -44,8 +48,9 @@ def _splits(report: Mapping[str, Any]) -> Iterator[str]:
         if facts["rows"]:
             lengths = f"{facts['mean']:.1f} | {facts['median']:g} | {facts['longest']}"
             yield f"| {USES[split]} | {facts['rows']:,} | {lengths} |"
-    if both := report["on_both_sides"]:
-        yield from ("", f"{both:,} rows to train on have a held-out prompt: `dataset.duplicates: drop` takes them out.")
+    for key, words in LEAKS.items():
+        if rows := report.get(key):
+            yield from ("", f"{rows:,} {words}.")
 
 
 def _sources(report: Mapping[str, Any]) -> Iterator[str]:

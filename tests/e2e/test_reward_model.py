@@ -102,6 +102,7 @@ def test_mlflow_has_each_point_once_and_a_version_that_scores(home: Path, monkey
     assert Counter(key for key, _, _ in points)["reward_model/loss_curve"] == 200
     assert list((home / "mlflow").rglob("reward_model.png"))
     [report] = (home / "mlflow").rglob("preferences/report.json")
+    assert json.loads(report.read_text())["held_out_trained"] == 0
     told, stored = json.loads(report.read_text())["splits"], artifact(home, "preferences")
     for split in ("train", "eval"):
         rankings = read_rankings(stored / f"{split}.parquet")
@@ -154,8 +155,9 @@ def test_a_model_that_is_no_causal_lm_is_refused(home: Path, tmp_path: Path) -> 
 
 def project(place: Path, rows: list[dict[str, Any]], model: Path) -> subprocess.CompletedProcess[str]:
     """The command on a user's own files."""
-    for name in ("pairs.jsonl", "held_out.jsonl"):
-        (place / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    files = {"pairs.jsonl": rows, "held_out.jsonl": [{**row, "prompt": "8+5="} for row in rows]}
+    for name, content in files.items():
+        (place / name).write_text("".join(f"{json.dumps(row)}\n" for row in content))
     spec = {"dataset": {"train": "pairs.jsonl", "evaluation": "held_out.jsonl"}, "model": {"path": str(model)}}
     (place / "spec.yaml").write_text(json.dumps(spec))
     return train(place / "home", spec=place / "spec.yaml")

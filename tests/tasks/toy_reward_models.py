@@ -27,7 +27,7 @@ def check_run(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
 def check_preferences(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     """Nor here."""
     numbers = {"train": 40, "eval": 10}
-    return {"counts": numbers, "pairs": numbers, "longest": 9, **FACTS}
+    return {"counts": numbers, "pairs": numbers, "longest": 9, "held_out_trained": 0, **FACTS}
 
 
 def try_reward(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def prepare_preferences(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     """Forty pairs to train on."""
     write(engines, job, "preferences.json")
     numbers = {"train": 40, "eval": 10}
-    described = {"splits": {}, "sources": [], "on_both_sides": None}
+    described = {"splits": {}, "sources": [], "on_both_sides": None, "held_out_trained": 0}
     return {"counts": numbers, "pairs": numbers, "context_length": 128, "described": described}
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from ppo_core.algorithms.preferences import pairs_of, preference_loss
-from ppo_core.data.preferences import read_preferences, read_rankings, tokenized, write_rankings
+from ppo_core.data.preferences import held_out_trained, read_preferences, read_rankings, tokenized, write_rankings
 from ppo_core.data.rows import Columns
 from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError
 from ppo_core.scoring.preferences import CALIBRATION_BINS, calibration, distribution, pair_metrics
-from ppo_core.spec import RewardModelSpec, SpecError
+from ppo_core.spec import PreferencesSpec, RewardModelSpec, SpecError
 from tests.ppo_core.scoring.scoring_jobs import write_lines
 from tests.ppo_core.tiny_models import tiny_tokenizer
 
@@ -168,6 +168,16 @@ def test_a_table_of_text_has_margins_as_text_and_wrong_rows_are_counted(tmp_path
     assert [row.margin for row in read_preferences("pairs.csv", Sources(tmp_path))] == [1.5, 0.0]
     with pytest.raises(InputError, match=r"row 2 has margin='nan'.* \(2 more rows cannot be used either\)$"):
         read(tmp_path, [GOOD, {**GOOD, "margin": "nan"}, {**GOOD, "chosen": 5}, {**GOOD, "rejected": "w3"}])
+
+
+def test_held_out_prompts_that_are_trained_on_are_counted_and_not_all_of_them_may_be(tmp_path: Path) -> None:
+    spec = PreferencesSpec(train="a", evaluation="b")
+    chats = [{**GOOD, "prompt": [{**said("user", "w5"), **more}]} for more in ({}, {"name": None}, {"name": "w6"})]
+    train = read(tmp_path, [GOOD, chats[0], GOOD])
+    held_out = read(tmp_path, [{**GOOD, "chosen": "w9"}, *chats[1:], GOOD])
+    assert held_out_trained(train, held_out, spec) == 3
+    with pytest.raises(InputError, match=r"^b: all 3 held-out rows .2 prompts. .* among the 2 prompts of a: accuracy"):
+        held_out_trained(train, [*held_out[:2], held_out[3]], spec)
 
 
 NAMES = Columns("question", chosen="better")

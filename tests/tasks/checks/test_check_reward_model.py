@@ -10,6 +10,7 @@ from ppo_core.records import InputError
 from ppo_core.spec import RewardModelSpec, RlhfSpec, RunSpec, SpecError
 from ppo_core.spec.kinds import load_any
 from tasks.checks.preferences import check_preferences
+from tests.ppo_core.scoring.scoring_jobs import write_lines
 from tests.tasks.run_contexts import ARITHMETIC
 
 HELPFUL = Path(__file__).parents[3] / "examples" / "helpful"
@@ -44,6 +45,11 @@ def test_it_says_what_it_found_and_starts_nothing(home: Path) -> None:
         ("dataset.max_tokens=5", r"has a text of \d+ tokens, but dataset.max_tokens=5"),
         ("model.config.max_position_embeddings=8", "tokens"),
         ("dataset.train=nowhere.jsonl", "nowhere.jsonl"),
+        (
+            "dataset.evaluation=./generate.py:preferences",
+            r"^./generate.py:preferences: all 4096 held-out rows .365 prompts. have a prompt that is among the 365 "
+            r"prompts of generate.py:preferences: .*; hold out rows with other prompts$",
+        ),
         ("dataset.chosen_column=better", r"has no column better .* name the right one in chosen_column"),
         ("model.config.model_type=gpt99", "gpt99"),
     ],
@@ -52,6 +58,17 @@ def test_what_would_end_the_training_is_refused(home: Path, override: str, messa
     with pytest.raises(InputError, match=message):
         check_preferences(load(override))
     assert not home.exists()
+
+
+@pytest.mark.usefixtures("home", "shared_engine")
+def test_held_out_rows_of_prompts_that_are_trained_on_are_counted(tmp_path: Path) -> None:
+    rows = [{"prompt": f"how do I fix the {kind} ?", "chosen": " sure", "rejected": " hm"} for kind in "abc"]
+    write_lines(tmp_path / "train.jsonl", [*rows[:2], *rows[:2]])
+    write_lines(tmp_path / "held_out.jsonl", [rows[2], *rows[1:], rows[1]])
+    files = [f"dataset.{key}={tmp_path / name}.jsonl" for key, name in (("train", "train"), ("evaluation", "held_out"))]
+    assert check_preferences(load(*files)).notes == [
+        "2 of 4 held-out rows of preferences have a prompt that is trained on: accuracy there is of what was learned"
+    ]
 
 
 def test_a_file_is_of_the_kind_that_knows_its_sections(tmp_path: Path) -> None:

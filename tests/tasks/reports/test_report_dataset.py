@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from tasks.preferences.stages import PreferencesRef
 from tasks.reports.dataset import dataset_page
 
 TOLD = {
@@ -32,4 +35,21 @@ def test_the_page_has_rows_sources_and_lengths() -> None:
 def test_where_there_is_nothing_to_tell_of_sources_nothing_is() -> None:
     page = dataset_page("first", {**TOLD, "sources": [], "on_both_sides": 0})
     assert "source" not in page
-    assert "held-out prompt:" not in page
+    assert "held-out" not in page
+    preferences = dataset_page("first", {**TOLD, "on_both_sides": None, "held_out_trained": 1234})
+    assert "1,234 held-out rows have a prompt that is trained on: hold out rows with other prompts." in preferences
+
+
+@pytest.mark.parametrize(
+    ("repeated", "words"), [(0, ""), (3, " (3 of 1,000 rows have a prompt that is trained on)")], ids=["none", "some"]
+)
+def test_the_console_is_told_of_held_out_preferences_that_are_trained_on(repeated: int, words: str) -> None:
+    made = PreferencesRef(
+        kind="preferences",
+        uri="store/preferences/k",
+        digest="0" * 64,
+        counts={"train": 5, "eval": 1000},
+        pairs={"train": 5, "eval": 3000},
+        described={"held_out_trained": repeated},
+    )
+    assert made.in_words() == f"5 pairs to train on, 3,000 held out{words}"
