@@ -21,8 +21,9 @@ TOKENS = ("prompt_token_ids", "completion_token_ids")
 
 
 def describe(dataset: Path) -> dict[str, Any]:
-    """`splits` with rows and lengths of each, `sources` where there is something to tell of them, and `on_both_sides`:
-    rows to train on whose prompt is held out too (None without held-out prompts)."""
+    """`splits` with rows and lengths of each, `sources` where there is something to tell of them, `on_both_sides`: rows
+    to train on whose prompt is held out too, and `examples_held_out`: SFT examples of such prompts (None without
+    held-out prompts or examples)."""
     files = {split: dataset / f"{split}.parquet" for split in ("train", "eval", "sft")}
     splits = {split: lengths(path) for split, path in files.items() if path.is_file()}
     sources = dataset / SOURCES
@@ -30,6 +31,7 @@ def describe(dataset: Path) -> dict[str, Any]:
         "splits": splits,
         "sources": json.loads(sources.read_text()) if sources.is_file() else [],
         "on_both_sides": on_both_sides(files["train"], files["eval"]) if "eval" in splits else None,
+        "examples_held_out": examples_held_out(files["sft"], files["eval"]) if {"sft", "eval"} <= set(splits) else None,
     }
 
 
@@ -81,3 +83,19 @@ def prompt_keys(path: Path) -> Iterator[bytes]:
             for row in batch.to_pylist():
                 prompt = row["prompt"] if row["messages"] is None else json.loads(row["messages"])
                 yield content_key(str(path), one_form(prompt, chat=False))
+
+
+def examples_held_out(examples: Path, held_out: Path) -> int:
+    """SFT examples whose prompt is held out. They are stored as tokens alone: equal prompts have equal ones."""
+    known = set(prompt_tokens(held_out))
+    return sum(tokens in known for tokens in prompt_tokens(examples))
+
+
+def prompt_tokens(path: Path) -> Iterator[bytes]:
+    """The token ids of each row's prompt."""
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(columns=["prompt_token_ids"]):
+            lists = batch.column(0)
+            ends = np.cumsum(pc.list_value_length(lists).to_numpy())
+            for ids in np.split(lists.flatten().to_numpy().astype(np.int64), ends[:-1]):
+                yield ids.tobytes()

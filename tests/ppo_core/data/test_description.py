@@ -9,10 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ppo_core.data.dataset import Limits
 from ppo_core.data.description import describe, describe_preferences
 from ppo_core.data.preferences import Ranking, write_rankings
+from ppo_core.data.preparation import Preparation
+from ppo_core.data.rows import Row
 from ppo_core.data.tables import write_prompts, write_sources
 from ppo_core.records import PromptRow
+from ppo_core.spec import DatasetSpec
+from tests.ppo_core.tiny_models import tiny_tokenizer
 
 CHAT = [{"role": "user", "content": "w3"}]
 
@@ -53,6 +58,29 @@ def test_a_chat_is_the_same_however_its_messages_are_written(
     write_prompts(tmp_path / "train.parquet", [row(0, CHAT, 1), row(1, "w3", 1)])
     write_prompts(tmp_path / "eval.parquet", [row(0, [message], 1)])
     assert describe(tmp_path)["on_both_sides"] == count
+
+
+@pytest.mark.parametrize(("duplicates", "count"), [("keep", 3), ("drop", 0)])
+def test_examples_of_held_out_prompts_are_counted(tmp_path: Path, duplicates: str, count: int) -> None:
+    spec = DatasetSpec.model_validate({"train": "a", "evaluation": "b", "chat": True, "duplicates": duplicates})
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    made = Preparation(spec, tokenizer, Limits(None, 100, 100))
+
+    def given(*prompts: Any) -> list[Row]:
+        chats = [[{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt for prompt in prompts]
+        contents = zip(prompts, chats, strict=True)
+        return [Row("", {"prompt": chat, "completion": f"w{n}"}, prompt) for n, (prompt, chat) in enumerate(contents)]
+
+    made.add_prompts("eval", "b", given("w3", "w4 w5", "w3 w4"))
+    made.add_prompts("train", "a", given("w6"))
+    as_message = [{"content": "w4 w5", "role": "user", "name": None}]
+    made.add_examples("c", given("w3", "w7", as_message, "w3", "w4", "w5"))
+    for split, table in made.finished().items():
+        pq.write_table(table, tmp_path / f"{split}.parquet")
+    assert describe(tmp_path)["examples_held_out"] == count
+    (tmp_path / "sft.parquet").unlink()
+    assert describe(tmp_path)["examples_held_out"] is None
 
 
 def test_without_held_out_prompts_there_is_no_leak_and_sources_are_told(tmp_path: Path) -> None:

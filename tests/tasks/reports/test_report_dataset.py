@@ -18,6 +18,7 @@ TOLD = {
         {"source": "b.csv", "split": "sft", "read": 9, "rows": 8, "held_out": 0, "dropped": {"too long": 1}},
     ],
     "on_both_sides": 3,
+    "examples_held_out": 1002,
 }  # fmt: skip
 
 
@@ -26,6 +27,7 @@ def test_the_page_has_rows_sources_and_lengths() -> None:
     assert page.startswith("# Data of run first\n")
     assert "| train on | 1,200 | 7.2 | 7 | 8 |" in page
     assert "3 rows to train on have a held-out prompt" in page
+    assert "1,002 SFT examples have a held-out prompt: `dataset.duplicates: drop` takes them out." in page
     assert "| source | rows to | read | kept | moved to held out | repeated | too long | draws in an epoch |" in page
     assert "| a.csv | train on | 1,500 | 1,000 | 20 | 480 | 0 | 600 |" in page
     assert "| b.csv | start from | 9 | 8 | 0 | 0 | 1 |  |" in page
@@ -33,7 +35,7 @@ def test_the_page_has_rows_sources_and_lengths() -> None:
 
 
 def test_where_there_is_nothing_to_tell_of_sources_nothing_is() -> None:
-    page = dataset_page("first", {**TOLD, "sources": [], "on_both_sides": 0})
+    page = dataset_page("first", {**TOLD, "sources": [], "on_both_sides": 0, "examples_held_out": None})
     assert "source" not in page
     assert "held-out" not in page
     preferences = dataset_page("first", {**TOLD, "on_both_sides": None, "held_out_trained": 1234})
