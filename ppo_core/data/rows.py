@@ -114,10 +114,11 @@ class Rows:
     def __iter__(self) -> Iterator[Row]:
         """The rows that can be used; after the last, InputError for the first that cannot be, and how many more."""
         count, refusals = 0, Refusals()
-        for found in self._found():
-            count += 1
-            with refusals:
-                yield self._checked(count, found)
+        with refusals:  # what ends the file counts as a row, too
+            for found in self._found():
+                count += 1
+                with refusals:
+                    yield self._checked(count, found)
         refusals.tell()
         if not count:
             raise InputError(f"{self.source} holds no rows: give at least one prompt")
@@ -131,7 +132,8 @@ class Rows:
         line = "" if found.line in (None, number) else f" (line {found.line})"
         where, row = f"{self.source}: row {number}{line}", found.content
         if not isinstance(row, Mapping):
-            remedy = f": {array_named_lines(self.path)}" if isinstance(row, list) and found.line is not None else ""
+            lines = found.line is not None and self.path.suffix.lower() != ".json"
+            remedy = f": {array_named_lines(self.path)}" if isinstance(row, list) and lines else ""
             raise InputError(
                 f"{where} is of type {type(row).__name__}, not an object with a `{self.columns.prompt}`{remedy}"
             )

@@ -36,15 +36,17 @@ def json_array(path: Path) -> Iterator[Found]:
     """The elements of an array, one after the other. Raises InputError where it ends as none."""
     text = _text(path)
     decode = json.JSONDecoder().raw_decode
-    place = _after_space(text, _after_space(text, 0) + 1)
+    place, counted, line = _after_space(text, _after_space(text, 0) + 1), 0, 1
     while not text.startswith("]", place):
+        counted, line = place, line + text.count("\n", counted, place)
         try:
             content, end = decode(text, place)
         except ValueError as error:
-            raise InputError(f"{path} is not JSON: {error}") from None
+            wrong = error.lineno if isinstance(error, json.JSONDecodeError) else line
+            raise InputError(f"{path}:{wrong} is not JSON: {error}") from None
         except RecursionError:
-            raise InputError(f"{path} is nested too deeply: give flatter objects") from None
-        yield Found(None, content)
+            raise InputError(f"{path}:{line} is nested too deeply: give flatter objects") from None
+        yield Found(line, content)
         place = _after_space(text, end)
         if text.startswith(",", place):
             place = _after_space(text, place + 1)

@@ -129,7 +129,7 @@ def test_a_saved_dataset_of_several_splits_asks_for_one(tmp_path: Path) -> None:
         (
             "rows.json",
             '[\n{"prompt": "w3"},\n{"prompt": ]',
-            r"rows.json is not JSON: Expecting value: line 3 column 12",
+            r"rows.json:3 is not JSON: Expecting value: line 3 column 12",
         ),
         ("rows.json", '[\n{"prompt": "w3"}\n{"prompt": "w4"}]', r"rows.json:3 is not JSON: a comma or \] is missing"),
         (
@@ -137,7 +137,7 @@ def test_a_saved_dataset_of_several_splits_asks_for_one(tmp_path: Path) -> None:
             '[{"prompt": "w3"}]\n[{"prompt": "w4"}]',
             r"rows.json:2 has more after the end of its array: put",
         ),
-        ("rows.json", '[{"prompt": "w3"}, 4]', r"row 2 is of type int, not an object with a `prompt`$"),
+        ("rows.json", '[{"prompt": "w3"}, 4]', r"row 2 \(line 1\) is of type int, not an object with a `prompt`$"),
         ("rows.json", "[]", r"rows.json holds no rows"),
         ("rows.parquet", "prompt\nw3\n", r"rows.parquet is named .parquet, but does not contain Parquet"),
         ("rows.jsonl", '\n\n{"question": "w3"}', r"rows.jsonl: row 1 \(line 3\) has prompt=None"),

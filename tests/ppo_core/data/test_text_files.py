@@ -1,0 +1,35 @@
+"""Rows of text files that cannot be used: where they are, also when the file itself ends as none of its kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ppo_core.data.rows import read_rows
+from ppo_core.processes.plugins import Sources
+from ppo_core.records import InputError
+
+GOOD = '{"prompt": "w3"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", f'[\n{GOOD},\n\n{{\n"prompt": 4}}]', r"^a.json: row 2 \(line 4\) has prompt=4: it must be text"),
+        ("a.json", f"[\n\n{GOOD},\n[1], 5, {GOOD}, 6]", r"^a.json: row 2 \(line 4\) is of type list, .* \(2 more rows"),
+        ("a.json", f"[{GOOD},\n\n[1]]", r"^a.json: row 2 \(line 3\) is of type list, not an object with a `prompt`$"),
+        ("a.json", f'[4,\n{GOOD},\n{{"prompt"}}]', r"^a.json: row 1 is of type int, .* \(1 more row cannot be used"),
+        ("a.json", f"[{GOOD},\n{GOOD}\n{GOOD}]", r"/a.json:3 is not JSON: a comma or \] is missing$"),
+        ("a.json", f"[{GOOD},\n{'9' * 5000}]", r"/a.json:2 is not JSON: Exceeds the limit"),
+        ("a.json", f"[{GOOD},\n{'[' * 200_000}", r"/a.json:2 is nested too deeply: give flatter objects$"),
+        ("a.csv", 'prompt,x\n,1\n"w3\n', r"^a.csv: row 1 \(line 2\) has prompt=None.* \(1 more row cannot be used"),
+    ],
+    ids=["a row", "several", "a list", "a row, then no JSON", "no comma", "a number", "depth", "a row, then no CSV"],
+)
+def test_a_row_that_cannot_be_used_is_named_with_its_line_whatever_follows(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=message):
+        list(read_rows(name, Sources(tmp_path)))
