@@ -80,9 +80,14 @@ def prompt_keys(path: Path) -> Iterator[bytes]:
     """The key of each row's prompt, by which it is compared with others."""
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(columns=["prompt", "messages"]):
-            for row in batch.to_pylist():
-                prompt = row["prompt"] if row["messages"] is None else json.loads(row["messages"])
-                yield content_key(str(path), one_form(prompt, chat=False))
+            yield from keys_of(batch)
+
+
+def keys_of(rows: pa.RecordBatch | pa.Table) -> Iterator[bytes]:
+    """The same of rows that are there."""
+    for row in rows.select(["prompt", "messages"]).to_pylist():
+        prompt = row["prompt"] if row["messages"] is None else json.loads(row["messages"])
+        yield content_key("a prompt", one_form(prompt, chat=False))
 
 
 def examples_held_out(examples: Path, held_out: Path) -> int:

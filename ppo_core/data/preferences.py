@@ -81,10 +81,7 @@ def read_preferences(source: str, sources: Sources, columns: Columns = PLAIN) ->
 
 def held_out_trained(train: Sequence[Preference], evaluation: Sequence[Preference], spec: PreferencesSpec) -> int:
     """Held-out rows whose prompt is trained on. Raises InputError where all of them are such."""
-    trained, held_out = (
-        [content_key(row.where, one_form(row.prompt, chat=False)) for row in rows] for rows in (train, evaluation)
-    )
-    known = set(trained)
+    known, held_out = set(keys_of_prompts(train)), keys_of_prompts(evaluation)
     count = sum(key in known for key in held_out)
     if count == len(held_out):
         raise InputError(
@@ -93,6 +90,11 @@ def held_out_trained(train: Sequence[Preference], evaluation: Sequence[Preferenc
             "with other prompts"
         )
     return count
+
+
+def keys_of_prompts(preferences: Iterable[Preference]) -> list[bytes]:
+    """By which they are compared with others."""
+    return [content_key(row.where, one_form(row.prompt, chat=False)) for row in preferences]
 
 
 def tokenized(

@@ -7,6 +7,8 @@ rows it stands.
 from __future__ import annotations
 
 import hashlib
+from base64 import b64decode, b64encode
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +16,7 @@ from ppo_core.data.dataset import as_json
 from ppo_core.data.rows import Row
 from ppo_core.spec import DatasetSpec
 
+HALF = 8
 HELD_OUT, REPEATED = "held out", "repeated"
 """Why a row is left out: its prompt is among the held-out ones, or stands in an earlier row already."""
 
@@ -75,3 +78,18 @@ def content_key(where: str, content: Any) -> bytes:
 def is_held_out(key: bytes, fraction: float) -> bool:
     """Whether the hash is in the first `fraction` of all hashes."""
     return int.from_bytes(key[:8], "big") < fraction * 2**64
+
+
+def packed(keys: Iterable[bytes]) -> str:
+    """The first half of each key, in one text: 11 characters for a prompt.
+
+    >>> unpacked(packed([bytes(range(16))])) == {bytes(range(8))}
+    True
+    """
+    return b64encode(b"".join(sorted(key[:HALF] for key in keys))).decode()
+
+
+def unpacked(text: str) -> set[bytes]:
+    """The halves of keys in a text."""
+    halves = b64decode(text)
+    return {halves[start : start + HALF] for start in range(0, len(halves), HALF)}

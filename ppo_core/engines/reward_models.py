@@ -13,12 +13,14 @@ from ppo_core.data.description import describe_preferences
 from ppo_core.data.preferences import (
     Ranking,
     held_out_trained,
+    keys_of_prompts,
     read_preferences,
     read_rankings,
     tokenized,
     write_rankings,
 )
 from ppo_core.data.rows import Columns
+from ppo_core.data.sieve import packed
 from ppo_core.engines.start import sources_of
 from ppo_core.models.weight_files import tensor_shapes
 from ppo_core.processes.protocol import Job
@@ -75,6 +77,7 @@ def _read(job: Job) -> tuple[dict[str, list[Ranking]], dict[str, Any]]:
         "counts": {split: len(found) for split, found in rankings.items()},
         "pairs": {split: sum(math.comb(len(row.responses), 2) for row in found) for split, found in rankings.items()},
         "held_out_trained": repeated,
+        "learned": packed(set(keys_of_prompts(read["train"]))),
         "context_length": context,
         "longest": max(len(text) for found in rankings.values() for row in found for text in row.responses),
         "model_type": config.model_type,

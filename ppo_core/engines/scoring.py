@@ -94,7 +94,7 @@ def check_run(job: Job) -> dict[str, Any]:
         rewards=[(reward, sources_of(job).place(reward.path)) for reward in spec.dataset.reward.models],
         critic=None if critic is None else (critic, found.tokenizer),
     )
-    return {**found.facts(), **facts}
+    return {**found.facts(), **facts, "learned_held_out": found.held_out_among(spec.learned)}
 
 
 def score_ahead(job: Job, ahead: ScoresAhead) -> dict[str, Any]:

@@ -17,9 +17,11 @@ from ppo_core.data.dataset import (
     completion_text,
     in_parts,
 )
+from ppo_core.data.description import keys_of
 from ppo_core.data.number_columns import columns_of
 from ppo_core.data.preparation import PROMPT_SPLITS, Preparation
 from ppo_core.data.rows import Columns, Row, Rows, read_rows, value_in
+from ppo_core.data.sieve import HALF, unpacked
 from ppo_core.engines.rollout_limits import check_stop_tokens
 from ppo_core.processes.plugins import Sources
 from ppo_core.processes.protocol import Job
@@ -70,6 +72,13 @@ class Start:
             "scores": self.trial.scores,
             "errors": self.trial.errors,
         }
+
+    def held_out_among(self, learned: str) -> int:
+        """Held-out prompts that are among those `packed` ones."""
+        known = unpacked(learned)
+        return (
+            sum(key[:HALF] in known for key in keys_of(self.tables["eval"])) if known and "eval" in self.tables else 0
+        )
 
     def left_out(self) -> dict[str, int]:
         """Rows that count nowhere, by the reason."""

@@ -58,7 +58,9 @@ def check_preferences(
     if repeated := facts["held_out_trained"]:
         held_out = f"{repeated} of {facts['counts']['eval']} held-out rows of preferences"
         notes.append(f"{held_out} have a prompt that is trained on: accuracy there is of what was learned")
-    return Findings(notes, {**_told(spec, name, facts), "store": store.root, "checked": checked_in(started)})
+    return Findings(
+        notes, {**_told(spec, name, facts), "store": store.root, "checked": checked_in(started)}, facts["learned"]
+    )
 
 
 def _told(spec: RewardModelSpec | DpoSpec, name: str, facts: dict[str, Any]) -> dict[str, str]:

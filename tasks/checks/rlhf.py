@@ -22,18 +22,18 @@ def check_rlhf(spec: RlhfSpec, run: str | None = None, *, again: bool = False, w
     name = run or spec.name
     now, later = places_now(spec, name), places_of(spec, name)
     require_given(spec, later)
-    notes, good = [], {"stages": ", ".join(spec.stages)}
+    notes, good, learned = [], {"stages": ", ".join(spec.stages)}, ""
     if spec.trained is not None:
         before = spec.run_before(now.policy)
         found = check_preferences(
             spec.reward_model_from(absolute(before.model, Path(before.folder))), name, again=again, wait=wait
         )
-        notes += found.notes
+        notes, learned = found.notes, found.learned
         keys = {"pairs": "data", "scorer": "model"}  # nothing is, of what is still to be downloaded
         good |= {subject: found.good[key] for subject, key in keys.items() if key in found.good}
     whole = spec.run_with(later.reward_model, later.policy)
     trial = spec.run_before(now.policy) if spec.trained is not None else spec.run_with(now.reward_model, now.policy)
-    found = check_run(whole, name, again=again, wait=wait, trial=None if trial == whole else trial)
+    found = check_run(whole, name, again=again, wait=wait, trial=None if trial == whole else trial, learned=learned)
     good |= found.good
     if spec.trained is not None and "reward" in good:
         good["reward"] = f"{whole.reward.labels}; tried once the reward model is trained"

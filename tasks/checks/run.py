@@ -56,17 +56,25 @@ class Standing:
 
 @dataclass(frozen=True)
 class Findings:
-    """`notes`: what a person should know before the run starts; `good`: what was found in order, by subject."""
+    """`notes`: what a person should know before the run starts; `good`: what was found in order, by subject; `learned`:
+    the prompts of preferences to train on, in short."""
 
     notes: list[str] = field(default_factory=list)
     good: dict[str, str] = field(default_factory=dict)
+    learned: str = ""
 
 
 def check_run(
-    spec: RunSpec, run: str | None = None, *, again: bool = False, wait: bool = False, trial: RunSpec | None = None
+    spec: RunSpec,
+    run: str | None = None,
+    *,
+    again: bool = False,
+    wait: bool = False,
+    trial: RunSpec | None = None,
+    learned: str = "",
 ) -> Findings:
     """Raise InputError (or another error of `tasks.runs.errors`) for what would end the run; see `checking`."""
-    with checking(spec, run, again=again, wait=wait, trial=trial) as answer:
+    with checking(spec, run, again=again, wait=wait, trial=trial, learned=learned) as answer:
         return answer.result()
 
 
@@ -86,21 +94,27 @@ def check_asked(spec: RunSpec, run: str, *, wait: bool = False, again_from: int 
 
 @contextmanager
 def checking(
-    spec: RunSpec, run: str | None = None, *, again: bool = False, wait: bool = False, trial: RunSpec | None = None
+    spec: RunSpec,
+    run: str | None = None,
+    *,
+    again: bool = False,
+    wait: bool = False,
+    trial: RunSpec | None = None,
+    learned: str = "",
 ) -> Iterator[Future[Findings]]:
     """Check while the caller does something else; all is ended on the way out.
 
     A run that another process has now is refused, unless the caller means to `wait`; with `again` it is a note.
     The rows of a run that goes on with the same spec and files were checked when it began, and are checked once more
     only with `again`. `trial` is tried in place of a spec that names what is not there yet: of its scores nothing is
-    said.
+    said. Held-out prompts among `learned` are noted.
     """
     started = time.monotonic()
     notes = preflight(trial or spec)
     store, name = open_store(Settings().store_root), run or spec.name
     notes += holder_notes(store, name, noted=again) if again or not wait else []
     with ThreadPoolExecutor(1) as pool, check_engine() as engine:
-        yield pool.submit(_check, engine, store, spec, trial, name, notes, again, started)
+        yield pool.submit(_check, engine, store, spec, trial, name, notes, again, started, learned)
 
 
 @contextmanager
@@ -124,6 +138,7 @@ def _check(
     notes: list[str],
     again: bool,
     started: float,
+    learned: str,
 ) -> Findings:
     standing, tried = _standing(store, name, spec), trial or spec
     what = f"{tried.reward.labels} and the data"
@@ -132,13 +147,16 @@ def _check(
     if missing:
         notes += [f"{one}, which training downloads first; data, rewards and model are checked then" for one in missing]
         return Findings(notes, {"run": f"{name}, {stands(standing.iteration, spec.iterations)}"})
-    job = check_job(tried, dataset_job(tried))
+    job = check_job(tried, dataset_job(tried)).model_copy(update={"learned": learned})
     if standing.iteration is not None and standing.unchanged and not again:
         ask_check(engine, "try_reward", tried, reward_trial(tried, []), what, downloads)
         return Findings(notes)
     facts = ask_check(engine, "check_run", tried, job.model_dump(mode="json"), what, downloads)
     if trial is None:
         require_scores(facts["scores"], facts["errors"])
+    if known := facts["learned_held_out"]:
+        held_out = f"{known} of {facts['counts']['eval']} held-out prompts of the run"
+        notes.append(f"{held_out} are among the preferences that its reward model is trained on")
     good = findings_of(tried, facts, name, standing.iteration, store.root)
     return Findings(
         [*notes, *(doubts(facts["scores"], facts["errors"]) if trial is None else [])],

@@ -21,13 +21,13 @@ def check_run(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     """Nothing is wrong."""
     counts = {"train": 50, "eval": 20, "sft": 30}
     found = {"counts": counts, "left_out": {}, "longest_prompt": 3, "scores": [0.0, 1.0], "errors": [None, None]}
-    return {**found, **FACTS, "sequences": None}
+    return {**found, **FACTS, "sequences": None, "learned_held_out": 0}
 
 
 def check_preferences(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     """Nor here."""
     numbers = {"train": 40, "eval": 10}
-    return {"counts": numbers, "pairs": numbers, "longest": 9, "held_out_trained": 0, **FACTS}
+    return {"counts": numbers, "pairs": numbers, "longest": 9, "held_out_trained": 0, "learned": "", **FACTS}
 
 
 def try_reward(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:

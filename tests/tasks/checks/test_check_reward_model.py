@@ -10,6 +10,7 @@ from ppo_core.records import InputError
 from ppo_core.spec import RewardModelSpec, RlhfSpec, RunSpec, SpecError
 from ppo_core.spec.kinds import load_any
 from tasks.checks.preferences import check_preferences
+from tasks.checks.rlhf import check_rlhf
 from tests.ppo_core.scoring.scoring_jobs import write_lines
 from tests.tasks.run_contexts import ARITHMETIC
 
@@ -68,6 +69,23 @@ def test_held_out_rows_of_prompts_that_are_trained_on_are_counted(tmp_path: Path
     files = [f"dataset.{key}={tmp_path / name}.jsonl" for key, name in (("train", "train"), ("evaluation", "held_out"))]
     assert check_preferences(load(*files)).notes == [
         "2 of 4 held-out rows of preferences have a prompt that is trained on: accuracy there is of what was learned"
+    ]
+
+
+@pytest.mark.usefixtures("home", "shared_engine")
+def test_held_out_prompts_of_a_run_among_those_of_its_reward_model_are_noted(tmp_path: Path) -> None:
+    held_out = [{"prompt": "how do I fix the old bike ?"}, {"prompt": "how do I fix ?"}]
+    pairs = [{**row, "chosen": " sure", "rejected": " hm"} for row in held_out]
+    write_lines(tmp_path / "held_out.jsonl", [held_out[0], *held_out])
+    write_lines(tmp_path / "train.jsonl", pairs[:1])
+    write_lines(tmp_path / "eval.jsonl", pairs[1:])
+    files = [
+        f"reward_model.dataset.{key}={tmp_path}/{name}.jsonl"
+        for key, name in (("train", "train"), ("evaluation", "eval"))
+    ]
+    small = [f"run.dataset.evaluation={tmp_path}/held_out.jsonl", "run.evaluation.num_prompts=3"]
+    assert check_rlhf(RlhfSpec.from_yaml(HELPFUL / "rlhf.yaml", [*files, *small])).notes == [
+        "2 of 3 held-out prompts of the run are among the preferences that its reward model is trained on"
     ]
 
 
