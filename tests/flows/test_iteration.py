@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from infra.engines.protocol import EngineDied
+from infra.engines.protocol import EngineDied, EngineJobError
 from ppo_core.training.state import read_state
 from tests.tasks.toy_engines import HELD_OUT
 from tests.tasks.toy_runs import ToyRun, digests, killed
@@ -54,6 +55,27 @@ def test_what_a_stage_carries_on_reaches_it_in_the_next_iteration(whole: ToyRun)
     """The toy engine counts; that a death changes no digest, below, holds for what is carried too: it is hashed."""
     carried = [record.carried().get("compute_advantages", {}) for record in whole.records()]
     assert carried == [{}, {"iterations": 1.0}, {"iterations": 2.0}, {"iterations": 3.0}]
+
+
+@pytest.mark.parametrize("job", ["score_rollouts", "score_evaluation"])
+def test_scores_that_failed_are_asked_for_again_and_in_the_end_end_the_run(
+    whole: ToyRun, tmp_path: Path, job: str
+) -> None:
+    """As where too many responses have none: an evaluation is no other stage than training's."""
+
+    def fails() -> NoReturn:
+        raise EngineJobError("RewardFailed: too few", retryable=True, error_type="RewardFailed")
+
+    run = ToyRun(tmp_path, whole.overrides)
+    for number in (2, 3, 4):  # all tries of one iteration
+        run.engines.before(job, number, fails)
+    with pytest.raises(EngineJobError, match="too few"):
+        run.train()
+    assert run.engines.asked[job] == 4
+    done = run.records()
+    run.engines.before(job, 1, fails)
+    assert digests(run.train()) == digests(whole.records())
+    assert digests(run.records()[: len(done)]) == digests(done)
 
 
 @pytest.mark.parametrize("every", [1, 3])
