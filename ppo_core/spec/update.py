@@ -41,7 +41,7 @@ class UpdateSpec(Section):
         description="Number of first iterations that train the critic only; the policy's schedule begins after them",
     )
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's decay rates of the two moments")
-    eps: PositiveFloat = Field(1e-5, le=0.1, description="AdamW's epsilon")
+    eps: PositiveFloat = Field(1e-5, le=1.0, description="AdamW's epsilon")
     weight_decay: WeightDecay = Field(0.0, description="Decoupled weight decay of AdamW")
     clip_low: Fraction = Field(
         0.2, description="The probability ratio to the old policy is clipped below at 1 - clip_low"

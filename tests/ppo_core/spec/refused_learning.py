@@ -18,7 +18,7 @@ TOO_LARGE: list[tuple[dict[str, Any], str]] = [
         ("critic_learning_rate", 1.5, "1.5", "1"),
         ("weight_decay", 2.0, "2.0", "1"),
         ("clip_high", 1e9, "1000000000.0", "10"),
-        ("eps", 1.0, "1.0", "0.1"),
+        ("eps", 2.0, "2.0", "1"),
         ("entropy_coef", 101.0, "101.0", "100"),
         ("kl_loss_coef", 1e3, "1000.0", "100"),
         ("num_ppo_epochs", 101, "101", "100"),
