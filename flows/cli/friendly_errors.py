@@ -116,6 +116,24 @@ def unwrapped_interrupts(*others: type[BaseException]) -> Iterator[None]:
 
 
 @contextmanager
+def heeding_interrupts() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the end, too, for a Ctrl-C that a library swallowed while it was imported."""
+    heard = list[int]()
+
+    def hear(number: int, _: Any) -> None:
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, hear)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if heard:
+        raise KeyboardInterrupt
+
+
+@contextmanager
 def stopping_on_sigterm() -> Iterator[None]:
     """End on SIGTERM as on Ctrl-C: Prefect then marks the run Crashed, and everything is closed.
 

@@ -10,6 +10,7 @@ import typer
 from flows.cli.friendly_errors import (
     INTERRUPTED,
     REFUSED,
+    heeding_interrupts,
     leave,
     say,
     stopping_on_sigterm,
@@ -33,7 +34,8 @@ def check_first(spec: RunSpec, run: str | None, *, wait: bool = False) -> None:
     tell_step(CHECKING)
     try:
         with unwrapped_interrupts(), announced(run or spec.name, CHECKING), checking(spec, run, wait=wait) as answer:
-            import tasks.reports.summary  # noqa: F401
+            with heeding_interrupts():
+                import tasks.reports.summary  # noqa: F401
 
             findings = answer.result()
     except KeyboardInterrupt:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,7 +17,7 @@ from prefect.exceptions import TerminationSignal
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.cli.friendly_errors import friendly_errors, stopping_on_sigterm
+from flows.cli.friendly_errors import friendly_errors, heeding_interrupts, stopping_on_sigterm
 from tasks.prefect.server import EmbeddedFlow
 from tests.tasks.run_contexts import ARITHMETIC
 from tests.tasks.toy_engines import ToyEngines
@@ -106,3 +109,12 @@ def test_a_damaged_record_does_not_hide_that_a_run_was_interrupted(toys: ToyEngi
     assert done.exit_code == 130, done.output
     assert "! the best policy could not be copied to the run's folder: " in done.output
     assert "000001.json is no JSON" in done.output
+
+
+def test_an_interrupt_that_a_library_swallows_is_raised_all_the_same() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), heeding_interrupts(), suppress(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+    with heeding_interrupts():
+        pass
+    assert signal.getsignal(signal.SIGINT) is before
