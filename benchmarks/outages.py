@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ class StackRun:
         """What the console said of servers that did not answer."""
         return [line for line in self.log.read_text(errors="replace").splitlines() if line.startswith("! ")]
 
-    def _poll(self, happened: Any) -> None:
+    def _poll(self, happened: Callable[[], bool]) -> None:
         deadline = time.monotonic() + DEADLINE_S
         while not happened():
             if self.process.poll() not in (None, 0):
@@ -90,13 +91,14 @@ def main() -> int:
     given = parser.parse_args()
     supervisor = Supervisor(open_site(StackSettings(), frozenset(SERVERS)))
     use_stack()
-    base, home = f"{os.environ['PPOFLOW_STORE']}/outages-{uuid.uuid4().hex[:8]}", given.home.absolute()
+    name = f"outages-{uuid.uuid4().hex[:8]}"
+    store, home = f"{os.environ['PPOFLOW_STORE']}/{name}", given.home.absolute() / name
     began = time.monotonic()
-    whole = StackRun(home / base.rpartition("-")[2] / "undisturbed", f"{base}/undisturbed")
+    whole = StackRun(home / "undisturbed", f"{store}/undisturbed")
     whole.finish()
     undisturbed_s = time.monotonic() - began
     began = time.monotonic()
-    struck = StackRun(home / base.rpartition("-")[2] / "struck", f"{base}/struck")
+    struck = StackRun(home / "struck", f"{store}/struck")
     for iteration, server, seconds in ((1, "s3", given.s3_seconds), (2, "postgres", given.postgres_seconds)):
         struck.wait_for(iteration)
         take_away(supervisor, server, seconds)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ppo_core.data.sieve import content_key, one_form
-from ppo_core.data.tables import SOURCES
+from ppo_core.data.tables import SOURCES, stored_prompt
 
 BARS = 12
 RESPONSES = "responses"
@@ -86,8 +86,7 @@ def prompt_keys(path: Path) -> Iterator[bytes]:
 def keys_of(rows: pa.RecordBatch | pa.Table) -> Iterator[bytes]:
     """The same of rows that are there."""
     for row in rows.select(["prompt", "messages"]).to_pylist():
-        prompt = row["prompt"] if row["messages"] is None else json.loads(row["messages"])
-        yield content_key("a prompt", one_form(prompt, chat=False))
+        yield content_key("a prompt", one_form(stored_prompt(row), chat=False))
 
 
 def examples_held_out(examples: Path, held_out: Path) -> int:

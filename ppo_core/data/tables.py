@@ -99,7 +99,7 @@ def read_prompts(
     return [
         PromptRow(
             prompt_id=row["prompt_id"],
-            prompt=row["prompt"] if row["messages"] is None else json.loads(row["messages"]),
+            prompt=stored_prompt(row),
             prompt_token_ids=row["prompt_token_ids"],
             reference_answer=None if row["reference_answer"] is None else json.loads(row["reference_answer"]),
             metadata=json.loads(row["metadata"]),
@@ -129,6 +129,11 @@ def read_shares(dataset: Path, split: str) -> list[Share]:
     path = dataset / SOURCES
     documents = json.loads(path.read_text()) if split == "train" and path.is_file() else []
     return [Share(one["rows"], one["draws"]) for one in documents if "draws" in one]
+
+
+def stored_prompt(row: Mapping[str, Any]) -> Any:
+    """Text, or a list of messages, of a row as its table has it."""
+    return row["prompt"] if row["messages"] is None else json.loads(row["messages"])
 
 
 def longest_prompt(path: Path) -> int:

@@ -76,9 +76,9 @@ class Start:
     def held_out_among(self, learned: str) -> int:
         """Held-out prompts that are among those `packed` ones."""
         known = unpacked(learned)
-        return (
-            sum(key[:HALF] in known for key in keys_of(self.tables["eval"])) if known and "eval" in self.tables else 0
-        )
+        if not known or "eval" not in self.tables:
+            return 0
+        return sum(key[:HALF] in known for key in keys_of(self.tables["eval"]))
 
     def left_out(self) -> dict[str, int]:
         """Rows that count nowhere, by the reason."""

@@ -17,6 +17,8 @@ SIGN = r"(?:(?<!\w)[-+])?"  # in "3-5" and "B-7" it is a hyphen
 EXPONENT = r"(?:[eE][-+]?\d{1,3})?"
 NUMBER = re.compile(rf"{SIGN}(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?{EXPONENT}|{SIGN}\.\d+{EXPONENT}")
 
+ONE_OF_EACH_TYPE: tuple[Any, ...] = (None, 0, "", [], {})
+
 
 @dataclass(frozen=True)
 class ExactMatch:
@@ -140,8 +142,8 @@ class JsonSchema:
             spec.json_schema, registry=Registry()
         )
         try:
-            for document in ("null", "0", '""', "[]", "{}"):
-                self.validator.is_valid(json.loads(document))
+            for document in ONE_OF_EACH_TYPE:
+                self.validator.is_valid(document)
         except RecursionError:
             raise InputError(
                 f"the reward {spec.component}: json_schema refers to itself without end, as in "
