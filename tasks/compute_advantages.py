@@ -28,8 +28,9 @@ def compute_advantages(
 ) -> ExperienceRef:
     """What the update learns from, and the next KL coefficient. `carried`, `restoration`: see `IterationRecord`."""
     spec = context.spec
-    kl = spec.advantages.kl
+    kl, warmup, decay = spec.advantages.kl, spec.update.critic_warmup_iterations, spec.update.decay_iterations
     scheduled = isinstance(kl, FixedKl) and kl.schedule != "constant"
+    before = iteration - 1 - warmup  # iterations that trained the policy; negative as long as the critic warms up
     job = ComputeAdvantagesJob(
         model=spec.model,
         temperature=spec.rollout.temperature,
@@ -39,8 +40,9 @@ def compute_advantages(
         training=spec.training,
         optimizer=OptimizerSettings.of(spec.update),
         kl_coef=kl_coef,
-        iteration=iteration - 1 if scheduled else 0,
-        decay_iterations=spec.update.decay_iterations if scheduled else None,
+        iteration=max(before, 0) if scheduled else 0,
+        decay_iterations=decay - warmup if scheduled and decay is not None else None,
+        trains_policy=before >= 0,
         carried=carried.get(COMPUTE_ADVANTAGES.name, {}),
         deterministic=spec.engines.deterministic,
     )

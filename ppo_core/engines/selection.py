@@ -18,7 +18,7 @@ from typing import Any
 
 from ppo_core.data.tables import check_aligned, read_rollouts, read_scores, rollout_facts, write_rollouts, write_scores
 from ppo_core.processes.protocol import Job, JobInput
-from ppo_core.records import ScoreRow, SelectJob, content_digest
+from ppo_core.records import RolloutRow, ScoreRow, SelectJob, content_digest
 from ppo_core.spec import RewardSpec
 
 SCORES, SCORED_BY = "scores.parquet", "scored_by.txt"
@@ -33,10 +33,20 @@ def has_signal(scores: Sequence[float | None]) -> bool:
     return len({score for score in scores if score is not None}) > 1
 
 
-def signals(scores: Sequence[ScoreRow], samples_per_prompt: int) -> list[bool]:
-    """The same of each prompt; so many rows after one another are of one."""
-    groups = (scores[first : first + samples_per_prompt] for first in range(0, len(scores), samples_per_prompt))
-    return [has_signal([row.score for row in group]) for group in groups]
+def signals(
+    rollouts: Sequence[RolloutRow], scores: Sequence[ScoreRow], samples_per_prompt: int, *, truncated_count: bool
+) -> list[bool]:
+    """The same of each prompt; so many rows after one another are of one.
+
+    Without `truncated_count` (advantages.truncated=mask), responses cut at the length limit are not learned from, and
+    say nothing.
+    """
+    learned = [
+        score.score if rollout.finished or truncated_count else None
+        for rollout, score in zip(rollouts, scores, strict=True)
+    ]
+    firsts = range(0, len(learned), samples_per_prompt)
+    return [has_signal(learned[first : first + samples_per_prompt]) for first in firsts]
 
 
 def choose(signal: Sequence[bool], count: int) -> list[int]:
@@ -59,7 +69,7 @@ def select_rollouts(job: Job) -> dict[str, Any]:
         rollouts += sampled
         scores += scored
     size = spec.samples_per_prompt
-    signal = signals(scores, size)
+    signal = signals(rollouts, scores, size, truncated_count=spec.truncated_count)
     chosen = choose(signal, spec.num_prompts)
     rows = [row for prompt in chosen for row in range(prompt * size, (prompt + 1) * size)]
     seen: Counter[str] = Counter()  # a prompt that came in two batches has twice as many samples

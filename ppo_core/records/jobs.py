@@ -155,13 +155,15 @@ WITH_SIGNAL = "score/prompts_with_signal"
 class ScoreJob(Section):
     """Score rollouts. Inputs: sources, rollouts, dataset, tokenizer.
 
-    With `samples_per_prompt` it also says how many prompts have responses of different scores.
+    With `samples_per_prompt` it also says how many prompts have responses of different scores; without
+    `truncated_count`, those cut at the length limit are not among them.
     """
 
     reward: RewardSpec
     answer_column: str
     split: Literal["train", "eval"]
     samples_per_prompt: int | None = None
+    truncated_count: bool = True
 
 
 class FinishedResponse(Section):
@@ -188,7 +190,7 @@ class ScoreAheadJob(Section):
 class SelectJob(Section):
     """Choose `num_prompts` prompts of scored batches (`rollout.dynamic_sampling`).
 
-    Inputs: rollouts_0, scores_0, rollouts_1, …; sources, the code that scored them.
+    Inputs: rollouts_0, scores_0, rollouts_1, …; sources, the code that scored them. `truncated_count`: see `ScoreJob`.
     """
 
     reward: RewardSpec
@@ -196,6 +198,7 @@ class SelectJob(Section):
     num_batches: int = Field(ge=1)
     num_prompts: int
     samples_per_prompt: int
+    truncated_count: bool = True
 
 
 class EvaluateJob(Section):
@@ -238,7 +241,8 @@ class ComputeAdvantagesJob(TrainingJob):
     """Rollouts and scores to experience. Inputs: checkpoint, reference, rollouts, scores; and what `Replay` says.
 
     `carried` is what the job of the iteration before said under that name: numbers that go on over iterations.
-    `iteration`, from 0, and `decay_iterations` are for a price of divergence that has a schedule.
+    `iteration`, counted from the first that trains the policy, and `decay_iterations` are for a KL coefficient that has
+    a schedule. Without `trains_policy` (the critic warms up) the KL is 0, and an adaptive coefficient stays.
     """
 
     temperature: float
@@ -249,6 +253,7 @@ class ComputeAdvantagesJob(TrainingJob):
     kl_coef: float
     iteration: int = 0
     decay_iterations: int | None = None
+    trains_policy: bool = True
     carried: dict[str, float] = Field({})
 
 

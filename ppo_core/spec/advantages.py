@@ -17,6 +17,7 @@ from ppo_core.spec.section import (
     check_schedule,
     refuse_idle,
 )
+from ppo_core.spec.sections import RolloutSpec
 
 Estimator = Literal["k1", "k2", "k3", "abs"]
 MinibatchWhitening = Literal["none", "centred", "scaled"]
@@ -29,7 +30,9 @@ class FixedKl(Section):
     coef: Weight = Field(0.01, description="KL penalty subtracted from the reward, per nat")
     estimator: Estimator = Field("k1", description="Schulman's estimator of the KL per token")
     length_normalised: bool = Field(False, description="Divide the KL penalty by the response's number of tokens")
-    schedule: CoefficientSchedule = Field("constant", description="How coef falls over update.decay_iterations")
+    schedule: CoefficientSchedule = Field(
+        "constant", description="How coef falls over update.decay_iterations, from the policy's first iteration on"
+    )
     final_fraction: Fraction = Field(0.0, description="With a schedule: coef ends at this fraction of itself")
 
     @model_validator(mode="after")
@@ -66,6 +69,21 @@ class OverlongSpec(Section):
     penalty: PositiveFloat = Field(
         1.0, description="Largest penalty, subtracted from the score of a response at the limit"
     )
+
+    def problems(self, rollout: RolloutSpec) -> list[str]:
+        """A buffer longer than a response, and prompts with limits of their own."""
+        limit, column, found = rollout.max_response_tokens, rollout.max_response_tokens_column, list[str]()
+        if self.buffer > limit:
+            found.append(
+                f"advantages.overlong.buffer={self.buffer} is longer than a response can be "
+                f"(rollout.max_response_tokens={limit}): lower it to {limit} or less; a fifth of that is usual"
+            )
+        if column is not None:
+            found.append(
+                "advantages.overlong penalises responses close to rollout.max_response_tokens, but "
+                f"rollout.max_response_tokens_column={column} gives prompts limits of their own: leave one out"
+            )
+        return found
 
 
 class AdvantageSpec(Section):

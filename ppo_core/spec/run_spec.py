@@ -111,26 +111,6 @@ class RunSpec(FlowSpec):
         return self
 
     @model_validator(mode="after")
-    def _the_price_of_length_begins_within_a_response(self) -> Self:
-        overlong, limit = self.advantages.overlong, self.rollout.max_response_tokens
-        if overlong is not None and overlong.buffer > limit:
-            raise ValueError(
-                f"advantages.overlong.buffer={overlong.buffer} is longer than a response can be "
-                f"(rollout.max_response_tokens={limit}): lower it to {limit} or less; a fifth of that is usual"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _the_price_of_length_knows_the_limit(self) -> Self:
-        column = self.rollout.max_response_tokens_column
-        if self.advantages.overlong is not None and column is not None:
-            raise ValueError(
-                "advantages.overlong penalises responses close to rollout.max_response_tokens, but "
-                f"rollout.max_response_tokens_column={column} gives prompts limits of their own: leave one out"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _sequences_fit_into_microbatches(self) -> Self:
         tokens = self.training.microbatch_tokens
         longest = self.dataset.max_prompt_tokens + self.rollout.max_response_tokens
@@ -236,6 +216,13 @@ class RunSpec(FlowSpec):
         problems = self.algorithm.problems(self.rollout, self.advantages, self.update)
         problems += self.update.problems(self.advantages, written=bool(info.context))
         problems += self.model.problems(self.algorithm.kind, self.algorithm.MEANINGLESS)
+        if self.advantages.overlong is not None:
+            problems += self.advantages.overlong.problems(self.rollout)
+        problems += self.registry.problems([reward.component for reward in self.reward.rewards])
+        problems += self.guards.problems(
+            clips="update.clip_high" not in self.algorithm.MEANINGLESS,
+            compares_samplers=self.advantages.old_logprobs == "trainer",
+        )
         if problems:
             raise ValueError("; ".join(problems))
         return self

@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from ppo_core.spec.section import Fraction, NonNegative, Section
+from ppo_core.spec.section import Fraction, NonNegative, Section, refuse_idle
 
 
 class CheckpointSpec(Section):
@@ -93,4 +93,34 @@ class GuardsSpec(Section):
                 f"max_gold_fall={self.max_gold_fall:g} has no effect without gold_reward: set gold_reward to the name "
                 "of a reward, or leave max_gold_fall out"
             )
+        if self.gold_reward is None:
+            refuse_idle(self, "gold_window", beside="gold_reward=none", remedy="set gold_reward to a reward's name")
         return self
+
+    @model_validator(mode="after")
+    def _only_a_rollback_goes_back(self) -> Self:
+        if self.on_divergence != "rollback":
+            names = ("rollback_iterations", "rollback_rate_factor", "max_rollbacks")
+            beside = f"on_divergence={self.on_divergence}"
+            refuse_idle(self, *names, beside=beside, remedy="set on_divergence to rollback")
+        return self
+
+    def problems(self, *, clips: bool, compares_samplers: bool) -> list[str]:
+        """Limits on what is not measured: clipped ratios; what sampler and trainer differ by.
+
+        The latter has a limit by default, and so is refused only where another one was set.
+        """
+        found = []
+        if self.max_clip_fraction is not None and not clips:
+            found.append(
+                f"guards.max_clip_fraction={self.max_clip_fraction:g} has no effect with an algorithm that clips no "
+                "ratio: leave it out, or set guards.max_kl"
+            )
+        default = type(self).model_fields["max_sampler_difference"].default
+        if self.max_sampler_difference not in (None, default) and not compares_samplers:
+            found.append(
+                f"guards.max_sampler_difference={self.max_sampler_difference:g} has no effect with "
+                "advantages.old_logprobs=sampler, with which the trainer computes none of its own: leave it out, or "
+                "set old_logprobs to trainer"
+            )
+        return found

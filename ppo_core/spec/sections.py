@@ -6,7 +6,7 @@ A class's defaults are the vetted recipe. Each stage reads only its own sections
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
@@ -269,6 +269,18 @@ class RegistrySpec(Section):
     @classmethod
     def _known_to_mlflow(cls, alias: str | None) -> str | None:
         return None if alias is None else mlflow_alias(alias)
+
+    def problems(self, rewards: Sequence[str]) -> list[str]:
+        """A metric of the evaluation that none measures; `rewards` are the names of the parts of the score."""
+        names = [f"evaluation/{way}{metric}" for way in ("", "greedy_") for metric in ("score", "accuracy")]
+        parts = [f"{name}/{reward}" for name in names if name.endswith("score") for reward in rewards]
+        others = [f"evaluation/{way}{metric}" for way in ("", "greedy_") for metric in ("response_length", "unscored")]
+        if not self.metric.startswith("evaluation/") or self.metric in (*names, *parts, *others):
+            return []
+        return [
+            f"registry.metric={self.metric} is not measured by an evaluation: set it to one of {', '.join(names)}, or "
+            "to a score with / and a reward's name behind it"
+        ]
 
 
 def mlflow_alias(alias: str) -> str:

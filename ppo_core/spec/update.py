@@ -96,6 +96,11 @@ class UpdateSpec(Section):
     )
 
     @property
+    def num_steps(self) -> int:
+        """Optimizer steps of an iteration."""
+        return self.num_ppo_epochs * self.num_minibatches
+
+    @property
     def exact_kl_loss(self) -> bool:
         """Whether the loss has a KL over the whole vocabulary, which needs the reference itself."""
         return self.kl_loss_coef > 0 and self.kl_loss_estimator == "full"
@@ -155,11 +160,32 @@ class UpdateSpec(Section):
                 f"advantages.reference.kind={reference} has no effect on what is learned with advantages.kl.coef=0 "
                 "and update.kl_loss_coef=0: leave reference out, or set one of these above 0"
             )
+        found += self._without_effect(advantages)
         schedules = {self.schedule, self.entropy_schedule, self.kl_loss_schedule}
         schedules |= {kl.schedule} if isinstance(kl, FixedKl) else set()
         if written and self.decay_iterations is not None and schedules == {"constant"}:
             found.append(
                 f"update.decay_iterations={self.decay_iterations} has no effect with update.schedule=constant and no "
                 "coefficient that has a schedule: leave it out, or set schedule to linear or cosine"
+            )
+        return found
+
+    def _without_effect(self, advantages: AdvantageSpec) -> list[str]:
+        """What the first step of an iteration does not feel, where there is no other; a reference that is the policy.
+
+        In the first step the policy is the one that gave the old logprobs: ratios are 1, and values the old ones.
+        """
+        only, found = "update.num_ppo_epochs=1 and num_minibatches=1: the only step begins at the old", list[str]()
+        more = "leave it out, or raise num_ppo_epochs or num_minibatches"
+        if self.num_steps == 1 and self.dual_clip is not None and advantages.old_logprobs == "trainer":
+            found.append(f"update.dual_clip={self.dual_clip:g} has no effect with {only} policy: {more}")
+        if self.num_steps == 1 and self.value_clip is not None:
+            found.append(f"update.value_clip={self.value_clip:g} has no effect with {only} values: {more}")
+        reference = advantages.reference
+        if reference.kind == "every" and reference.iterations == 1 and (advantages.kl.coef or self.num_steps == 1):
+            found.append(
+                "advantages.reference.iterations=1 makes the reference the policy that each iteration begins with, so "
+                "that the KL in the reward (advantages.kl), and in the loss before the second step, is 0: raise it, or "
+                "set advantages.kl.coef to 0, update.kl_loss_coef above 0 and update.num_minibatches to 2 or more"
             )
         return found

@@ -137,9 +137,7 @@ def build_experience(
 ) -> tuple[Experience, dict[str, float]]:
     """Shape rewards, estimate advantages, whiten. Returns the experience and the metrics of the stage."""
     generated = ragged([[1.0] * len(row.response_token_ids) for row in rollouts]).bool()
-    finished = torch.tensor([row.finished for row in rollouts])
-    scored = torch.tensor([row.score is not None for row in scores])
-    counted = scored & finished if spec.truncated == "mask" else scored
+    finished, counted = torch.tensor([row.finished for row in rollouts]), trained_on(rollouts, scores, spec)
     mask = generated & counted[:, None]
     shaped = shape_scores(
         scores, finished, generated.sum(1), spec, max_response_tokens=max_response_tokens, moments=moments
@@ -185,6 +183,13 @@ def build_experience(
     return experience, metrics
 
 
+def trained_on(rollouts: Sequence[RolloutRow], scores: Sequence[ScoreRow], spec: AdvantageSpec) -> Tensor:
+    """`[B]`: which responses are learned from: those with a score, and with truncated=mask an end of their own."""
+    masks = spec.truncated == "mask"
+    pairs = zip(rollouts, scores, strict=True)
+    return torch.tensor([score.score is not None and (row.finished or not masks) for row, score in pairs])
+
+
 def temperatures_of(rollouts: list[RolloutRow]) -> Tensor | None:
     """`[B]` of rows that have temperatures of their own; None where none does."""
     own = [row.temperature for row in rollouts if row.temperature is not None]
@@ -200,9 +205,14 @@ def coefficient_at(job: ComputeAdvantagesJob) -> float:
     return coefficient(job.kl_coef, iteration=at, decay_iterations=until, schedule=kl.schedule, final_fraction=fraction)
 
 
-def coefficient_after(spec: AdvantageSpec, kl_coef: float, metrics: dict[str, float], num_sequences: int) -> float:
-    """The next iteration's KL coefficient."""
-    if not isinstance(spec.kl, AdaptiveKl):
+def coefficient_after(
+    spec: AdvantageSpec, kl_coef: float, metrics: dict[str, float], num_sequences: int, *, trains_policy: bool = True
+) -> float:
+    """The next iteration's KL coefficient. `num_sequences`: the responses that the measured KL is a mean over.
+
+    An iteration that trains the critic alone leaves the coefficient: the KL is 0 whatever it is.
+    """
+    if not isinstance(spec.kl, AdaptiveKl) or not trains_policy:
         return kl_coef
     return next_kl_coef(
         kl_coef, metrics["kl/reference"], target=spec.kl.target, horizon=spec.kl.horizon, num_sequences=num_sequences

@@ -49,6 +49,7 @@ from ppo_core.training.experience import (
     needed,
     predict,
     temperatures_of,
+    trained_on,
 )
 from ppo_core.training.learner import Learner, LoadConfig
 from ppo_core.training.replay import hold_checkpoint, run_update
@@ -196,7 +197,8 @@ class TrainingEngine:
         with deterministic(spec.deterministic):
             own, need = temperatures_of(rollouts), needed(algorithm, spec.advantages)
             predictions = predict(models, need, sequences, spec.training, self.ranks, job.progress, own)
-        moments = moments_with(spec.carried, scores)
+        trained = trained_on(rollouts, scores, spec.advantages)
+        moments = moments_with(spec.carried, [row for row, kept in zip(scores, trained, strict=True) if kept])
         experience, metrics = build_experience(
             rollouts,
             scores,
@@ -207,9 +209,12 @@ class TrainingEngine:
             max_response_tokens=spec.max_response_tokens,
             moments=moments,
         )
+        counted = int(experience.response_mask.any(1).sum())
         stats: dict[str, Any] = {
             "metrics": metrics,
-            "next_kl_coef": coefficient_after(spec.advantages, spec.kl_coef, metrics, len(rollouts)),
+            "next_kl_coef": coefficient_after(
+                spec.advantages, spec.kl_coef, metrics, counted, trains_policy=spec.trains_policy
+            ),
             "num_tokens": int(experience.response_mask.sum()),
         }
         if spec.advantages.score_norm != "none":

@@ -36,7 +36,10 @@ def sample_until_signal(
     reward, column, begun = context.spec.reward, context.spec.dataset.answer_column, time.perf_counter()
     sources = context.rewards()
     scoring = {**sources, "tokenizer": context.tokenizer()}
-    score = ScoreJob(reward=reward, answer_column=column, split="train", samples_per_prompt=job.samples_per_prompt)
+    size, counted = job.samples_per_prompt, context.spec.advantages.truncated != "mask"
+    score = ScoreJob(
+        reward=reward, answer_column=column, split="train", samples_per_prompt=size, truncated_count=counted
+    )
     made: dict[str, StageRef] = {}
     with_signal, batches = 0.0, 0
     while with_signal < job.num_prompts and batches < max_batches:
@@ -51,7 +54,8 @@ def sample_until_signal(
         answer_column=column,
         num_batches=batches,
         num_prompts=job.num_prompts,
-        samples_per_prompt=job.samples_per_prompt,
+        samples_per_prompt=size,
+        truncated_count=counted,
     )
     work, named = StageSpec(SELECT, select, made, sources), tuple(ref.bare() for ref in inputs.values())
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
-from infra.engines.protocol import EngineDied, EngineJobError
+from infra.engines.protocol import EngineDied, EngineJob, EngineJobError
 from ppo_core.training.state import read_state
-from tests.tasks.toy_engines import HELD_OUT
+from tests.tasks.toy_engines import HELD_OUT, ToyEngines
 from tests.tasks.toy_runs import ToyRun, digests, killed
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -55,6 +55,29 @@ def test_what_a_stage_carries_on_reaches_it_in_the_next_iteration(whole: ToyRun)
     """The toy engine counts; that a death changes no digest, below, holds for what is carried too: it is hashed."""
     carried = [record.carried().get("compute_advantages", {}) for record in whole.records()]
     assert carried == [{}, {"iterations": 1.0}, {"iterations": 2.0}, {"iterations": 3.0}]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (("advantages.kl={kind: adaptive, target: 6}",), [(0, None, False), (0, None, True), (0, None, True)]),
+        (("advantages.kl={coef: 0.1, schedule: linear}",), [(0, 2, False), (0, 2, True), (1, 2, True)]),
+    ],
+)
+def test_the_kl_coefficient_waits_for_the_policy_while_the_critic_warms_up(
+    tmp_path: Path, overrides: tuple[str, ...], told: list[tuple[int, int | None, bool]]
+) -> None:
+    """One iteration of warm-up, of three: a coefficient's schedule has two, and its adaptation begins with them."""
+    run = ToyRun(tmp_path, (*WITHOUT_EVALUATION, "iterations=3", "update.critic_warmup_iterations=1", *overrides))
+    compute, seen = run.engines.jobs["compute_advantages"], []
+
+    def looked_at(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
+        seen.append(tuple(job.spec[name] for name in ("iteration", "decay_iterations", "trains_policy")))
+        return compute(engines, job)
+
+    run.engines.jobs["compute_advantages"] = looked_at
+    run.train()
+    assert seen == told
 
 
 @pytest.mark.parametrize("job", ["score_rollouts", "score_evaluation"])

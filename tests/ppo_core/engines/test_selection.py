@@ -64,8 +64,17 @@ def test_a_prompt_has_a_signal_where_two_scores_differ() -> None:
         False,
     ]
     rows = [ScoreRow("p", 0, score, {}, False, None) for score in (1.0, 1.0, 0.0, 1.0)]
-    assert signals(rows, 2) == [False, True]
-    assert signals(rows, 4) == [True]
+    ended, cut = sampled("stop"), sampled("length")
+    assert signals([ended] * 4, rows, 2, truncated_count=False) == [False, True]
+    assert signals([ended] * 4, rows, 4, truncated_count=False) == [True]
+    # Of the second prompt, one response is left that is learned from.
+    assert signals([ended, ended, cut, ended], rows, 2, truncated_count=True) == [False, True]
+    assert signals([ended, ended, cut, ended], rows, 2, truncated_count=False) == [False, False]
+
+
+def sampled(finish_reason: str) -> RolloutRow:
+    """A response that ended so."""
+    return RolloutRow("p", 0, [5], [7], "", [-1.0], finish_reason)
 
 
 @pytest.mark.parametrize(("count", "chosen"), [(1, [1]), (3, [1, 2, 4]), (4, [0, 1, 2, 4]), (5, [0, 1, 2, 3, 4])])

@@ -24,8 +24,50 @@ TOO_LARGE: list[tuple[dict[str, Any], str]] = [
         ("num_ppo_epochs", 101, "101", "100"),
     )
 ]
+ONE_STEP: dict[str, Any] = {"update": {"num_ppo_epochs": 1, "num_minibatches": 1}}
+IN_ONE_STEP: list[tuple[dict[str, Any], str]] = [
+    ({"update": {**ONE_STEP["update"], "dual_clip": 3.0}}, "dual_clip=3 has no effect .* at the old policy: leave it"),
+    ({"update": {**ONE_STEP["update"], "value_clip": 0.2}}, "value_clip=0.2 has no effect .* at the old values: leave"),
+    (
+        {"algorithm": {"kind": "kl_penalty_ppo"}},
+        "the only step begins at the old policy, where the penalty has ",
+    ),
+    (
+        {
+            "advantages": {"kl": {"coef": 0}, "reference": {"kind": "every", "iterations": 1}},
+            "update": {**ONE_STEP["update"], "kl_loss_coef": 0.1},
+        },
+        "reference.iterations=1 makes the reference the policy .* update.num_minibatches to 2 or more",
+    ),
+]
 REFUSED_LEARNING: list[tuple[dict[str, Any], str]] = [
     *TOO_LARGE,
+    *((ONE_STEP | case, words) for case, words in IN_ONE_STEP),
+    (
+        {"advantages": {"reference": {"kind": "every", "iterations": 1}}},
+        "reference.iterations=1 makes the reference the policy that each iteration begins with, .*: raise it, or set",
+    ),
+    (
+        {**PAIRS, "advantages": {"score_norm": "mean_std"}},
+        "score_norm=mean_std subtracts a mean that cancels with algorithm.kind=rloo, .*: set it to std or none",
+    ),
+    (
+        {"algorithm": {"kind": "kl_penalty_ppo"}, "guards": {"max_clip_fraction": 0.5}},
+        "guards.max_clip_fraction=0.5 has no effect with an algorithm that clips no ratio: leave it out, or set",
+    ),
+    (
+        {"advantages": {"old_logprobs": "sampler"}, "guards": {"max_sampler_difference": 0.1}},
+        "guards.max_sampler_difference=0.1 has no effect with advantages.old_logprobs=sampler, .*: leave it out, or",
+    ),
+    ({"guards": {"gold_window": 3}}, "gold_window=3 has no effect with gold_reward=none: leave it out, or set gold_"),
+    (
+        {"guards": {"max_rollbacks": 1}},
+        "max_rollbacks=1 has no effect with on_divergence=stop: leave it out, or set on_divergence to rollback",
+    ),
+    (
+        {"registry": {"metric": "evaluation/scroe"}},
+        "registry.metric=evaluation/scroe is not measured by an evaluation: set it to one of evaluation/score, evaluat",
+    ),
     ({"advantages": {"kl": {"coef": 1e3}}}, "advantages.kl.coef=1000.0: must be at most 100"),
     ({"advantages": {"kl": {**ADAPTIVE, "coef": 1e3}}}, "advantages.kl.coef=1000.0: must be at most 100"),
     ({"algorithm": {"kind": "ppo_shared", "value_coef": 1e3}}, "algorithm.value_coef=1000.0: must be at most 100"),

@@ -35,6 +35,7 @@ from ppo_core.training.experience import (
     coefficient_after,
     coefficient_at,
     needed,
+    trained_on,
 )
 from ppo_core.training.shaping import moments_with
 
@@ -276,6 +277,23 @@ def test_an_adaptive_coefficient_follows_the_divergence(observed: float, expecte
     """Relative error clipped to 0.2, times 100 responses over a horizon of 1000."""
     spec = AdvantageSpec(kl=AdaptiveKl(target=6.0, horizon=1000))
     assert coefficient_after(spec, 0.05, {"kl/reference": observed}, 100) == pytest.approx(expected, rel=1e-9)
+
+
+def test_an_adaptive_coefficient_waits_for_the_policy() -> None:
+    """As long as the critic alone is trained, the KL is 0 and says nothing of the coefficient."""
+    spec = AdvantageSpec(kl=AdaptiveKl(target=6.0, horizon=1000))
+    assert coefficient_after(spec, 0.05, {"kl/reference": 0.0}, 100, trains_policy=False) == 0.05
+
+
+def test_what_is_cut_and_left_out_is_not_trained_on() -> None:
+    mask = AdvantageSpec(truncated="mask")
+    cut = [replace(row, finish_reason="length") for row in ROLLOUTS]
+    scored = [row.score is not None for row in SCORES]
+    assert trained_on(cut, SCORES, AdvantageSpec()).tolist() == scored
+    assert trained_on(ROLLOUTS[:1] + cut[1:], SCORES, mask).tolist() == [
+        scored[0] and ROLLOUTS[0].finished,
+        *[False] * (len(SCORES) - 1),
+    ]
 
 
 def test_a_fixed_coefficient_stays() -> None:
