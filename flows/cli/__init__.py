@@ -1,5 +1,5 @@
 """The command line `ppoflow`: one file per group of commands, and how they talk to people."""
 
-from flows.cli.main import again, app
+from flows.cli.main import again, app, run
 
-__all__ = ["again", "app"]
+__all__ = ["again", "app", "run"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flows.cli.main import app
+from flows.cli import run
 
 if __name__ == "__main__":
-    app()
+    run()

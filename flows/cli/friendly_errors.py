@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -17,6 +18,7 @@ from rich.console import Console
 from flows.starting import begin
 
 REFUSED, INTERRUPTED = 2, 130
+LEAVE_S = 15.0
 
 
 @contextmanager
@@ -77,6 +79,22 @@ def leave(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+@contextmanager
+def leaving_soon(within_s: float = LEAVE_S) -> Iterator[None]:
+    """Around a whole command: where it was interrupted, it ends at once after that time.
+
+    What Prefect has not told its server yet may keep the process for minutes at its end.
+    """
+    try:
+        yield
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            last = threading.Timer(within_s, leave, (INTERRUPTED,))
+            last.daemon = True
+            last.start()
+        raise
 
 
 def command_line(*arguments: str) -> str:

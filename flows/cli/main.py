@@ -11,7 +11,7 @@ from rich.table import Table
 
 from flows.cli import deploy, preferences, registry, runs, store
 from flows.cli.application import Overrides, Wait, app
-from flows.cli.friendly_errors import friendly_errors, say
+from flows.cli.friendly_errors import friendly_errors, leaving_soon, say
 from flows.cli.run_training import run_training
 from ppo_core.spec import RlhfSpec, RunSpec
 from ppo_core.spec.kinds import load_any
@@ -136,3 +136,9 @@ def reward(
 def again(spec: Path, run: str | None, overrides: list[str] | None) -> str:
     """The command that goes on with this run."""
     return preferences.goes_on_by("train", spec, run, overrides)
+
+
+@leaving_soon()
+def run() -> None:
+    """`ppoflow` as a program."""
+    app()

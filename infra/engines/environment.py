@@ -30,7 +30,10 @@ NETWORK = frozenset(
     }
 )
 """How to get out of this machine: for reward functions that ask a judge."""
-SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "AUTH")
+SECRET_WORDS = (
+    *("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "PASS", "PWD", "PW", "PAT", "CREDENTIAL", "AUTH"),
+    *("DSN", "CONNECTION"),  # addresses of databases
+)
 LOGIN_IN_ADDRESS = re.compile(r"://[^/\s]*@")
 
 
@@ -51,5 +54,5 @@ def way_out(environment: Mapping[str, str]) -> dict[str, str]:
 
 def is_secret(name: str, value: str) -> bool:
     """Whether a variable looks like one: by a word of its name (HF_TOKEN, VLLM_API_KEY), or an address with a login."""
-    words = (word.removesuffix("S") for word in name.upper().split("_"))
+    words = {form for word in name.upper().split("_") for form in (word, word.removesuffix("S"))}
     return any(word.endswith(SECRET_WORDS) for word in words) or bool(LOGIN_IN_ADDRESS.search(value))

@@ -15,7 +15,8 @@ from typing import Any
 from infra.artifacts.store import ArtifactStore
 from infra.engines.protocol import Engine, EngineProgress, OnProgress
 from infra.storage.objects import StoreUnavailable
-from infra.storage.outage import told_to, under_way
+from infra.storage.outage import under_way
+from infra.storage.telling import told_to
 
 Work = Callable[[ArtifactStore, Engine, OnProgress], Any]
 

@@ -41,7 +41,10 @@ def open_client(uri: str) -> MlflowClient:
 def without_password(uri: str) -> str:
     """The address of a server or database as it may be printed: without a password, or a token that stands alone."""
     without_token = re.sub(r"(https?://)[^:/@]*@", r"\1***@", uri)
-    return re.sub(r"(://[^:/@]*):[^/\s]*@", r"\1:***@", without_token)
+    without_login = re.sub(r"(://[^:/@\s]*):[^/\s]*@", r"\1:***@", without_token)
+    if not is_server(uri):  # a database's password may hold a slash
+        without_login = re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:***@", without_login)
+    return re.sub(r"(?i)([?&][^=&\s]*(?:passw|secret|token|key)[^=&\s]*=)[^&\s]*", r"\1***", without_login)
 
 
 def is_server(uri: str) -> bool:

@@ -7,7 +7,6 @@ record the order of operations. Nothing above this module touches the disk in an
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -16,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 from urllib.parse import unquote, urlsplit
+
+from infra.storage.locks import lock
 
 BLOCK_SIZE = 4 * 2**20
 READ_ONLY_MODE = 0o444
@@ -162,9 +163,10 @@ class LocalFiles:
 
     @contextmanager
     def exclusive(self, path: Path) -> Iterator[None]:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # Whoever can read a file can lock it: those who may not write here have no business with it.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock(descriptor, path)
             yield
         finally:
             os.close(descriptor)

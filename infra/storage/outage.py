@@ -6,15 +6,15 @@ where nothing has begun yet, and not at all where the work is ending anyway.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 from infra.storage.objects import StoreUnavailable
+from infra.storage.telling import tell
 
 START_S = 15.0
 """So long a server is waited for that has never answered: its address may be wrong."""
@@ -22,7 +22,6 @@ PAUSE_S = 2.0
 SAY_EVERY_S = 60.0
 FRESH_S = 10.0
 """So long what was seen of a server is taken for true where nobody waits any more."""
-Listener = Callable[[str], None]
 
 
 class Outage:
@@ -186,28 +185,6 @@ def under_way() -> Iterator[None]:
 def patience_at_start(outage: Outage, patience_s: float) -> float:
     """How long to wait for a server when a store is opened."""
     return patience_s if outage.answered or _MODE.under_way else min(patience_s, START_S)
-
-
-def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-_LISTENERS: list[Listener] = [_to_stderr]
-
-
-@contextmanager
-def told_to(listener: Listener) -> Iterator[None]:
-    """While open, what there is to say of outages goes there, from any thread, and not to stderr."""
-    _LISTENERS.append(listener)
-    try:
-        yield
-    finally:
-        _LISTENERS.remove(listener)
-
-
-def tell(text: str) -> None:
-    """Say it to whoever listens."""
-    _LISTENERS[-1](text)
 
 
 def spelled(seconds: float) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from infra.storage.objects import Found, Objects, StoreUnavailable
-from infra.storage.outage import tell
+from infra.storage.telling import tell
 
 T = TypeVar("T")
 READS = 3

@@ -8,7 +8,8 @@ from contextlib import contextmanager, nullcontext
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from infra.storage.outage import at_once, stop_waiting, told_to, under_way
+from infra.storage.outage import at_once, stop_waiting, under_way
+from infra.storage.telling import told_to
 from tasks.prefect.client import deployment_id
 
 __all__ = ["at_once", "outages_told", "stop_waiting"]

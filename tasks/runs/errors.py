@@ -14,7 +14,8 @@ from infra.storage.filesystem import StoreReadOnly, StoreUnsupported
 from infra.storage.objects import StoreUnavailable
 from ppo_core.records import InputError
 from ppo_core.spec import SpecError
-from tasks.runs.guards import DiskSpaceError, DivergedError
+from tasks.runs.guards import DivergedError
+from tasks.stages.jobs import DiskSpaceError
 
 FAILURES = (
     ArtifactError,

@@ -17,6 +17,7 @@ from ppo_core.spec import GuardsSpec
 from tasks.runs.iteration_record import Attempt, IterationRecord
 from tasks.runs.run_state import record_at
 from tasks.stages.context import RunContext
+from tasks.stages.jobs import DiskSpaceError
 
 START_FACTOR = 3.0
 """An iteration against checkpoint 0: policy and critic, and two moments of each."""
@@ -24,10 +25,6 @@ START_FACTOR = 3.0
 
 class DivergedError(RuntimeError):
     """Training has gone wrong; the message names metric, value and limit, where the evidence is, and how to go on."""
-
-
-class DiskSpaceError(RuntimeError):
-    """The next iteration would not fit on the disk."""
 
 
 @dataclass(frozen=True)

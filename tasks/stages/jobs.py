@@ -9,6 +9,7 @@ Only this crosses: a job and its result. Artifacts go through the store.
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import time
@@ -19,10 +20,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from infra.artifacts import ArtifactRef, ArtifactStore
-from infra.engines.protocol import Engine, EngineInput, EngineJob, EngineJobError, EngineReply, OnProgress
+from infra.engines.protocol import Engine, EngineError, EngineInput, EngineJob, EngineJobError, EngineReply, OnProgress
 from ppo_core.records import InputError
 
 STATS = "stats.json"
+FULL_BYTES = 4 << 20
+"""A disk with less is full: the smallest artifacts, logs and tables need more."""
 K = TypeVar("K")
 T = TypeVar("T")
 LOOK_S = 1.0
@@ -89,6 +92,9 @@ def run_job(
             stage_job.finish(output)
         (output / STATS).write_text(json.dumps(reply.result, indent=2, sort_keys=True) + "\n")
         ref = store.put(output, stage_job.kind, stage_job.key, stage_job.lineage)
+    except (EngineError, OSError) as error:
+        check_room(output, stage_job.job, error)
+        raise
     finally:
         shutil.rmtree(output, ignore_errors=True)
     return StageResult(
@@ -97,6 +103,20 @@ def run_job(
         engine_s=reply.seconds,
         store_s=asked - started + time.perf_counter() - answered,
     )
+
+
+class DiskSpaceError(RuntimeError):
+    """The next iteration would not fit on the disk, or this one did not."""
+
+
+def check_room(place: Path, job: str, error: Exception) -> None:
+    """Raise DiskSpaceError where a job failed and the disk that it wrote to is full: an engine can only have died."""
+    free = shutil.disk_usage(place).free
+    if free < FULL_BYTES or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+        raise DiskSpaceError(
+            f"{free / 2**20:.1f} MiB are free at {place.parent}, and job {job} failed there: make room (ppoflow gc; "
+            "checkpoint.keep_last and checkpoint.every make runs smaller), then start the same command again"
+        ) from error
 
 
 def ask(engine: Engine, job: EngineJob, *, silence_s: float, on_progress: OnProgress | None = None) -> EngineReply:

@@ -33,7 +33,7 @@ from ppo_core.records import InputError, content_digest
 from ppo_core.spec import Section
 from tasks.stages.context import RunContext
 from tasks.stages.find_verified import find_verified
-from tasks.stages.jobs import STATS, StageJob, StageResult
+from tasks.stages.jobs import STATS, DiskSpaceError, StageJob, StageResult
 from tasks.stages.references import StageRef
 from tasks.stages.source_upload import upload_source
 from tasks.stages.table import StageDefinition
@@ -42,7 +42,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 RETRIES = 2
 RETRY_DELAYS_S = [1.0, 5.0]
-LASTING = (InputError, ValueError, HubError, ArtifactError, RecordError, LeaseLost, StoreUnavailable)
+LASTING = (InputError, ValueError, HubError, ArtifactError, RecordError, LeaseLost, StoreUnavailable, DiskSpaceError)
 """Errors that the same stage would meet again; a store that does not answer has been waited for already."""
 
 

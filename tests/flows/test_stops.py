@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,6 +25,7 @@ from tests.tasks.run_contexts import ARITHMETIC
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_reward_models import toy_engines
 from tests.tasks.toy_runs import replace
+from tests.waiting import LONG_S
 
 
 @pytest.mark.thorough
@@ -118,3 +121,13 @@ def test_an_interrupt_that_a_library_swallows_is_raised_all_the_same() -> None:
     with heeding_interrupts():
         pass
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_command_that_was_stopped_does_not_wait_for_threads_for_long() -> None:
+    """Prefect's own threads may wait for minutes, at the end, for a server that is gone."""
+    program = (
+        "import sys, threading\nfrom flows.cli.friendly_errors import INTERRUPTED, leaving_soon\n"
+        "threading.Thread(target=threading.Event().wait).start()\nwith leaving_soon(0.5):\n    sys.exit(INTERRUPTED)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LONG_S, check=False)
+    assert ended.returncode == 130

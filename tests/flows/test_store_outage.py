@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import FlowRun
 
 from infra.storage.client import Tuning, open_objects
 from infra.storage.objects import Objects, StoreUnavailable
-from infra.storage.outage import told_to
+from infra.storage.telling import told_to
 from tasks.prefect.server import EmbeddedFlow
 from tests.infra.storage.s3.fault_proxy import FaultProxy
 from tests.infra.storage.s3.s3_server import S3Server

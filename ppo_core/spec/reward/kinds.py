@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from string import Formatter
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
@@ -69,6 +70,13 @@ class FunctionRewardSpec(AnyReward):
         return self.while_sampling
 
 
+NAME_OF_A_KEY = re.compile("(?i)key|token|secret|passw|signature|^(sig|auth|code|pw|pwd)$")
+WHERE_KEYS_GO = (
+    "which would be stored in the records of runs: put the key into an environment variable, and its name into "
+    "key_variable"
+)
+
+
 class _Endpoint(AnyReward):
     """A server that is asked over HTTP."""
 
@@ -95,10 +103,10 @@ class _Endpoint(AnyReward):
         if not known:
             raise ValueError(f"{url!r} is not an HTTP address: write http://host:port/path or https://host/path")
         if "@" in parts.netloc:
-            raise ValueError(
-                "the url holds a login, which would be stored in the records of runs: put the key into an environment "
-                "variable, and its name into key_variable"
-            )
+            raise ValueError(f"the url holds a login, {WHERE_KEYS_GO}")
+        keys = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True) if re.search(NAME_OF_A_KEY, name)]
+        if keys:
+            raise ValueError(f"the url holds what looks like a key ({keys[0]}), {WHERE_KEYS_GO}")
         return url
 
     @property

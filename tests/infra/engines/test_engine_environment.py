@@ -39,6 +39,15 @@ def test_what_programs_need_is_there(name: str) -> None:
     [
         *("HF_TOKEN", "HF_TOKEN_PATH", "VLLM_API_KEY", "VLLM_API_KEYS", "PYTHON_KEYRING_PASSWORD", "TORCH_AUTH"),
         *("DS_SECRET", "AWS_PROFILE", "AWS_SECRET_ACCESS_KEY", "PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RAY_ADDRESS"),
+        *(
+            "DS_PASS",
+            "PYTHON_KEYRING_PASS",
+            "HF_PAT",
+            "TORCH_PWD",
+            "PYTHON_DB_DSN",
+            "DS_CONNECTION_STRING",
+            "DS_DBPASS",
+        ),
         *("PGPASSFILE", "PPOFLOW_STORE", "PPOFLOW_REWARD_ENV", "PPOFLOW_STACK_MARK", "MY_SECRET", "DATABASE_URL", "X"),
     ],
 )

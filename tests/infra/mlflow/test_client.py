@@ -15,6 +15,8 @@ from infra.mlflow.client import without_password
         ("http://ann:secret@host:5000/path", "http://ann:***@host:5000/path"),
         ("postgresql://ann:s@cret@host/db?x=a@b", "postgresql://ann:***@host/db?x=a@b"),
         ("postgresql://ann@host/db", "postgresql://ann@host/db"),
+        ("postgresql://ann:se/cret@host/db", "postgresql://ann:***@host/db"),
+        ("postgresql://host/db?user=ann&password=secret&a=b", "postgresql://host/db?user=ann&password=***&a=b"),
         ("https://hf_token@mirror/api", "https://***@mirror/api"),
         ("http://host:80 is not what me@there says", "http://host:80 is not what me@there says"),
     ],

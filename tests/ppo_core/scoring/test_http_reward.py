@@ -263,6 +263,10 @@ def test_what_a_server_would_answer_again_is_told_at_once(answer: Answer, messag
         ({"kind": "http", "url": "ftp://host/x"}, "is not an HTTP address"),
         ({"kind": "http", "url": "http://host:99999/"}, "is not an HTTP address"),
         ({"kind": "http", "url": "http://me:secret@host/"}, "the url holds a login, which would be stored"),
+        (
+            {"kind": "http", "url": "http://host/x?a=1&api_key=s"},
+            r"what looks like a key .api_key., .* into key_variable",
+        ),
         ({"kind": "judge", "url": "http://h", "model": "m", "rubric": "Rate it."}, "has no {response}"),
         (
             {"kind": "judge", "url": "http://h", "model": "m", "rubric": "{response} {x}"},

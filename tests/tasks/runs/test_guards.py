@@ -11,7 +11,8 @@ import pytest
 
 from infra.runs.records import RecordCorrupted
 from ppo_core.spec import GuardsSpec
-from tasks.runs.guards import DiskSpaceError, DivergedError, violations
+from tasks.runs.errors import DiskSpaceError, DivergedError
+from tasks.runs.guards import violations
 from tasks.runs.iteration_record import read_record
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_runs import ToyRun, digests, replace

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from infra.engines.protocol import EngineInput
+from infra.engines.protocol import EngineDied, EngineInput, EngineReply
 from ppo_core.records import InputError, ScoreJob
 from tasks.stages.context import RunContext, open_run_context
 from tasks.stages.engine_programs import code_facts, plan_engines
 from tasks.stages.engines import resources_of
-from tasks.stages.jobs import StageJob, UploadedSource
+from tasks.stages.jobs import DiskSpaceError, StageJob, UploadedSource, run_job
 from tasks.stages.references import RolloutsRef
 from tasks.stages.source_upload import upload_source
-from tasks.stages.stage import StageSpec, job_of
+from tasks.stages.stage import LASTING, StageSpec, job_of
 from tasks.stages.table import START_POLICY
 from tests.tasks.run_contexts import ignore, run_context, smoke_spec
 from tests.tasks.toy_engines import ToyEngines
@@ -76,6 +79,28 @@ def test_an_order_survives_pickling_and_a_shipped_folder_tells_its_own_digest(
     there = StageJob(**{**vars(here), "folders": {"model": upload_source(context, folder)}})
     assert pickle.loads(pickle.dumps(there)) == there
     assert there.folders["model"].digest == folder.digest
+
+
+@pytest.mark.parametrize("failure", [EngineDied("no output"), OSError(errno.ENOSPC, "No space left on device")])
+def test_a_disk_that_is_full_is_named_and_the_job_not_tried_again(
+    context: RunContext, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    """An engine that cannot even write its log only dies."""
+
+    class Engine:
+        def run(self, *_: Any, **__: Any) -> EngineReply:
+            raise failure
+
+    job = StageJob(job="echo", spec={}, kind="rollouts", key="0" * 64, inputs={})
+    with pytest.raises(type(failure)) if isinstance(failure, EngineDied) else pytest.raises(DiskSpaceError):
+        run_job(job, context.store, cast(Any, Engine()), silence_s=1, on_progress=None)
+    usage = shutil.disk_usage(context.store.root)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2**20))
+    with pytest.raises(DiskSpaceError, match=r"1.0 MiB are free at .*, and job echo failed there: make room") as full:
+        run_job(job, context.store, cast(Any, Engine()), silence_s=1, on_progress=None)
+    assert full.value.__cause__ is failure
+    assert DiskSpaceError in LASTING
+    assert list((Path(context.store.root) / "partial").glob("*/*")) == []
 
 
 def test_engines_on_other_machines_need_a_store_that_all_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,8 @@ from infra.runs.lease import Heartbeat
 from infra.runs.s3_lease import acquire_lease
 from infra.storage.client import Tuning, open_objects
 from infra.storage.objects import DownloadRequest, Entry, Objects, StoreUnavailable
-from infra.storage.outage import Outage, at_once, told_to, under_way
+from infra.storage.outage import Outage, at_once, under_way
+from infra.storage.telling import told_to
 from infra.storage.waiting_client import PatientObjects
 from tests.infra.storage.s3.fault_proxy import FaultProxy, Message
 from tests.infra.storage.s3.memory_objects import MemoryObjects
@@ -36,7 +37,7 @@ import sys
 from functools import partial
 from infra.storage.client import Tuning, open_objects
 from infra.storage.objects import StoreUnavailable
-from infra.storage.outage import told_to
+from infra.storage.telling import told_to
 from infra.storage.parallel import parallel_map
 objects = open_objects(sys.argv[1], tuning=Tuning(connect_s=2, read_s=5, attempts=1))
 say = partial(print, flush=True)

@@ -15,8 +15,8 @@ from infra.runs.checksummed_json import RecordCorrupted
 from infra.runs.s3_lease import acquire_lease
 from infra.runs.s3_runs import S3Runs
 from infra.storage.objects import Found, S3Address
-from infra.storage.outage import told_to
 from infra.storage.rereading import ChangedOnTheWay, read_again
+from infra.storage.telling import told_to
 from tests.infra.artifacts.artifact_folders import fill, read
 from tests.infra.runs.leases import somebody
 from tests.infra.storage.s3.memory_objects import MemoryObjects

@@ -1,0 +1,35 @@
+"""Waiting for a lock file of a store; who waits for long is told for whom."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from infra.storage.telling import tell
+
+TOLD_AFTER_S = 10.0
+LOOK_S = 0.05
+
+
+def lock(descriptor: int, path: Path, told_after_s: float = TOLD_AFTER_S) -> None:
+    """Wait for the lock of an open file, however long; after `told_after_s`, say who holds it."""
+    told_at = time.monotonic() + told_after_s
+    while time.monotonic() < told_at:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(LOOK_S)
+    tell(f"waiting for {path}, which {holder_of(descriptor)} holds: if that is stopped, let it go on or end it")
+    return fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def holder_of(descriptor: int) -> str:
+    """The process on this machine that holds the lock of an open file, in words."""
+    number = os.fstat(descriptor).st_ino
+    for line in Path("/proc/locks").read_text().splitlines():
+        match line.split():
+            case [_, "FLOCK", _, _, pid, place, *_] if place.endswith(f":{number}"):
+                return f"process {pid}"
+    return "a process"
