@@ -24,6 +24,8 @@ from pyarrow import parquet
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.report import machine, versions
+
 SPEC = Path("examples/arithmetic/demo.yaml")
 RESULTS = Path("benchmarks/results/learning.json")
 PARTS = ("store", "hops", "tracking", "prefect_and_rest")
@@ -59,7 +61,8 @@ def main() -> None:
 
 def write(results: list[dict[str, Any]], peers: list[dict[str, Any]]) -> None:
     """What is known so far."""
-    RESULTS.write_text(json.dumps({"spec": str(SPEC), "seeds": results, "trl": peers}, indent=1) + "\n")
+    facts = {"machine": machine(), "versions": versions(), "spec": str(SPEC)}
+    RESULTS.write_text(json.dumps({**facts, "seeds": results, "trl": peers}, indent=1) + "\n")
 
 
 def trl(python: Path, home: Path, run: str, seed: int, rate: str) -> dict[str, Any]:
