@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ppo_core.data.sieve import content_key, one_form
-from ppo_core.data.tables import SOURCES, stored_prompt
+from ppo_core.data.tables import ROWS_AT_ONCE, SOURCES, stored_prompt
 
 BARS = 12
 RESPONSES = "responses"
@@ -46,25 +46,30 @@ def describe_preferences(folder: Path, held_out_trained: int) -> dict[str, Any]:
 
 def lengths(path: Path) -> dict[str, Any]:
     """How long the rows of a table are, in tokens; `histogram` has [from, to, rows] of equal widths."""
-    file = pq.ParquetFile(path)
-    table = file.read(columns=[name for name in file.schema_arrow.names if name in (*TOKENS, RESPONSES)])
-    if not len(table):
+    with pq.ParquetFile(path) as file:
+        wanted = [name for name in file.schema_arrow.names if name in (*TOKENS, RESPONSES)]
+        parts = [_tokens_of(batch) for batch in file.iter_batches(ROWS_AT_ONCE, columns=wanted) if len(batch)]
+    if not parts:
         return {"rows": 0, "histogram": []}
-    columns = [longest(table[name]) if name == RESPONSES else sizes(table[name]) for name in table.column_names]
-    tokens = np.sum(columns, axis=0)
+    tokens = np.concatenate(parts)
     width = -(-int(tokens.max()) // BARS)
     counts = np.bincount((np.maximum(tokens, 1) - 1) // width)
     bars = [[width * bar + 1, width * (bar + 1), int(count)] for bar, count in enumerate(counts)]
     summary = {"mean": float(tokens.mean()), "median": float(np.median(tokens)), "longest": int(tokens.max())}
-    return {"rows": len(table), **summary, "histogram": bars}
+    return {"rows": len(tokens), **summary, "histogram": bars}
 
 
-def sizes(lists: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+def _tokens_of(rows: pa.RecordBatch) -> np.ndarray[Any, Any]:
+    columns = [longest(rows[name]) if name == RESPONSES else sizes(rows[name]) for name in rows.schema.names]
+    return np.sum(columns, axis=0)
+
+
+def sizes(lists: pa.Array) -> np.ndarray[Any, Any]:
     """How many items each list has."""
     return pc.list_value_length(lists).to_numpy().astype(np.int64)
 
 
-def longest(rows: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+def longest(rows: pa.Array) -> np.ndarray[Any, Any]:
     """The most items that a list of each row has; every row has one."""
     ends = np.cumsum(sizes(rows))
     return np.maximum.reduceat(sizes(pc.list_flatten(rows)), [0, *ends[:-1]])

@@ -1,170 +1,111 @@
-"""From a user's rows to checked, tokenized preferences: pairs, and rankings of more than two responses."""
+"""From a user's rows to checked preferences: pairs, and rankings of more than two responses."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from ppo_core.data.rows import PLAIN, Columns, Refusals, read_rows
-from ppo_core.data.sieve import content_key, one_form
-from ppo_core.data.tables import TOKENS
+from ppo_core.data.rows import PLAIN, Columns, Refusals, Rows, read_rows
+from ppo_core.data.sieve import Sieve, content_key, one_form
 from ppo_core.processes.plugins import Sources
-from ppo_core.records import InputError, Messages, TokenSequence
+from ppo_core.records import InputError, Messages
 from ppo_core.spec import PreferencesSpec
 
-RANKINGS = pa.schema([("responses", pa.list_(TOKENS)), ("margin", pa.float64()), ("prompt_tokens", pa.int32())])
 PAIR = ("chosen", "rejected")
+SPLITS = ("train", "eval")
 
 
 class Preference(NamedTuple):
-    """Responses to a prompt as texts by their columns, the best first; `where` tells people where they are from."""
+    """Responses to a prompt as texts by their columns, the best first; `where` tells people where they are from.
+
+    `split` is `train`, or `eval` where it is held out.
+    """
 
     prompt: str | Messages
     responses: dict[str, str]
     margin: float
     where: str
-
-
-class Ranking(NamedTuple):
-    """The same as token ids, each a prompt with a response.
-
-    `prompt_tokens` of each are the prompt's; a reward model reads both as one, and does not ask.
-
-    >>> Ranking([[5, 6, 7], [5, 6, 8]], 0.0, prompt_tokens=2).answers()[1]
-    TokenSequence(prompt_ids=[5, 6], response_ids=[8])
-    """
-
-    responses: list[list[int]]
-    margin: float
-    prompt_tokens: int = 0
+    split: str
 
     @property
-    def size(self) -> int:
-        """Tokens of all responses, the prompt counted with each."""
-        return sum(map(len, self.responses))
-
-    def cost(self, *, padded: bool) -> int:
-        """Tokens that a pass over all of them computes on, `padded` to the longest."""
-        return len(self.responses) * max(map(len, self.responses)) if padded else self.size
-
-    def answers(self) -> list[TokenSequence]:
-        """Prompt and response of each."""
-        return [TokenSequence(ids[: self.prompt_tokens], ids[self.prompt_tokens :]) for ids in self.responses]
+    def key(self) -> bytes:
+        """By which its prompt is compared with others."""
+        return content_key(self.where, one_form(self.prompt, chat=False))
 
 
 class _Malformed(ValueError):
     """What is wrong with a row, without where it is."""
 
 
-def read_preferences(source: str, sources: Sources, columns: Columns = PLAIN) -> list[Preference]:
-    """The rows of a file, or of a `file.py:function` of the user. Raises InputError naming row and column."""
-    found, refusals = list[Preference](), Refusals()
+@dataclass(frozen=True)
+class Preferences:
+    """The preferences of a source. A file is read anew each time, so that only a few of its rows are in memory."""
+
+    rows: Rows
+    split: str
+    sieve: Sieve
+
+    def __iter__(self) -> Iterator[Preference]:
+        """Those that can be used; after the last, InputError for the first row that cannot be, and how many more."""
+        refusals = Refusals()
+        for row in self.rows:
+            with refusals:
+                try:
+                    responses, margin = _responses(row.content), _margin(row.content)
+                except _Malformed as error:
+                    raise InputError(f"{row.where} {error}") from None
+                split, _ = self.sieve.place(self.split, row)
+                yield Preference(row.content["prompt"], responses, margin, row.where, split)
+        refusals.tell()
+
+
+def read_preferences(
+    source: str, sources: Sources, columns: Columns = PLAIN, split: str = "train", fraction: float = 0.0
+) -> Preferences:
+    """The rows of a file, or of a `file.py:function` of the user, which is called here, once.
+
+    They are of a split, but that a `fraction` of the prompts is held out. Iterating raises InputError naming row and
+    column.
+    """
     # The shape names the columns already, since conversations are under our names what they begin with.
     theirs = {name: vars(columns)[name] for name in ("prompt", *PAIR) if vars(columns)[name] != name}
     ours = replace(columns, prompt="prompt")
-    for where, row, _ in read_rows(source, sources, ours, partial(_prompted, theirs)):
-        with refusals:
-            try:
-                found.append(Preference(row["prompt"], _responses(row), _margin(row), where))
-            except _Malformed as error:
-                raise InputError(f"{where} {error}") from None
-    refusals.tell()
-    return found
+    rows = read_rows(source, sources, ours, partial(_prompted, theirs))
+    return Preferences(rows, split, Sieve(fraction, drop_repeats=False, chat=columns.chat))
 
 
-def held_out_trained(train: Sequence[Preference], evaluation: Sequence[Preference], spec: PreferencesSpec) -> int:
-    """Held-out rows whose prompt is trained on. Raises InputError where all of them are such."""
-    known, held_out = set(keys_of_prompts(train)), keys_of_prompts(evaluation)
-    count = sum(key in known for key in held_out)
-    if count == len(held_out):
-        raise InputError(
-            f"{spec.evaluation}: all {count} held-out rows ({len(set(held_out))} prompts) have a prompt that is among "
-            f"the {len(known)} prompts of {spec.train}: accuracy would be measured on what was learned; hold out rows "
-            "with other prompts"
-        )
-    return count
+@dataclass
+class Sides:
+    """How many rows each prompt has, by its key, on both sides: trained on, and held out."""
 
+    rows: dict[str, Counter[bytes]] = field(default_factory=lambda: {split: Counter() for split in SPLITS})
 
-def keys_of_prompts(preferences: Iterable[Preference]) -> list[bytes]:
-    """By which they are compared with others."""
-    return [content_key(row.where, one_form(row.prompt, chat=False)) for row in preferences]
+    def add(self, preference: Preference) -> None:
+        """One more row."""
+        self.rows[preference.split][preference.key] += 1
 
-
-def tokenized(
-    preferences: Iterable[Preference],
-    tokenizer: Any,
-    name: str,
-    *,
-    max_tokens: int,
-    context_length: int | None,
-    by_policy: bool = False,
-) -> list[Ranking]:
-    """As a reward model will read them, or `by_policy` as a policy reads prompts and writes responses, EOS at the end.
-
-    Raises InputError for texts that are too long, or alike as tokens. `name` is what the tokenizer is called there.
-    """
-    rankings, refusals = list[Ranking](), Refusals()
-    for preference in preferences:
-        with refusals:
-            ranking = _ranking(preference, tokenizer, name, by_policy=by_policy)
-            length = max(map(len, ranking.responses))
-            if length > max_tokens:
-                limit = f"{'preferences' if by_policy else 'dataset'}.max_tokens={max_tokens}"
-                raise InputError(
-                    f"{preference.where} has a text of {length} tokens, but {limit}: raise the limit or drop the row"
-                )
-            if context_length is not None and length > context_length:
-                raise InputError(
-                    f"{preference.where} has a text of {length} tokens, beyond the model's context {context_length}: "
-                    "shorten it"
-                )
-            _check_texts(preference, ranking, by_policy=by_policy)
-            rankings.append(ranking)
-    refusals.tell()
-    return rankings
-
-
-def _ranking(preference: Preference, tokenizer: Any, name: str, *, by_policy: bool) -> Ranking:
-    from ppo_core.data.tokenization import encode_completion, encode_prompt, scored_tokens  # transformers: 0.7 s
-
-    prompt, texts, margin, where = preference
-    try:
-        asked = encode_prompt(tokenizer, prompt) if by_policy else []
-        if by_policy:
-            responses = [[*asked, *encode_completion(tokenizer, text)] for text in texts.values()]
-        else:
-            responses = [scored_tokens(tokenizer, prompt, text, name) for text in texts.values()]
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
-    return Ranking(responses, margin, len(asked))
-
-
-def _check_texts(preference: Preference, ranking: Ranking, *, by_policy: bool) -> None:
-    where = preference.where
-    if not all(ranking.responses) or (by_policy and not ranking.prompt_tokens):
-        raise InputError(f"{where} has an empty {'prompt' if by_policy else 'text'} (no tokens): give it some text")
-    if twins := _twins(ranking.responses):
-        names = " and ".join(list(preference.responses)[index] for index in twins)
-        raise InputError(
-            f"{where}: {names} become the same tokens: drop the row, or use a tokenizer that tells them apart"
-        )
-
-
-def write_rankings(path: Path, rankings: Sequence[Ranking]) -> None:
-    """A row each."""
-    pq.write_table(pa.Table.from_pylist([ranking._asdict() for ranking in rankings], schema=RANKINGS), path)
-
-
-def read_rankings(path: Path) -> list[Ranking]:
-    """The rows of a preference dataset's `train.parquet` or `eval.parquet`, in file order."""
-    return [Ranking(**row) for row in pq.read_table(path).to_pylist()]
+    def held_out_trained(self, spec: PreferencesSpec) -> int:
+        """Held-out rows whose prompt is trained on. Raises InputError where all are, or where a side has no rows."""
+        known, held_out = self.rows["train"], self.rows["eval"]
+        if not known or not held_out:
+            some, change = ("none", "raise") if known else ("all", "lower")
+            every = known or held_out
+            raise InputError(
+                f"{spec.train}: evaluation_fraction={spec.evaluation_fraction:g} holds out {some} of its "
+                f"{every.total()} rows ({len(every)} prompts): {change} it, or name held-out rows in evaluation"
+            )
+        count = sum(rows for key, rows in held_out.items() if key in known)
+        if count == held_out.total():
+            raise InputError(
+                f"{spec.label_of('eval')}: all {count} held-out rows ({len(held_out)} prompts) have a prompt that is "
+                f"among the {len(known)} prompts of {spec.train}: accuracy would be measured on what was learned; hold "
+                "out rows with other prompts"
+            )
+        return count
 
 
 def _renamed(names: Mapping[str, str], where: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -227,7 +168,7 @@ def _responses(row: Mapping[str, Any]) -> dict[str, str]:
             )
         given = {column: row[column] for column in PAIR}
     texts = {column: _text(value, column) for column, value in given.items()}
-    if twins := _twins(list(texts.values())):
+    if twins := first_equal(list(texts.values())):
         first, second = (list(texts)[index] for index in twins)
         raise _Malformed(f"has {first} == {second} ({_short(texts[first])}): neither is better; drop the row")
     return texts
@@ -269,7 +210,7 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _twins(values: Sequence[Any]) -> tuple[int, int] | None:
+def first_equal(values: Sequence[Any]) -> tuple[int, int] | None:
     """The first two that are equal."""
     for later, value in enumerate(values):
         if (first := values.index(value)) < later:

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ppo_core.data.description import describe_preferences
-from ppo_core.data.preferences import (
-    Ranking,
-    held_out_trained,
-    keys_of_prompts,
-    read_preferences,
-    read_rankings,
-    tokenized,
-    write_rankings,
-)
+from ppo_core.data.preferences import SPLITS, Preferences, Sides, read_preferences
+from ppo_core.data.rankings import RankingMaker, RankingsWriter, read_rankings
 from ppo_core.data.rows import Columns
 from ppo_core.data.sieve import packed
-from ppo_core.engines.start import sources_of
+from ppo_core.engines.start import ROWS_PER_REPORT, sources_of
 from ppo_core.models.weight_files import tensor_shapes
 from ppo_core.processes.protocol import Job
 from ppo_core.records import EvaluateRewardModelJob, InputError, PreparePreferencesJob
@@ -30,11 +24,26 @@ from ppo_core.scoring.preferences import calibration, distribution, pair_metrics
 CLASSIFIER = "ForSequenceClassification"
 
 
+@dataclass
+class Side:
+    """What the rankings of a split come to, one after the other: texts in tokens, `largest` a token's number."""
+
+    counts: int = 0
+    pairs: int = 0
+    longest: int = 0
+    largest: int = 0
+
+    def add(self, responses: list[list[int]]) -> None:
+        """One more row."""
+        self.counts += 1
+        self.pairs += math.comb(len(responses), 2)
+        self.longest = max(self.longest, *map(len, responses))
+        self.largest = max(self.largest, *map(max, responses))
+
+
 def prepare_preferences(job: Job) -> dict[str, Any]:
     """Write `train.parquet` and `eval.parquet`, after every check that needs no model weights."""
-    rankings, facts = _read(job)
-    for split, found in rankings.items():
-        write_rankings(job.output / f"{split}.parquet", found)
+    facts = _read(job, {split: RankingsWriter(job.output / f"{split}.parquet") for split in SPLITS})
     described = describe_preferences(job.output, facts["held_out_trained"])
     return {**{name: facts[name] for name in ("counts", "pairs", "context_length")}, "described": described}
 
@@ -43,14 +52,50 @@ def check_preferences(job: Job) -> dict[str, Any]:
     """What the training of a reward model would find wrong with its data, tokenizer and model; writes nothing."""
     if "model" in job.inputs:
         tensor_shapes(job.inputs["model"].path)
-    return _read(job)[1]
+    return _read(job, {split: RankingsWriter(None) for split in SPLITS})
 
 
-def _read(job: Job) -> tuple[dict[str, list[Ranking]], dict[str, Any]]:
-    """The rankings of each split, and facts of them and of the model."""
-    spec, sources = PreparePreferencesJob.model_validate(job.spec), sources_of(job)
-    data = spec.dataset
-    named = {"train": data.train, "eval": data.evaluation}
+def _read(job: Job, writers: dict[str, RankingsWriter]) -> dict[str, Any]:
+    """Have the rankings of each split written; facts of them and of the model.
+
+    Rows are read twice, so that all of them are checked before the first is tokenized: transformers takes seconds to
+    import.
+    """
+    spec = PreparePreferencesJob.model_validate(job.spec)
+    data, given, both = spec.dataset, _given(job, spec), Sides()
+    for preferences in given:
+        for number, preference in enumerate(preferences, 1):
+            both.add(preference)
+            if number % ROWS_PER_REPORT == 0:
+                job.progress(0, 0, f"{number:,} rows of {preferences.rows.source} read")
+    repeated = both.held_out_trained(data)
+    tokenizer, config, context, model = _start(job, spec)
+    maker = RankingMaker(tokenizer, str(job.inputs["tokenizer"].path), data.max_tokens, context, spec.by_policy)
+    sides, total = {split: Side() for split in SPLITS}, sum(rows.total() for rows in both.rows.values())
+    for preferences in given:
+        for number, (preference, ranking) in enumerate(maker.rankings(preferences), 1):
+            writers[preference.split].add(ranking)
+            sides[preference.split].add(ranking.responses)
+            if number % ROWS_PER_REPORT == 0:
+                job.progress(number, total, f"rows of {preferences.rows.source} tokenized")
+    for split, side in sides.items():
+        writers[split].close()
+        _check_vocabulary(data.label_of(split), side.largest, tokenizer, config)
+    return {
+        "counts": {split: side.counts for split, side in sides.items()},
+        "pairs": {split: side.pairs for split, side in sides.items()},
+        "held_out_trained": repeated,
+        "learned": packed(both.rows["train"]),
+        "context_length": context,
+        "longest": max(side.longest for side in sides.values()),
+        "model_type": config.model_type,
+        "parameters": sum(value.numel() for value in model.parameters()),
+    }
+
+
+def _given(job: Job, spec: PreparePreferencesJob) -> list[Preferences]:
+    """The sources of preferences; functions are called here."""
+    data, sources = spec.dataset, sources_of(job)
     columns = Columns(
         data.prompt_column,
         chosen=data.chosen_column,
@@ -58,31 +103,10 @@ def _read(job: Job) -> tuple[dict[str, list[Ranking]], dict[str, Any]]:
         chat=spec.chat,
         system_prompt=spec.system_prompt,
     )
-    read = {split: read_preferences(source, sources, columns) for split, source in named.items()}
-    repeated = held_out_trained(read["train"], read["eval"], data)
-    tokenizer, config, context, model = _start(job, spec)
-    rankings = {}
-    for split, preferences in read.items():
-        job.progress(0, len(preferences), f"rows of {named[split]}")
-        rankings[split] = tokenized(
-            preferences,
-            tokenizer,
-            str(job.inputs["tokenizer"].path),
-            max_tokens=spec.dataset.max_tokens,
-            context_length=context,
-            by_policy=spec.by_policy,
-        )
-        _check_vocabulary(named[split], rankings[split], tokenizer, config)
-    return rankings, {
-        "counts": {split: len(found) for split, found in rankings.items()},
-        "pairs": {split: sum(math.comb(len(row.responses), 2) for row in found) for split, found in rankings.items()},
-        "held_out_trained": repeated,
-        "learned": packed(set(keys_of_prompts(read["train"]))),
-        "context_length": context,
-        "longest": max(len(text) for found in rankings.values() for row in found for text in row.responses),
-        "model_type": config.model_type,
-        "parameters": sum(value.numel() for value in model.parameters()),
-    }
+    given = [read_preferences(data.train, sources, columns, fraction=data.evaluation_fraction)]
+    if data.evaluation is not None:
+        given.append(read_preferences(data.evaluation, sources, columns, "eval"))
+    return given
 
 
 def evaluate_reward_model(job: Job) -> dict[str, Any]:
@@ -130,9 +154,8 @@ def _start(job: Job, spec: PreparePreferencesJob) -> tuple[Any, Any, int | None,
     return tokenizer, config, context_length(config), empty
 
 
-def _check_vocabulary(source: str, rankings: list[Ranking], tokenizer: Any, config: Any) -> None:
+def _check_vocabulary(source: str, largest: int, tokenizer: Any, config: Any) -> None:
     size = int(config.get_text_config().vocab_size)
-    largest = max(token for row in rankings for text in row.responses for token in text)
     if largest >= size:
         raise InputError(
             f"{source}: the tokenizer writes {tokenizer.convert_ids_to_tokens(largest)!r} as token {largest}, but the "

@@ -123,7 +123,7 @@ class DpoSpec(FlowSpec):
     def data(self) -> tuple[str, ...]:
         """All places that rows are read from."""
         prompts = (*self.dataset.paths, *((self.sft.data,) if self.sft else ()))
-        return (self.preferences.train, self.preferences.evaluation, *prompts)
+        return (*self.preferences.paths, *prompts)
 
     @property
     def code(self) -> tuple[str, ...]:

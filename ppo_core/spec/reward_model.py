@@ -30,7 +30,16 @@ class PreferencesSpec(Section):
         description="A file of rows, or path/to/file.py:function, relative to the spec; columns `prompt`, `chosen`, "
         "`rejected` and optionally `margin`, or `prompt` and `responses`, best first; or hf://OWNER/NAME:FILE"
     )
-    evaluation: UserPath = Field(description="Held-out rows in the same form, of other prompts, for measuring accuracy")
+    evaluation: UserPath | None = Field(
+        None, description="Held-out rows in the same form, of other prompts, for measuring accuracy"
+    )
+    evaluation_fraction: float = Field(
+        0.0,
+        ge=0.0,
+        le=0.5,
+        description="Instead of `evaluation`: hold out the rows of about this fraction of the prompts, by a hash of "
+        "their text",
+    )
     max_tokens: PositiveInt = Field(1024, description="Longer texts (prompt and response) are refused, not truncated")
     prompt_column: str = Field("prompt", min_length=1, description="Column with the prompt: a text or messages")
     chosen_column: str = Field("chosen", min_length=1, description="Column with the better response of a pair")
@@ -43,8 +52,29 @@ class PreferencesSpec(Section):
                 raise ValueError(f"{one} and {other} are both {vars(self)[one]!r}: give each its own column")
         return self
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All places that rows are read from."""
+        return (self.train,) if self.evaluation is None else (self.train, self.evaluation)
+
+    def label_of(self, split: str) -> str:
+        """What people know the rows of a split by."""
+        if split == "train" or self.evaluation is not None:
+            return self.train if split == "train" else str(self.evaluation)
+        return f"{self.train} that evaluation_fraction={self.evaluation_fraction:g} holds out"
+
     @model_validator(mode="after")
     def _held_out(self) -> Self:
+        if self.evaluation is None and not self.evaluation_fraction:
+            raise ValueError(
+                "there are no held-out rows to measure accuracy on: name some in evaluation, or set "
+                "evaluation_fraction, for example to 0.05"
+            )
+        if self.evaluation is not None and self.evaluation_fraction:
+            raise ValueError(
+                f"evaluation={self.evaluation} and evaluation_fraction={self.evaluation_fraction:g} both define the "
+                "held-out rows: remove one of them"
+            )
         if self.train == self.evaluation:
             raise ValueError(
                 f"train and evaluation are both {self.train}: accuracy would be measured on what was learned; name "
@@ -167,7 +197,7 @@ class RewardModelSpec(FlowSpec):
     @property
     def data(self) -> tuple[str, ...]:
         """The preferences."""
-        return (self.dataset.train, self.dataset.evaluation)
+        return self.dataset.paths
 
     @property
     def model_name(self) -> str:

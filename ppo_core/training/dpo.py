@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ppo_core.algorithms.dpo import MEASURED, DpoLoss, dpo_loss, implicit_rewards
 from ppo_core.algorithms.preferences import pairs_of
-from ppo_core.data.preferences import Ranking
+from ppo_core.data.rankings import Ranking
 from ppo_core.models.forward import Models, Need
 from ppo_core.processes.ranks import Ranks
 from ppo_core.records import LOSS_DIGITS, TrainDpoJob
@@ -84,7 +84,7 @@ def _step(
         policy.backward(found.total / len(batch) * ranks.world_size, thread)
         return torch.stack([found.total.detach(), *found.measured]).cpu()
 
-    shares = _shares(models, batch, job, ranks)
+    shares = _shares(models, [row.cost(padded=not models[0].packed) for row in batch], job, ranks)
     total = sum(ranks.threads.each(work, shares), torch.zeros(len(NAMES)))
     norm = policy.step(rate_at(job.dpo, step))
     return (ranks.sum(total) / len(batch)).tolist(), norm
@@ -106,21 +106,24 @@ def _logprobs(
 ) -> list[Tensor]:
     """What the policy as it is gives each row's responses, on the CPU of every rank; without gradients."""
     # As many rows for each rank, since ZeRO 3 gathers weights in every pass; what is repeated is left out at the end.
-    rows_of_all = [*rankings, *[rankings[-1]] * (-len(rankings) % ranks.world_size)]
-    places = [range(*ends) for ends in pairwise(accumulate((len(row.responses) for row in rows_of_all), initial=0))]
+    count = len(rankings)
+    rows_of_all = [*range(count), *[count - 1] * (-count % ranks.world_size)]
+    shapes = [(len(row.responses), row.cost(padded=not models[0].packed)) for row in rankings]
+    places = [range(*ends) for ends in pairwise(accumulate((shapes[row][0] for row in rows_of_all), initial=0))]
     out = torch.zeros(places[-1].stop)
-    shares = _shares(models, rows_of_all, job, ranks)
+    shares = _shares(models, [shapes[row][1] for row in rows_of_all], job, ranks)
     total = sum(map(len, shares))
     done = iter(range(1, total + 1))
 
     def work(thread: int, rows: list[int]) -> None:
-        said = _of_responses(models[thread], [rows_of_all[row] for row in rows], normalised=job.dpo.length_normalised)
+        asked = [rankings[rows_of_all[row]] for row in rows]
+        said = _of_responses(models[thread], asked, normalised=job.dpo.length_normalised)
         out[[place for row in rows for place in places[row]]] = said.cpu()
         tick(next(done), total, note)
 
     with torch.no_grad():
         ranks.threads.each(work, shares)
-    return list(ranks.sum(out).split([len(row.responses) for row in rows_of_all]))[: len(rankings)]
+    return list(ranks.sum(out).split([shapes[row][0] for row in rows_of_all]))[:count]
 
 
 def _of_responses(models: Models, rows: Sequence[Ranking], *, normalised: bool) -> Tensor:
@@ -133,11 +136,8 @@ def _of_responses(models: Models, rows: Sequence[Ranking], *, normalised: bool) 
     return logprobs.sum(1) / torch.tensor([len(response) for _, response in answers], device=logprobs.device)
 
 
-def _shares(
-    models: Sequence[Models], rankings: Sequence[Ranking], job: TrainDpoJob, ranks: Ranks
-) -> list[list[list[int]]]:
-    costs = [row.cost(padded=not models[0].packed) for row in rankings]
-    return share_of(ranks, range(len(rankings)), costs, job.training, len(models), padded=False)
+def _shares(models: Sequence[Models], costs: list[int], job: TrainDpoJob, ranks: Ranks) -> list[list[list[int]]]:
+    return share_of(ranks, range(len(costs)), costs, job.training, len(models), padded=False)
 
 
 def _responses(

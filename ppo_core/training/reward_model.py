@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ppo_core.algorithms.preferences import pairs_of, preference_loss
-from ppo_core.data.preferences import Ranking
+from ppo_core.data.rankings import Ranking
 from ppo_core.models.packing import packs
 from ppo_core.models.reward_model import scores_of
 from ppo_core.processes.ranks import Ranks

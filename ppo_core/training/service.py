@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import torch
 
 from ppo_core.algorithms.registry import algorithm_of
-from ppo_core.data.preferences import read_rankings
+from ppo_core.data.rankings import read_rankings
 from ppo_core.data.tables import check_aligned, read_rollouts, read_scores
 from ppo_core.data.tokenization import load_tokenizer
 from ppo_core.models.adapter_files import load_adapters

@@ -11,7 +11,7 @@ from tasks.stages.stage import StageSpec, run_cached, stage
 def prepare_preferences(context: PreferenceContext) -> PreferencesRef:
     """Before anything else is done with them: bad input ends the run here."""
     job = preferences_job(context.spec)
-    data = job.dataset.train, job.dataset.evaluation
+    data = job.dataset.paths
     paths = {
         "sources": context.sources(*data),
         "tokenizer": context.tokenizer(),

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from infra.artifacts.export import check_export
-from ppo_core.data.preferences import read_preferences, read_rankings
+from ppo_core.data.preferences import read_preferences
+from ppo_core.data.rankings import read_rankings
 from ppo_core.processes.plugins import Sources
 from ppo_core.records import PromptRow
 from ppo_core.scoring.reward import Sample

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from ppo_core.data.preferences import read_preferences, tokenized
+from ppo_core.data.preferences import read_preferences
+from ppo_core.data.rankings import RankingMaker
 from ppo_core.processes.plugins import Sources
 from ppo_core.spec import RunSpec, differing_keys
 
@@ -94,7 +95,7 @@ def test_files_hold_the_same_rows_and_the_tokenizer_is_the_one_that_is_written(t
 def test_the_tokenizer_knows_every_word_and_the_texts_fit_the_spec() -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(EXAMPLE / "tokenizer")
     for source in ("generate.py:preferences", "generate.py:held_out_preferences"):
-        given = read_preferences(source, Sources(EXAMPLE))
-        found = tokenized(given, tokenizer, "it", max_tokens=64, context_length=64)
+        given = list(read_preferences(source, Sources(EXAMPLE)))
+        found = [ranking for _, ranking in RankingMaker(tokenizer, "it", 64, 64).rankings(given)]
         assert tokenizer.unk_token_id not in {token for row in found for text in row.responses for token in text}
         assert tokenizer.decode(found[0].responses[0]) == given[0].prompt + given[0].responses["chosen"]

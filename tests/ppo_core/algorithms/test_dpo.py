@@ -12,7 +12,8 @@ import torch
 
 from ppo_core.algorithms.dpo import dpo_loss, implicit_rewards
 from ppo_core.algorithms.preferences import pairs_of
-from ppo_core.data.preferences import read_preferences, read_rankings, tokenized, write_rankings
+from ppo_core.data.preferences import read_preferences
+from ppo_core.data.rankings import RankingMaker, read_rankings, write_rankings
 from ppo_core.data.rows import PLAIN, Columns
 from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, TokenSequence
@@ -136,15 +137,15 @@ ROW = {"prompt": "w2 w3", "chosen": "w4 w5", "rejected": "w6"}
 def prepared(folder: Path, row: dict[str, Any], columns: Columns = PLAIN, *, chat: bool = False, most: int = 20) -> Any:
     write_lines(folder / "pairs.jsonl", [row])
     given = read_preferences("pairs.jsonl", Sources(folder), columns)
-    tokenizer = tiny_tokenizer(chat=chat)
-    return tokenized(given, tokenizer, "it", max_tokens=most, context_length=None, by_policy=True)
+    maker = RankingMaker(tiny_tokenizer(chat=chat), "it", most, None, by_policy=True)
+    return [ranking for _, ranking in maker.rankings(given)]
 
 
 def test_prompt_and_response_are_told_apart_and_a_response_ends(tmp_path: Path) -> None:
     found = prepared(tmp_path, ROW)
     assert found[0].answers() == [TokenSequence([2, 3], [4, 5, EOS]), TokenSequence([2, 3], [6, EOS])]
     write_rankings(tmp_path / "train.parquet", found)
-    assert read_rankings(tmp_path / "train.parquet") == found
+    assert list(read_rankings(tmp_path / "train.parquet")) == found
 
 
 def test_prompts_have_the_form_of_those_that_are_answered(tmp_path: Path) -> None:

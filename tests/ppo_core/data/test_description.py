@@ -11,8 +11,8 @@ import pytest
 
 from ppo_core.data.dataset import Limits
 from ppo_core.data.description import describe, describe_preferences
-from ppo_core.data.preferences import Ranking, write_rankings
 from ppo_core.data.preparation import Preparation
+from ppo_core.data.rankings import Ranking, write_rankings
 from ppo_core.data.rows import Row
 from ppo_core.data.tables import write_prompts, write_sources
 from ppo_core.records import PromptRow

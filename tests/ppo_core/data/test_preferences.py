@@ -1,139 +1,32 @@
-"""Preferences: the loss against loops from the papers' equations, rows and their complaints, and what is measured."""
+"""Preferences: rows and their complaints, which of them are held out, and their token ids."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from ppo_core.algorithms.preferences import pairs_of, preference_loss
-from ppo_core.data.preferences import held_out_trained, read_preferences, read_rankings, tokenized, write_rankings
+from ppo_core.data.preferences import Preference, Sides, read_preferences
+from ppo_core.data.rankings import Ranking, RankingMaker, read_rankings, write_rankings
 from ppo_core.data.rows import Columns
 from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError
-from ppo_core.scoring.preferences import CALIBRATION_BINS, calibration, distribution, pair_metrics
 from ppo_core.spec import PreferencesSpec, RewardModelSpec, SpecError
 from tests.ppo_core.scoring.scoring_jobs import write_lines
 from tests.ppo_core.tiny_models import tiny_tokenizer
 
-ROWS = [[0.3, -1.2], [2.0, 0.1, 0.4, -3.0], [-0.5, 0.5], [1.0, 0.0, -0.7]]
-MARGINS = [0.0, 0.0, 0.25, 0.0]
-
-
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
-
-
-def by_the_equations(rows: list[list[float]], margins: list[float], smoothing: float, centring: float) -> float:
-    """The sum over rows of -1/(K over 2) sum_{i<j} …, in float64 (see the module of the loss)."""
-    total = 0.0
-    for scores, margin in zip(rows, margins, strict=True):
-        size, row = len(scores), 0.0
-        for i in range(size):
-            for j in range(i + 1, size):
-                better, worse = scores[i], scores[j]
-                row -= (1 - smoothing) * math.log(sigmoid(better - worse - margin))
-                row -= smoothing * math.log(sigmoid(worse - better - margin))
-                row += centring * (better + worse) ** 2
-        total += row / (size * (size - 1) / 2)
-    return total
-
-
-def ours(smoothing: float, centring: float, scores: torch.Tensor | None = None) -> torch.Tensor:
-    flat = torch.tensor([score for row in ROWS for score in row]) if scores is None else scores
-    pairs = pairs_of([len(row) for row in ROWS])
-    return preference_loss(flat, torch.tensor(MARGINS), pairs, label_smoothing=smoothing, centring=centring)
-
-
-@pytest.mark.parametrize(("smoothing", "centring"), [(0.0, 0.0), (0.2, 0.0), (0.0, 0.01), (0.1, 0.3)])
-def test_the_loss_is_that_of_the_papers(smoothing: float, centring: float) -> None:
-    expected = by_the_equations(ROWS, MARGINS, smoothing, centring)
-    assert float(ours(smoothing, centring)) == pytest.approx(expected, abs=1e-5)
-
-
-def wrong_way_round(rows: list[list[float]], *rest: Any) -> float:
-    return by_the_equations([row[::-1] for row in rows], *rest)
-
-
-def sum_over_pairs(rows: list[list[float]], margins: list[float], *rest: float) -> float:
-    """InstructGPT's equation without its 1/(K over 2)."""
-    counts = [math.comb(len(row), 2) for row in rows]
-    each = [by_the_equations([row], [margin], *rest) for row, margin in zip(rows, margins, strict=True)]
-    return sum(count * loss for count, loss in zip(counts, each, strict=True))
-
-
-def added_margin(rows: list[list[float]], margins: list[float], *rest: float) -> float:
-    return by_the_equations(rows, [-margin for margin in margins], *rest)
-
-
-@pytest.mark.parametrize("mutant", [wrong_way_round, sum_over_pairs, added_margin])
-def test_the_oracle_tells_a_wrong_loss(mutant: Callable[..., float]) -> None:
-    assert abs(float(ours(0.1, 0.01)) - mutant(ROWS, MARGINS, 0.1, 0.01)) > 0.05
-
-
-def test_the_gradient_is_that_of_finite_differences() -> None:
-    flat = [score for row in ROWS for score in row]
-    scores = torch.tensor(flat, requires_grad=True)
-    ours(0.1, 0.05, scores).backward()
-    assert scores.grad is not None
-
-    def at(values: list[float]) -> float:
-        parts = iter(values)
-        return by_the_equations([[next(parts) for _ in row] for row in ROWS], MARGINS, 0.1, 0.05)
-
-    for index, found in enumerate(scores.grad.tolist()):
-        up, down = ([v + (step if n == index else 0) for n, v in enumerate(flat)] for step in (1e-5, -1e-5))
-        assert found == pytest.approx((at(up) - at(down)) / 2e-5, abs=1e-5)
-
-
-def test_metrics_are_those_worked_out_by_hand() -> None:
-    scores = [[1.0, 0.0], [0.0, 2.0], [1.0, 0.5, 1.0]]
-    found = pair_metrics(scores)
-    differences = [1.0, -2.0, 0.5, 0.0, -0.5]
-    assert found["reward_model/accuracy"] == pytest.approx(2 / 5)  # a tie is no hit
-    assert found["reward_model/margin"] == pytest.approx(-1 / 5)
-    assert found["reward_model/log_loss"] == pytest.approx(sum(-math.log(sigmoid(d)) for d in differences) / 5)
-    assert found["reward_model/score_mean"] == pytest.approx(5.5 / 7)
-    bins = calibration(scores)
-    expected = {
-        (1, sigmoid(0.0), 0.0),
-        (2, sigmoid(0.5), 0.5),
-        (1, sigmoid(1.0), 1.0),
-        (1, sigmoid(2.0), 0.0),
-    }
-    assert {(b["count"], round(b["confidence"], 9), b["accuracy"]) for b in bins} == {
-        (count, round(sure, 9), right) for count, sure, right in expected
-    }
-    error = sum(count * abs(right - sure) for count, sure, right in expected) / 5
-    assert found["reward_model/calibration_error"] == pytest.approx(error)
-
-
-def test_a_score_that_is_not_finite_is_refused() -> None:
-    with pytest.raises(InputError, match=r"held-out row 2 with \[1.0, nan\], which is not finite: .* lower fit"):
-        pair_metrics([[1.0, 0.0], [1.0, math.nan]])
-
-
-def test_calibrated_scores_have_no_error_and_certain_ones_fit_into_the_last_bin() -> None:
-    right = math.log(0.75 / 0.25)
-    rows = [[right, 0.0]] * 3 + [[0.0, right]]
-    assert pair_metrics(rows)["reward_model/calibration_error"] == pytest.approx(0.0, abs=1e-12)
-    assert [b["count"] for b in calibration([[1000.0, 0.0]])] == [1]
-    assert len(calibration([[x / 10, 0.0] for x in range(100)])) == CALIBRATION_BINS
-
-
-def test_the_distribution_counts_every_response_once() -> None:
-    spread = distribution(ROWS)
-    assert (sum(spread["best"]), sum(spread["others"])) == (4, 7)
-    assert (spread["edges"][0], spread["edges"][-1]) == (-3.0, 2.0)
-
 
 def read(folder: Path, rows: list[Any]) -> Any:
     write_lines(folder / "pairs.jsonl", rows)
-    return read_preferences("pairs.jsonl", Sources(folder))
+    return list(read_preferences("pairs.jsonl", Sources(folder)))
+
+
+def tokenized(preferences: list[Preference], max_tokens: int, context_length: int | None) -> list[Ranking]:
+    maker = RankingMaker(tiny_tokenizer(), "it", max_tokens, context_length)
+    return [ranking for _, ranking in maker.rankings(preferences)]
 
 
 def test_pairs_and_rankings_become_token_ids(tmp_path: Path) -> None:
@@ -142,11 +35,12 @@ def test_pairs_and_rankings_become_token_ids(tmp_path: Path) -> None:
         {"prompt": "w2 ", "responses": ["w5", "w6", "w7"]},
         {"prompt": "w2 ", "chosen": [{"role": "assistant", "content": "w3"}], "rejected": ""},
     ]
-    found = tokenized(read(tmp_path, rows), tiny_tokenizer(), "it", max_tokens=9, context_length=None)
+    found = tokenized(read(tmp_path, rows), 9, None)
     assert [row.responses for row in found] == [[[2, 3], [2, 4, 5]], [[2, 5], [2, 6], [2, 7]], [[2, 3], [2]]]
     assert [row.margin for row in found] == [2.0, 0.0, 0.0]
     write_rankings(tmp_path / "train.parquet", found)
-    assert read_rankings(tmp_path / "train.parquet") == found
+    stored = read_rankings(tmp_path / "train.parquet")
+    assert (list(stored), stored[1], list(stored[-2:])) == (found, found[1], found[1:])
 
 
 def said(role: str, content: str) -> dict[str, str]:
@@ -170,14 +64,62 @@ def test_a_table_of_text_has_margins_as_text_and_wrong_rows_are_counted(tmp_path
         read(tmp_path, [GOOD, {**GOOD, "margin": "nan"}, {**GOOD, "chosen": 5}, {**GOOD, "rejected": "w3"}])
 
 
+def sides(train: list[Preference], held_out: list[Preference]) -> Sides:
+    found = Sides()
+    for split, rows in (("train", train), ("eval", held_out)):
+        for row in rows:
+            found.add(row._replace(split=split))
+    return found
+
+
 def test_held_out_prompts_that_are_trained_on_are_counted_and_not_all_of_them_may_be(tmp_path: Path) -> None:
     spec = PreferencesSpec(train="a", evaluation="b")
     chats = [{**GOOD, "prompt": [{**said("user", "w5"), **more}]} for more in ({}, {"name": None}, {"name": "w6"})]
     train = read(tmp_path, [GOOD, chats[0], GOOD])
     held_out = read(tmp_path, [{**GOOD, "chosen": "w9"}, *chats[1:], GOOD])
-    assert held_out_trained(train, held_out, spec) == 3
+    assert sides(train, held_out).held_out_trained(spec) == 3
     with pytest.raises(InputError, match=r"^b: all 3 held-out rows .2 prompts. .* among the 2 prompts of a: accuracy"):
-        held_out_trained(train, [*held_out[:2], held_out[3]], spec)
+        sides(train, [*held_out[:2], held_out[3]]).held_out_trained(spec)
+
+
+def split_of(folder: Path, rows: list[Any], fraction: float, *, chat: bool = False) -> dict[str, str]:
+    """The split of each prompt that is a text."""
+    write_lines(folder / "pairs.jsonl", rows)
+    found = read_preferences("pairs.jsonl", Sources(folder), Columns(chat=chat), fraction=fraction)
+    return {row["prompt"]: one.split for row, one in zip(rows, found, strict=True)}
+
+
+def test_a_fraction_of_the_prompts_is_held_out_by_their_text_alone(tmp_path: Path) -> None:
+    """The rule as the documentation has it: the sha256 of the prompt's JSON lies in the first part of all."""
+    rows = [{**GOOD, "prompt": f"w{number % 400}", "chosen": f"w{number + 5}"} for number in range(800)]
+    texts = {row["prompt"] for row in rows}
+    expected = {
+        text: "eval" if int(hashlib.sha256(json.dumps(text).encode()).hexdigest(), 16) < 0.2 * 2**256 else "train"
+        for text in texts
+    }
+    assert 50 < list(expected.values()).count("eval") < 110
+    assert split_of(tmp_path, rows, 0.2) == split_of(tmp_path, rows[::-1], 0.2) == expected
+    assert {text: split_of(tmp_path, [{**GOOD, "prompt": text}], 0.2)[text] for text in ("w1", "w2")} == {
+        text: expected[text] for text in ("w1", "w2")
+    }
+    asked, talks = sorted(texts)[:40], list[Any]()
+    for text in asked:
+        ask = said("user", text)
+        talks.append({"chosen": [ask, said("assistant", "w5")], "rejected": [ask, said("assistant", "w6")]})
+    write_lines(tmp_path / "talks.jsonl", talks)
+    found = read_preferences("talks.jsonl", Sources(tmp_path), fraction=0.2)
+    chats = split_of(tmp_path, [{**GOOD, "prompt": text} for text in asked], 0.2, chat=True)
+    assert [row.split for row in found] == list(chats.values())
+    assert set(chats.values()) == {"train", "eval"}
+
+
+def test_a_fraction_that_leaves_a_side_without_rows_is_refused(tmp_path: Path) -> None:
+    spec = PreferencesSpec(train="a", evaluation_fraction=0.01)
+    rows = read(tmp_path, [GOOD, GOOD, {**GOOD, "prompt": "w5"}])
+    with pytest.raises(InputError, match=r"^a: evaluation_fraction=0.01 holds out none of its 3 rows \(2 prompts\): r"):
+        sides(rows, []).held_out_trained(spec)
+    with pytest.raises(InputError, match=r"holds out all of its 3 rows .*: lower it, or name held-out rows in eval"):
+        sides([], rows).held_out_trained(spec)
 
 
 NAMES = Columns("question", chosen="better")
@@ -194,7 +136,7 @@ def test_columns_have_the_names_that_the_spec_gives_them(tmp_path: Path) -> None
     assert other[:3] == ("w5", {"responses[0]": "w6", "responses[1]": "w7"}, 0.0)
     write_lines(tmp_path / "pairs.jsonl", [*rows, {"question": "w2", "chosen": "w3", "rejected": "w4"}])
     with pytest.raises(InputError, match=r"row 3 has no column better \(its columns: chosen, .* in chosen_column"):
-        read_preferences("pairs.jsonl", Sources(tmp_path), NAMES)
+        list(read_preferences("pairs.jsonl", Sources(tmp_path), NAMES))
 
 
 GOOD = {"prompt": "w2 ", "chosen": "w3", "rejected": "w4"}
@@ -234,7 +176,7 @@ def test_a_row_that_is_no_preference_is_refused(tmp_path: Path, row: dict[str, A
 def test_empty_lines_are_counted_where_a_line_is_named(tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n\n\n{"prompt": "a"}\n')
     with pytest.raises(InputError, match=r"pairs.jsonl: row 2 \(line 4\) has no column chosen"):
-        read_preferences("pairs.jsonl", Sources(tmp_path))
+        list(read_preferences("pairs.jsonl", Sources(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +193,7 @@ def test_a_text_that_cannot_be_read_is_refused(
 ) -> None:
     given = read(tmp_path, [GOOD, row])
     with pytest.raises(InputError, match=message):
-        tokenized(given, tiny_tokenizer(), "it", max_tokens=limits[0], context_length=limits[1])
+        tokenized(given, *limits)
 
 
 @pytest.mark.parametrize(
@@ -265,6 +207,9 @@ def test_a_text_that_cannot_be_read_is_refused(
         ),
         ("training.microbatch_size=4", r"microbatch_size=4 would separate responses .* set training.microbatch_tokens"),
         ("engines.rollout_engines=2", r"engines.rollout_engines=2 configures the rollout engine, .*: leave it out"),
+        ("dataset.evaluation=null", "no held-out rows to measure accuracy on: name some in evaluation, or set eval"),
+        ("dataset.evaluation_fraction=0.1", "evaluation=b.jsonl and evaluation_fraction=0.1 both define the held-out"),
+        ("dataset.evaluation_fraction=0.6", "evaluation_fraction=0.6: must be at most 0.5"),
         ("dataset.evaluation=a.jsonl", "train and evaluation are both a.jsonl: accuracy would be measured on what was"),
         ("dataset.prompt_column=chosen", "prompt_column and chosen_column are both 'chosen': give each its own column"),
         ("registry.alias=latest", r"MLflow reserves latest"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,18 @@ def test_what_would_end_the_training_is_refused(home: Path, override: str, messa
     with pytest.raises(InputError, match=message):
         check_preferences(load(override))
     assert not home.exists()
+
+
+@pytest.mark.usefixtures("home", "shared_engine")
+def test_a_fraction_of_one_file_is_held_out_or_refused_where_it_is_none() -> None:
+    found = check_preferences(load("dataset.evaluation=null", "dataset.evaluation_fraction=0.1"))
+    said = re.fullmatch(r"(\d+) rows \((\d+) pairs\) to train on, (\d+) \((\d+)\) held out", found.good["data"])
+    assert said is not None
+    train, pairs, held_out, others = map(int, said.groups())
+    assert (train + held_out, pairs, others) == (4096, train, held_out)
+    assert 0 < held_out < 1000
+    with pytest.raises(InputError, match=r"preferences: evaluation_fraction=1e-09 holds out none of its 4096 rows"):
+        check_preferences(load("dataset.evaluation=null", "dataset.evaluation_fraction=1e-9"))
 
 
 @pytest.mark.usefixtures("home", "shared_engine")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ppo_core.data.preferences import Ranking
+from ppo_core.data.rankings import Ranking
 from ppo_core.models.lora import adapt
 from ppo_core.models.packing import packs
 from ppo_core.processes.ranks import Ranks
