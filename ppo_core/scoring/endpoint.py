@@ -21,13 +21,11 @@ import aiohttp
 
 from ppo_core.processes.permissions import passed_on
 from ppo_core.records import InputError
-from ppo_core.scoring.reward import NotScored, Progress, RewardFailed
+from ppo_core.scoring.reward import LONGEST_PAUSE_S, NotScored, Progress, RewardFailed, pause_after
 from ppo_core.spec.reward.kinds import HttpRewardSpec, JudgeSpec
 
 PASSING = frozenset({408, 425, 429})
 OF_A_SAMPLE = frozenset({400, 413, 422})
-FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 20.0
 DOWN_AFTER = 3
 SHOWN = 200
 Read = Callable[[int, Any], Any]
@@ -135,7 +133,7 @@ class _Asking:
         """All tries of one request."""
         spec, before, last, reason = self.endpoint.spec, self.answered, "", ""
         for attempt in range(spec.retries + 1):
-            pause = min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S)
+            pause = pause_after(attempt)
             try:
                 answer = self._read(index, await self._post(session, self.bodies[index]))
             except Unclear as error:

@@ -7,7 +7,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ppo_core.processes.plugins import RAISED, Sources, load_function, place_of
 from ppo_core.records import NOT_IN_A_TRIAL, InputError, PromptRow
@@ -19,6 +19,7 @@ from ppo_core.scoring.reward import (
     Sample,
     Score,
     ignore_progress,
+    pause_after,
     shorten,
 )
 from ppo_core.scoring.signatures import (
@@ -38,6 +39,18 @@ from ppo_core.spec.reward.kinds import FunctionRewardSpec
 TELL_EVERY_S = 1.0
 IN_FLIGHT = 64  # calls of a coroutine function that is called for each sample
 
+LASTING = (
+    *(TypeError, AttributeError, NameError, ImportError, SyntaxError, AssertionError),
+    *(ArithmeticError, NotImplementedError, RecursionError, SystemExit),
+)
+"""What code raises that would raise it again for the same sample. Others may be of what it asks."""
+
+
+class _Raised(NamedTuple):
+    """In place of what a call would have returned."""
+
+    error: BaseException
+
 
 class FunctionReward:
     """A user's function with its options. `answered` counts samples that it scored before, in an earlier round."""
@@ -51,7 +64,7 @@ class FunctionReward:
         self.options = spec.options
         self.sources = sources
         self.answer_column = answer_column
-        self.timeout_s = spec.timeout_s
+        self.timeout_s, self.retries = spec.timeout_s, spec.retries
         self.function = load_function(spec.function, sources)
         if self.timeout_s is not None and not inspect.iscoroutinefunction(self.function):
             raise InputError(
@@ -122,11 +135,11 @@ class FunctionReward:
             raise self._failed(error) from error
 
     def _run_each(self, calls: Sequence[Arguments]) -> list[Any]:
-        """What each call returns, NotScored for one that raises; calls of a coroutine function are made side by side.
+        """What each call returns, NotScored for one that raises also when it is made again, after all the others.
 
-        Raises RewardFailed where all raise, and none was answered before.
+        Raises RewardFailed (InputError for an error of the code) where all raise, and none was answered before.
         """
-        heard, done, errors = time.monotonic(), 0, list[BaseException]()
+        heard, done, tries = time.monotonic(), 0, [1] * len(calls)
 
         def ended(returned: Any) -> Any:
             nonlocal heard, done
@@ -136,21 +149,34 @@ class FunctionReward:
                 heard = time.monotonic()
             return returned
 
-        def failed(error: BaseException) -> NotScored:
-            errors.append(error)
-            return NotScored(str(self._failed(error)))
+        returned = self._round(calls, ended)
+        for attempt in range(self.retries):
+            again = [number for number, found in enumerate(returned) if _may_pass(found)]
+            if not again:
+                break
+            done -= len(again)
+            self.progress(done, len(calls), f"{self.name} raised for {len(again)} responses, which it is asked again")
+            time.sleep(pause_after(attempt))
+            for number, found in zip(again, self._round([calls[number] for number in again], ended), strict=True):
+                returned[number], tries[number] = found, tries[number] + 1
+        raised = {number: found.error for number, found in enumerate(returned) if isinstance(found, _Raised)}
+        if raised and len(raised) == len(calls) and not self.answered:
+            raise self._failed(raised[0], tries[0]) from raised[0]
+        for number, error in raised.items():
+            returned[number] = NotScored(str(self._failed(error, tries[number])))
+        return returned
 
+    def _round(self, calls: Sequence[Arguments], ended: Callable[[Any], Any]) -> list[Any]:
+        """What each call returns or, as _Raised, raises; calls of a coroutine function are made side by side."""
         returned = list[Any]()
         for call in calls:
             try:
                 found = self.function(**self._taken(call))
             except RAISED as error:
-                found = failed(error)
+                found = _Raised(error)
             returned.append(found if inspect.isawaitable(found) else ended(found))
         if any(map(inspect.isawaitable, returned)):
-            returned = asyncio.run(_awaited(returned, self.timeout_s, ended, failed))
-        if errors and len(errors) == len(calls) and not self.answered:
-            raise self._failed(errors[0]) from errors[0]
+            returned = asyncio.run(_awaited(returned, self.timeout_s, ended))
         return returned
 
     def _taken(self, call: Arguments) -> Arguments:
@@ -158,9 +184,16 @@ class FunctionReward:
         open_ended = any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
         return {key: value for key, value in call.items() if open_ended or key in self.parameters}
 
-    def _failed(self, error: BaseException) -> RewardFailed:
-        place = place_of(error, self.sources)
-        return RewardFailed(f"the reward function {self.name} raised {type(error).__name__}: {error}{place}")
+    def _failed(self, error: BaseException, tries: int = 1) -> RewardFailed | InputError:
+        """As its kind has it: what would be raised again is not tried again."""
+        place, often = place_of(error, self.sources), f" (after {tries} tries)" if tries > 1 else ""
+        message = f"the reward function {self.name} raised {type(error).__name__}: {error}{place}{often}"
+        return InputError(message) if isinstance(error, LASTING) else RewardFailed(message)
+
+
+def _may_pass(found: Any) -> bool:
+    """Whether a call raised what it may not raise when it is made again."""
+    return isinstance(found, _Raised) and not isinstance(found.error, LASTING)
 
 
 async def _one(value: Any, timeout_s: float | None) -> Any:
@@ -177,7 +210,6 @@ async def _awaited(
     values: Sequence[Any],
     timeout_s: float | None,
     ended: Callable[[Any], Any],
-    failed: Callable[[BaseException], NotScored],
 ) -> list[Any]:
     """Those that are awaitable awaited, `IN_FLIGHT` at a time; the others as they are."""
     room = asyncio.Semaphore(IN_FLIGHT)
@@ -189,7 +221,7 @@ async def _awaited(
             try:
                 return ended(await _one(value, timeout_s))
             except RAISED as error:
-                return ended(failed(error))
+                return ended(_Raised(error))
 
     return list(await asyncio.gather(*map(wait_for, values)))
 

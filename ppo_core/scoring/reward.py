@@ -16,6 +16,10 @@ Progress = Callable[[int, int, str], None]
 """Takes what is done, of how many, and a note; whoever waits hears that way that a slow reward still works."""
 
 
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 20.0
+
+
 class RewardFailed(RuntimeError):
     """A reward raised: perhaps a passing trouble of something it calls, so the stage may be tried again."""
 
@@ -98,6 +102,11 @@ class Reward(Protocol):
 
     def score(self, samples: Sequence[Sample]) -> Sequence[Score]:
         """One score per sample. Raises RewardFailed where another try may help, InputError where none does."""
+
+
+def pause_after(attempt: int) -> float:
+    """Seconds to wait after a try that failed, counted from 0, before the next one."""
+    return min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S)
 
 
 def ignore_progress(done: int, total: int, note: str) -> None:

@@ -99,9 +99,9 @@ def make_remembered(
     *,
     once: bool = False,
 ) -> RememberedReward:
-    """The same, with what it said ahead. With `once` a server is tried once for each sample."""
+    """The same, with what it said ahead. With `once` each sample is tried once."""
     name = content_digest([spec.model_dump(mode="json"), answer_column, sources.digest])
-    if once and isinstance(spec, HttpRewardSpec | JudgeSpec):
+    if once and isinstance(spec, FunctionRewardSpec | HttpRewardSpec | JudgeSpec):
         spec = spec.model_copy(update={"retries": 0})
     return RememberedReward(make_reward(spec, sources, answer_column, progress), name, ahead)
 

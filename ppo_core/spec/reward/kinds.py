@@ -36,6 +36,12 @@ class FunctionRewardSpec(AnyReward):
         description="Seconds that one call of a coroutine function may take; then its sample has no score. none: no "
         "limit but engines.reward_timeout_s, which ends the engine",
     )
+    retries: NonNegativeInt = Field(
+        1,
+        le=20,
+        description="How often a function that is called for each sample is called again, after a pause, for those "
+        "that it raised for; not for errors of the code itself, such as TypeError",
+    )
     while_sampling: bool = Field(
         False,
         description="Score responses as they are finished, while others are sampled: for a slow function whose score "

@@ -11,7 +11,7 @@ import pytest
 
 from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, RolloutRow
-from ppo_core.scoring import endpoint
+from ppo_core.scoring import reward
 from ppo_core.scoring.reward import RewardFailed, Span, SpanScores
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
@@ -21,7 +21,7 @@ from tests.ppo_core.scoring.reward_server import ROWS, RUBRIC, SAMPLES, Answer, 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between tries, milliseconds."""
-    monkeypatch.setattr(endpoint, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(reward, "FIRST_PAUSE_S", 0.001)
 
 
 def test_the_proxy_of_the_environment_is_asked_and_no_login_of_the_user_is_sent(
@@ -149,7 +149,7 @@ def test_one_batch_that_always_fails_has_no_scores_and_the_others_have() -> None
 
 def test_bad_batches_among_many_leave_their_samples_alone_without_a_score(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their tries end long after the others were answered: the server is not down."""
-    monkeypatch.setattr(endpoint, "FIRST_PAUSE_S", 0.2)
+    monkeypatch.setattr(reward, "FIRST_PAUSE_S", 0.2)
 
     def answer(number: int, document: Any) -> Answer:
         bad = document["samples"][0]["response"] in ("x", "xxxx", "xxxxxx")

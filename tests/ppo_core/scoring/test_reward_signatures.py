@@ -161,7 +161,7 @@ def test_a_call_that_raises_leaves_its_sample_without_a_score(folder: Path, name
     right, wrong = rewards(folder, name).score(SAMPLES)
     assert (right.scores, right.error(), wrong.scores) == ({name: 1.0}, None, {name: None})
     assert re.search(rf"theirs.py:{name} raised ZeroDivisionError: .* \(theirs.py:\d+\)$", wrong.error() or "")
-    with pytest.raises(RewardFailed, match=rf"theirs.py:{name} raised ZeroDivisionError"):
+    with pytest.raises(InputError, match=rf"theirs.py:{name} raised ZeroDivisionError"):
         rewards(folder, name).score([SAMPLES[1]])
 
 

@@ -14,7 +14,7 @@ from ppo_core.engines.finished import as_document
 from ppo_core.engines.scoring import score_ahead, score_rollouts
 from ppo_core.processes.protocol import Job, JobInput
 from ppo_core.records import InputError, PromptRow, RolloutRow
-from ppo_core.scoring import endpoint
+from ppo_core.scoring import reward
 from ppo_core.scoring.ahead import ScoresAhead
 from ppo_core.scoring.reward import RewardFailed
 from ppo_core.spec import RewardSpec
@@ -45,7 +45,7 @@ def one_raises(solution_str):
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between tries, milliseconds."""
-    monkeypatch.setattr(endpoint, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(reward, "FIRST_PAUSE_S", 0.001)
 
 
 @pytest.fixture
