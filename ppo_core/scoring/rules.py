@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
+from ppo_core.processes.processor_time import OutOfTime, processor_time
 from ppo_core.records import InputError, PromptRow
 from ppo_core.scoring.reward import NotScored, Sample, Score, require_answers, shorten
-from ppo_core.spec.reward.rules import ExactMatchSpec, FormatSpec, JsonSchemaSpec, LengthSpec, NumberSpec, RegexSpec
+from ppo_core.spec.reward.rules import (
+    ExactMatchSpec,
+    FormatSpec,
+    JsonSchemaSpec,
+    LengthSpec,
+    NumberSpec,
+    PatternSpec,
+    RegexSpec,
+)
+
+T = TypeVar("T")
 
 SIGN = r"(?:(?<!\w)[-+])?"  # in "3-5" and "B-7" it is a hyphen
 EXPONENT = r"(?:[eE][-+]?\d{1,3})?"
@@ -64,9 +75,9 @@ class Number:
                     f"({shorten(row.reference_answer)}) has none: correct it, or use the reward exact_match"
                 )
 
-    def score(self, samples: Sequence[Sample]) -> list[float | None]:
+    def score(self, samples: Sequence[Sample]) -> list[Score]:
         """A response without a number, or without a match of the pattern, is wrong."""
-        return [float(self._is_right(one)) for one in samples]
+        return in_time(self.spec, samples, lambda one: float(self._is_right(one)))
 
     def _is_right(self, sample: Sample) -> bool:
         text = selected(self.spec.pattern, sample.response)
@@ -78,14 +89,15 @@ class Regex:
     """1 where the pattern is found in the response."""
 
     def __init__(self, spec: RegexSpec) -> None:
+        self.spec = spec
         self.pattern = re.compile(spec.pattern)
 
     def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
         """Any row will do."""
 
-    def score(self, samples: Sequence[Sample]) -> list[float | None]:
+    def score(self, samples: Sequence[Sample]) -> list[Score]:
         """Searched for anywhere."""
-        return [float(self.pattern.search(one.response) is not None) for one in samples]
+        return in_time(self.spec, samples, lambda one: float(self.pattern.search(one.response) is not None))
 
 
 @dataclass(frozen=True)
@@ -116,6 +128,7 @@ class Format:
     """1 where the whole response matches the pattern, and is the tags with what is between them."""
 
     def __init__(self, spec: FormatSpec) -> None:
+        self.spec = spec
         inside = rf"(?:(?!</?(?:{'|'.join(spec.tags)})>).)*"
         tags = r"\s*".join(["", *(f"<{tag}>{inside}</{tag}>" for tag in spec.tags), ""])
         forms = [spec.pattern, rf"(?s:{tags})" if spec.tags else None]
@@ -124,9 +137,9 @@ class Format:
     def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
         """Any row will do."""
 
-    def score(self, samples: Sequence[Sample]) -> list[float | None]:
+    def score(self, samples: Sequence[Sample]) -> list[Score]:
         """From its first character to its last."""
-        return [float(all(form.fullmatch(one.response) for form in self.forms)) for one in samples]
+        return in_time(self.spec, samples, lambda one: float(all(form.fullmatch(one.response) for form in self.forms)))
 
 
 class JsonSchema:
@@ -155,7 +168,7 @@ class JsonSchema:
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         """JSON as RFC 8259 has it: NaN and Infinity are none."""
-        return [self._score(selected(self.spec.pattern, one.response)) for one in samples]
+        return in_time(self.spec, samples, lambda one: self._score(selected(self.spec.pattern, one.response)))
 
     def _score(self, text: str | None) -> Score:
         try:
@@ -170,6 +183,24 @@ class JsonSchema:
 
 def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def in_time(spec: PatternSpec, samples: Sequence[Sample], read: Callable[[Sample], T]) -> list[T | NotScored]:
+    """What is read of each sample; NotScored where that takes longer than patterns may."""
+
+    def one(sample: Sample) -> T | NotScored:
+        try:
+            with processor_time(spec.pattern_timeout_s):
+                return read(sample)
+        except OutOfTime:
+            which = f"the pattern {spec.pattern!r}" if spec.pattern is not None else "a pattern"
+            return NotScored(
+                f"{which} of the reward {spec.component} took more than pattern_timeout_s={spec.pattern_timeout_s:g} "
+                f"(seconds of processor time) on its {len(sample.response)} characters: write it without repeats "
+                "within repeats, such as (a+)+, or raise the limit"
+            )
+
+    return [one(sample) for sample in samples]
 
 
 def selected(pattern: str | None, text: str) -> str | None:

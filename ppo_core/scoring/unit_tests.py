@@ -20,7 +20,7 @@ from ppo_core.records import InputError, PromptRow
 from ppo_core.scoring import run_unit_tests
 from ppo_core.scoring.functions import columns_of
 from ppo_core.scoring.reward import NotScored, Progress, RewardFailed, Sample, Score, shorten
-from ppo_core.scoring.rules import selected
+from ppo_core.scoring.rules import in_time, selected
 from ppo_core.spec.reward.rules import UnitTestsSpec
 
 BLOCK = r"(?ms)^```[^\n]*\n(.*?)^```"
@@ -68,8 +68,9 @@ class UnitTests:
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         """Code that raises, ends the process, or takes too long or too much, fails the tests that are left."""
         scores: list[Score] = []
+        codes = in_time(self.spec, samples, lambda one: self._code(one.response))
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            for score in pool.map(self._score, samples):
+            for score in pool.map(self._score, samples, codes):
                 scores.append(score)
                 self.progress(len(scores), len(samples), f"responses tested by {self.spec.component}")
         return scores
@@ -85,10 +86,10 @@ class UnitTests:
             )
         return tests
 
-    def _score(self, sample: Sample) -> Score:
-        tests, code = self._tests(sample.row, shorten(sample.row.prompt)), self._code(sample.response)
-        if code is None:
-            return 0.0
+    def _score(self, sample: Sample, code: str | NotScored | None) -> Score:
+        tests = self._tests(sample.row, shorten(sample.row.prompt))
+        if not isinstance(code, str):
+            return code or 0.0
         secret = secrets.token_hex(16)
         output, status = self._run(
             {

@@ -59,8 +59,15 @@ class ExactMatchSpec(AnyReward):
     ignore_case: bool = Field(False, description="Ignore upper and lower case")
 
 
-class _Pattern(AnyReward):
+class PatternSpec(AnyReward):
+    """What every kind with a regular expression has."""
+
     pattern: str | None
+    pattern_timeout_s: PositiveFloat = Field(
+        1.0,
+        le=600.0,
+        description="Seconds of processor time that patterns may take on one response; beyond them it has no score",
+    )
 
     @field_validator("pattern")
     @classmethod
@@ -74,7 +81,7 @@ class _Pattern(AnyReward):
         return pattern
 
 
-class NumberSpec(_Pattern):
+class NumberSpec(PatternSpec):
     """1 where the last number of the response is that of the reference answer, else 0."""
 
     kind: Literal["number"] = Field("number", description="This kind")
@@ -86,7 +93,7 @@ class NumberSpec(_Pattern):
     tolerance: NonNegative = Field(0.0, description="Largest difference at which two numbers count as equal")
 
 
-class RegexSpec(_Pattern):
+class RegexSpec(PatternSpec):
     """1 where the pattern is found in the response, else 0."""
 
     kind: Literal["regex"] = Field("regex", description="This kind")
@@ -128,7 +135,7 @@ class LengthSpec(AnyReward):
         return self
 
 
-class FormatSpec(_Pattern):
+class FormatSpec(PatternSpec):
     """1 where the whole response has the form that is asked for, else 0."""
 
     kind: Literal["format"] = Field("format", description="This kind")
@@ -160,7 +167,7 @@ class FormatSpec(_Pattern):
         return self
 
 
-class JsonSchemaSpec(_Pattern):
+class JsonSchemaSpec(PatternSpec):
     """1 where the response is JSON that the schema accepts, else 0."""
 
     kind: Literal["json_schema"] = Field("json_schema", description="This kind")
@@ -197,7 +204,7 @@ class JsonSchemaSpec(_Pattern):
         return schema
 
 
-class UnitTestsSpec(_Pattern):
+class UnitTestsSpec(PatternSpec):
     """The fraction of a row's unit tests that the code in the response passes, in a process of limited memory."""
 
     kind: Literal["unit_tests"] = Field("unit_tests", description="This kind")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,35 @@ def test_what_is_right(source: dict[str, Any], answer: Any, response: str, score
     found.check_rows([row(answer)])
     (parts,) = found.score([Sample(row(answer), response)])
     assert parts.scores == {kind: score}
+
+
+ENDLESS = "(a+)+$"
+"""On many a and a b it tries every way of dividing them: 2**n."""
+
+
+@pytest.mark.parametrize(
+    ("source", "which"),
+    [
+        ({"kind": "regex", "pattern": ENDLESS}, r"the pattern '\(a\+\)\+\$'"),
+        ({"kind": "format", "pattern": f'"{ENDLESS}'}, r"the pattern '\"\(a\+\)\+\$'"),
+        ({"kind": "number", "pattern": ENDLESS}, r"the pattern '\(a\+\)\+\$'"),
+        ({"kind": "json_schema", "json_schema": {"pattern": ENDLESS}}, "a pattern"),
+        ({"kind": "unit_tests", "pattern": ENDLESS}, r"the pattern '\(a\+\)\+\$'"),
+    ],
+)
+def test_a_pattern_without_end_costs_its_sample_its_score(source: dict[str, Any], which: str) -> None:
+    spec = RewardSpec.model_validate({"sources": [{**source, "pattern_timeout_s": 0.2}]})
+    found = WeightedRewards(spec, Sources(Path(), run_generated_code=True), "answer")
+    rows = [PromptRow("a", "What?", [1], "1", {"tests": "assert True"})] * 2
+    endless, other = found.score([Sample(rows[0], f'"{"a" * 60}b"'), Sample(rows[1], '"b"')])
+    (kind,) = endless.scores
+    assert endless.scores[kind] is None
+    assert other.scores[kind] is not None
+    assert re.search(
+        rf"not scored by {kind}: {which} of the reward {kind} took more than pattern_timeout_s=0.2 \(seconds of "
+        r"processor time\) on its 63 characters: write it without repeats within repeats, such as \(a\+\)\+, or raise",
+        endless.error() or "",
+    )
 
 
 def test_tokens_are_those_that_were_sampled() -> None:
