@@ -18,7 +18,16 @@ from flows.stages import facts_of, run_stages
 from ppo_core.spec import RunSpec
 from tasks.commit_iteration import commit_iteration, draft_record
 from tasks.runs.errors import EngineError, RecordError, not_finite
-from tasks.runs.guards import check_disk, current_attempt, diverged, keep_evidence, passed_limits, roll_back, violations
+from tasks.runs.guards import (
+    check_disk,
+    current_attempt,
+    diverged,
+    keep_evidence,
+    passed_limits,
+    roll_back,
+    unseen,
+    violations,
+)
 from tasks.runs.iteration_record import Attempt, IterationRecord
 from tasks.stages.context import RunContext
 from tasks.stages.references import DatasetRef, StageRef
@@ -98,6 +107,8 @@ def iterate(
         draft = draft.model_copy(update={"violations": passed})
     elif passed:
         return gone_wrong(context, console, draft.iteration, passed, draft)
+    if blind := unseen(context.spec, draft):
+        console.say(f"! {blind}")
     return commit_iteration(context, draft)
 
 

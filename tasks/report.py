@@ -15,6 +15,7 @@ from infra.mlflow.system_metrics import SystemMetrics
 from tasks.reports.dataset import described, report_data
 from tasks.reports.mlflow import input_data, introduce, link_lineage, log_missing, show_progress
 from tasks.reports.prefect import HEADLINES, show_iterations, show_samples
+from tasks.runs.guards import unseen
 from tasks.runs.iteration_record import IterationRecord, read_record
 from tasks.runs.retention import Garbage
 from tasks.runs.run_state import record_at
@@ -65,6 +66,8 @@ def report(context: RunContext, record: IterationRecord) -> str | None:
     """Log what is missing up to `record`. Returns what is missing in the report, None where it is complete."""
     shown = {name: round(record.metrics[name], 4) for name in HEADLINES if name in record.metrics}
     get_run_logger().info("iteration %s: %s", record.iteration, shown)
+    if blind := unseen(context.spec, record):
+        get_run_logger().warning(blind)
     missing = _complaint(context, lambda: _report(context, record))
     return completed(missing, missing or f"MLflow has all up to iteration {record.iteration}")
 

@@ -13,12 +13,14 @@ from typing import Any
 from infra.artifacts import ArtifactError, ArtifactRef
 from infra.backend import is_remote
 from infra.runs.records import RecordError
-from ppo_core.spec import GuardsSpec
+from ppo_core.spec import GuardsSpec, RunSpec
 from tasks.runs.iteration_record import Attempt, IterationRecord
 from tasks.runs.run_state import record_at
 from tasks.stages.context import RunContext
 from tasks.stages.jobs import DiskSpaceError
 
+UNMEASURED = "gold/unmeasured"
+"""Of the last two windows, the iterations without a score of the gold reward."""
 START_FACTOR = 3.0
 """An iteration against checkpoint 0: policy and critic, and two moments of each."""
 
@@ -76,21 +78,39 @@ def gold_trend(context: RunContext, previous: IterationRecord | None, metrics: M
     """How the means of `gold_reward` and of the score moved: over the last `gold_window` iterations, with `metrics` of
     the one after `previous`, less those over as many before. Nothing before there are so many.
 
+    Where some of these iterations have no such mean, how many: there is no trend then, and nothing that a guard sees.
     Gold that falls while the score rises is over-optimisation: Gao et al. 2022 (arXiv:2210.10760), figure 1.
     """
     guards = context.spec.guards
-    first = 0 if previous is None else previous.iteration + 2 - 2 * guards.gold_window
-    if guards.gold_reward is None or previous is None or first < 1:
+    if guards.gold_reward is None or previous is None:
         return {}
-    records = [record_at(context.records, iteration) for iteration in range(first, previous.iteration + 1)]
+    first = previous.iteration + 2 - 2 * guards.gold_window
+    records = [record_at(context.records, iteration) for iteration in range(max(first, 1), previous.iteration + 1)]
     measured = [*(record.metrics for record in records), metrics]
+    names = {"gold/change": f"score/{guards.gold_reward}", "gold/score_change": "score/mean"}
+    if missing := sum(any(metric not in one for metric in names.values()) for one in measured):
+        return {UNMEASURED: float(missing)}
+    if first < 1:
+        return {}
     trend = {}
-    for name, metric in (("gold/change", f"score/{guards.gold_reward}"), ("gold/score_change", "score/mean")):
-        values = [one[metric] for one in measured if metric in one]
-        if len(values) < len(measured):
-            return {}
+    for name, metric in names.items():
+        values = [one[metric] for one in measured]
         trend[name] = statistics.fmean(values[guards.gold_window :]) - statistics.fmean(values[: guards.gold_window])
     return trend
+
+
+def unseen(spec: RunSpec, record: IterationRecord) -> str | None:
+    """That the guard of the gold reward could not look at an iteration, and why; None where it could."""
+    missing, guards = record.metrics.get(UNMEASURED), spec.guards
+    if missing is None:
+        return None
+    guard = "its trend" if guards.max_gold_fall is None else f"guards.max_gold_fall={guards.max_gold_fall:g}"
+    return (
+        f"iteration {record.iteration}: {guard} was not checked, because {missing:.0f} of the last "
+        f"{min(record.iteration, 2 * guards.gold_window)} iterations have no score by guards.gold_reward="
+        f"{guards.gold_reward}: see why in the column error of scores.parquet, or lower "
+        f"reward.max_failed_fraction={spec.reward.max_failed_fraction:g}, and such an iteration fails"
+    )
 
 
 def passed_limits(context: RunContext, record: IterationRecord) -> list[Violation]:

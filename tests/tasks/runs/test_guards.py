@@ -86,6 +86,30 @@ def test_a_run_whose_gold_reward_falls_while_its_score_rises_is_stopped(tmp_path
     assert len(run.train("guards.max_gold_fall=3")) == 7
 
 
+@pytest.mark.usefixtures("prefect_server")
+def test_an_iteration_without_a_gold_score_is_told_and_its_guard_not_taken_for_passed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def measures(iteration: int, rate_factor: float) -> Mapping[str, float]:
+        gold = {} if iteration == 2 else {"score/correct": float(-iteration)}
+        return {"score/mean": float(iteration), **gold}
+
+    guards = ("guards.gold_reward=correct", "guards.gold_window=2", "guards.max_gold_fall=1", "iterations=6")
+    run = ToyRun(tmp_path, (*SHORT, "reward.max_failed_fraction=1", *guards), engines=ToyEngines(measures))
+    with pytest.raises(DivergedError, match=r"iteration 6 of run toy diverged: gold fall=2 passes"):
+        run.train()
+    told = [{name: value for name, value in record.metrics.items() if "gold" in name} for record in run.records()]
+    assert told == [{}, {}, *[{"gold/unmeasured": 1.0}] * 4]
+    for iteration, of in ((2, 2), (5, 4)):
+        message = (
+            f"iteration {iteration}: guards.max_gold_fall=1 was not checked, because 1 of the last {of} iterations "
+            "have no score by guards.gold_reward=correct: see why in the column error of scores.parquet, or lower "
+            "reward.max_failed_fraction=1, and such an iteration fails"
+        )
+        assert f"! {message}" in run.said
+        assert message in caplog.messages
+
+
 def measured(metric: str, value: float) -> ToyEngines:
     """Engines that measure something odd in iteration 2."""
 
