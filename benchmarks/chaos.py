@@ -30,7 +30,10 @@ ITERATIONS = 10
 OPTIONS = [f"iterations={ITERATIONS}", "checkpoint.every=3", "engines.timeout_s=60", "engines.reward_timeout_s=60"]
 VARIANTS = {"1 rank": [], "2 ranks": ["training.num_ranks=2", "training.zero_stage=1"]}
 GROUPS = ["rollout.prompts_per_iteration=8", "rollout.samples_per_prompt=4"]
-ALGORITHMS = {"ppo": [], "ppo_shared": [], "kl_penalty_ppo": [], "reinforce": [], "rloo": GROUPS, "grpo": GROUPS}
+ALGORITHMS = {
+    **{"ppo": [], "vapo": [], "ppo_shared": [], "kl_penalty_ppo": [], "reinforce": []},
+    **{"rloo": GROUPS, "grpo": GROUPS},
+}
 ATTACKS_PER_RUN = 5
 BY_MOMENT = {
     "generate": ("flow", "rollout"),

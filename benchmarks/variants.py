@@ -35,9 +35,9 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
         *("algorithm.kind=grpo", *GROUPS, "rollout.dynamic_sampling.max_batches=3", "advantages.kl.coef=0"),
         *("advantages.whiten=false", "update.clip_high=0.28"),
     ),
-    "ppo as in VAPO": (
-        *("advantages.critic_gae_lambda=1", "advantages.gae_lambda_alpha=0.05", "advantages.kl.coef=0"),
-        *("update.clip_high=0.28", "update.critic_warmup_iterations=1"),
+    "vapo": (
+        *("algorithm.kind=vapo", "advantages.kl.coef=0", "update.clip_high=0.28"),
+        "update.critic_warmup_iterations=1",
     ),
     "warm-up of 5 iterations": ("update.warmup_iterations=5",),
     "critic's rate 3e-4": ("update.critic_learning_rate=3e-4",),

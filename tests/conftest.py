@@ -26,7 +26,10 @@ TESTS = Path(__file__).parent
 TOGETHER = {
     "programs": [f"ppo_core/training/test_{name}" for name in ("checkpoint", "update", "replay", "skipped_steps")]
     + [f"ppo_core/training/test_{name}" for name in ("bad_checkpoints", "supervised", "without_critic", "reward_model")]
-    + [f"ppo_core/training/test_{name}" for name in ("dpo_training", "averages", "lora", "ppo_shared", "threads")],
+    + [
+        f"ppo_core/training/test_{name}"
+        for name in ("dpo_training", "averages", "lora", "ppo_shared", "vapo", "threads")
+    ],
     "smoke": ["e2e/test_smoke", "e2e/test_pages", "e2e/test_hand_over"],
 }
 # They take longest: begun last, one of them would run on alone. Of two that begin, only one should need the smoke run.

@@ -25,6 +25,7 @@ class Batch(NamedTuple):
     parts;
     `response_mask` `[B, R]` is True where a token counts; `finished` `[B]` where a response ended by itself. Rows with
     one number (0 to B - 1) in `prompts` `[B]` answer one prompt. `values` `[B, R]`, `final_values` `[B]`: the critic's.
+    `scores` `[B]` are those that the reward gave, before anything is done to them; nan where there is none.
     """
 
     rewards: Tensor
@@ -33,14 +34,19 @@ class Batch(NamedTuple):
     prompts: Tensor
     values: Tensor | None = None
     final_values: Tensor | None = None
+    scores: Tensor | None = None
 
 
 class Estimate(NamedTuple):
-    """`advantages` `[B, R]` before whitening, 0 outside the mask; `returns` `[B, R]`, a critic's targets; metrics."""
+    """`advantages` `[B, R]` before whitening, 0 outside the mask; `returns` `[B, R]`, a critic's targets; metrics.
+
+    `imitated` `[B]` is True for responses that the policy learns as examples too (None: the algorithm has none).
+    """
 
     advantages: Tensor
     returns: Tensor | None
     measured: Mapping[str, float]
+    imitated: Tensor | None = None
 
 
 class Minibatch(NamedTuple):
@@ -48,6 +54,7 @@ class Minibatch(NamedTuple):
 
     `weights` are those of `ppo_core.aggregation` (None: all 1); `counted` is this part's share of the divisor.
     `importance` is the correction for what sampler and trainer disagree on (`ppo_core.off_policy`; None: none).
+    `imitation` are the weights of a mean over the tokens of the minibatch's responses that are imitated, 0 at others.
     `old_logprobs` are the policy's before the update, `reference_logprobs` those of the policy that the run began with.
     """
 
@@ -59,6 +66,7 @@ class Minibatch(NamedTuple):
     reference_logprobs: Tensor | None = None
     weights: Tensor | None = None
     importance: Importance | None = None
+    imitation: Tensor | None = None
     counted: int = 0
 
 

@@ -9,6 +9,7 @@ from ppo_core.algorithms.ppo import PPO
 from ppo_core.algorithms.ppo_shared import ppo_shared
 from ppo_core.algorithms.reinforce import reinforce
 from ppo_core.algorithms.rloo import RLOO
+from ppo_core.algorithms.vapo import vapo
 from ppo_core.spec import (
     AlgorithmSpec,
     GrpoSpec,
@@ -17,6 +18,7 @@ from ppo_core.spec import (
     PpoSpec,
     ReinforceSpec,
     RlooSpec,
+    VapoSpec,
 )
 
 
@@ -29,6 +31,8 @@ def algorithm_of(spec: AlgorithmSpec) -> Algorithm:
             return kl_penalty_ppo(spec)
         case PpoSharedSpec():
             return ppo_shared(spec)
+        case VapoSpec():
+            return vapo(spec)
         case RlooSpec():
             return RLOO
         case GrpoSpec():

@@ -9,6 +9,7 @@ from ppo_core.spec.algorithms import (
     PpoSpec,
     ReinforceSpec,
     RlooSpec,
+    VapoSpec,
 )
 from ppo_core.spec.dataset import CurriculumSpec, DatasetSpec, SourceSpec
 from ppo_core.spec.dpo import DpoFitSpec, DpoSpec
@@ -82,5 +83,6 @@ __all__ = [
     "SupervisedSpec",
     "TrainingSpec",
     "UpdateSpec",
+    "VapoSpec",
     "differing_keys",
 ]

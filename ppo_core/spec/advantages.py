@@ -126,11 +126,12 @@ class AdvantageSpec(Section):
     gae_lambda: Fraction = Field(0.95, description="Lambda of GAE: 0 has the least variance, 1 the least bias")
     gae_lambda_alpha: PositiveFloat | None = Field(
         None,
-        description="In place of gae_lambda, a lambda by response length, max(0, 1 - 1 / (alpha * tokens)); 0.05 in "
-        "VAPO",
+        description="In place of gae_lambda, a lambda by response length, max(0, 1 - 1 / (alpha * tokens)); none: "
+        "gae_lambda, but 0.05 with vapo",
     )
     critic_gae_lambda: Fraction | None = Field(
-        None, description="Lambda for the critic's targets, 1 in VC-PPO and VAPO; none: the same as the policy's"
+        None,
+        description="Lambda for the critic's targets, 1 in VC-PPO; none: the same as the policy's, but 1 with vapo",
     )
     whiten: bool | Literal["minibatch"] | None = Field(
         None,

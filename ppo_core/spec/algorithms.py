@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, PositiveFloat
 
 from ppo_core.spec.advantages import AdvantageSpec
-from ppo_core.spec.section import PositiveWeight, Section
+from ppo_core.spec.section import PositiveWeight, Section, Weight
 from ppo_core.spec.sections import RolloutSpec
 from ppo_core.spec.update import UpdateSpec
 
@@ -42,8 +42,13 @@ class _Algorithm(Section):
         """The algorithm as the next iteration has it, after one whose update left these values of its settings."""
         return self.model_copy(update=dict(carried))
 
-    def problems(self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec) -> list[str]:
-        """What in the other sections this algorithm cannot work with: a setting that it would ignore, among others."""
+    def problems(
+        self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec, *, written: bool
+    ) -> list[str]:
+        """What in the other sections this algorithm cannot work with: a setting that it would ignore, among others.
+
+        `written`: whether a person wrote the spec; a run's record has the defaults written out too.
+        """
         sections: dict[str, Section] = {"advantages": advantages, "update": update}
         found = []
         for key, reason in self.MEANINGLESS.items():
@@ -66,6 +71,32 @@ class PpoSpec(_Algorithm):
     """PPO with a critic of its own and GAE."""
 
     kind: Literal["ppo"] = Field("ppo", description="This algorithm")
+
+
+class VapoSpec(_Algorithm):
+    """PPO as in VAPO (Yue et al. 2025): lambdas of its own, and a language-model loss on correct responses."""
+
+    kind: Literal["vapo"] = Field("vapo", description="This algorithm")
+    lm_coef: Weight = Field(
+        0.1, description="Weight of the language-model loss, per token of the minibatch's correct responses"
+    )
+    correct_score: float = Field(
+        1.0, description="A response is correct where its score, before score_norm and score_clip, is at least this"
+    )
+
+    def problems(
+        self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec, *, written: bool
+    ) -> list[str]:
+        """One lambda for all responses, besides."""
+        found, value = super().problems(rollout, advantages, update, written=written), advantages.gae_lambda
+        fields = type(advantages).model_fields
+        if value != fields["gae_lambda"].default or (written and "gae_lambda" in advantages.model_fields_set):
+            found.append(
+                f"advantages.gae_lambda={value:g} has no effect with algorithm.kind={self.kind}, which gives each "
+                "response a lambda by its length (advantages.gae_lambda_alpha, 0.05 where that is none): leave it "
+                "out, or set algorithm.kind to ppo"
+            )
+        return found
 
 
 class PpoSharedSpec(_Algorithm):
@@ -113,9 +144,11 @@ class _WithoutCritic(_Algorithm):
 
     MEANINGLESS: ClassVar[dict[str, str]] = NO_CRITIC
 
-    def problems(self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec) -> list[str]:
+    def problems(
+        self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec, *, written: bool
+    ) -> list[str]:
         """A critic's value of what would have followed, and sums that depend on the length, besides."""
-        found = super().problems(rollout, advantages, update)
+        found = super().problems(rollout, advantages, update, written=written)
         if advantages.whiten_rewards:
             found.append(
                 "advantages.whiten_rewards=true adds to every token's reward, so that the sum of a response's rewards "
@@ -137,9 +170,11 @@ class _ComparesGroups(_WithoutCritic):
     MEANINGLESS: ClassVar[dict[str, str]] = {**WHOLE_RESPONSES, **NO_CRITIC}
     COMPARES: ClassVar[bool] = True
 
-    def problems(self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec) -> list[str]:
+    def problems(
+        self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec, *, written: bool
+    ) -> list[str]:
         """Groups of one, and a mean over all prompts that is taken from what each group is worth, besides."""
-        found = super().problems(rollout, advantages, update)
+        found = super().problems(rollout, advantages, update, written=written)
         if advantages.whiten and advantages.whiten_centred:
             found.append(
                 f"advantages.whiten={str(advantages.whiten).lower()} subtracts a mean over all prompts, and with "
@@ -194,9 +229,11 @@ class ReinforceSpec(_WithoutCritic):
         **NO_CRITIC,
     }
 
-    def problems(self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec) -> list[str]:
+    def problems(
+        self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec, *, written: bool
+    ) -> list[str]:
         """A baseline that whitening cancels, besides."""
-        found = super().problems(rollout, advantages, update)
+        found = super().problems(rollout, advantages, update, written=written)
         if self.baseline == "none" and advantages.whiten is not False and advantages.whiten_centred:
             found.append(
                 "algorithm.baseline=none has no effect with centred whitening, which subtracts a mean anyway: leave it "
@@ -206,5 +243,6 @@ class ReinforceSpec(_WithoutCritic):
 
 
 AlgorithmSpec = Annotated[
-    PpoSpec | PpoSharedSpec | KlPenaltyPpoSpec | RlooSpec | GrpoSpec | ReinforceSpec, Field(discriminator="kind")
+    PpoSpec | VapoSpec | PpoSharedSpec | KlPenaltyPpoSpec | RlooSpec | GrpoSpec | ReinforceSpec,
+    Field(discriminator="kind"),
 ]

@@ -51,7 +51,7 @@ class RunSpec(FlowSpec):
     )
     algorithm: AlgorithmSpec = Field(
         PpoSpec(),
-        description="Algorithm that trains the policy: kind ppo, ppo_shared or kl_penalty_ppo; or rloo, grpo or "
+        description="Algorithm that trains the policy: kind ppo, vapo, ppo_shared or kl_penalty_ppo; or rloo, grpo or "
         "reinforce, without a critic",
     )
     rollout: RolloutSpec = Field(RolloutSpec(), description="What the policy samples in one iteration")
@@ -213,8 +213,9 @@ class RunSpec(FlowSpec):
 
     @model_validator(mode="after")
     def _sections_fit(self, info: ValidationInfo) -> Self:
-        problems = self.algorithm.problems(self.rollout, self.advantages, self.update)
-        problems += self.update.problems(self.advantages, written=bool(info.context))
+        written = bool(info.context)
+        problems = self.algorithm.problems(self.rollout, self.advantages, self.update, written=written)
+        problems += self.update.problems(self.advantages, written=written)
         problems += self.model.problems(self.algorithm.kind, self.algorithm.MEANINGLESS)
         if self.advantages.overlong is not None:
             problems += self.advantages.overlong.problems(self.rollout)

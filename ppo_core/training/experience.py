@@ -6,6 +6,7 @@ sampler_logprobs ──► how far sampler and trainer disagree (logged, never s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,8 @@ class Experience:
 
     Token ids are ragged in the flat `prompt_ids` and `response_ids` with their lengths `[B]`; the rest is `[B, R]`.
     `response_mask` is True where a token counts in the losses: a row without a score is all False. Without a critic
-    there are no `values` and `returns`; `temperatures` `[B]` only where the prompts have their own.
+    there are no `values` and `returns`; `temperatures` `[B]` only where the prompts have their own, `imitated` `[B]`
+    only where the algorithm learns from some responses as from examples.
     """
 
     prompt_ids: Tensor
@@ -54,6 +56,7 @@ class Experience:
     values: Tensor | None = None
     returns: Tensor | None = None
     temperatures: Tensor | None = None
+    imitated: Tensor | None = None
 
     def save(self, folder: Path) -> None:
         """Write `experience.safetensors`."""
@@ -138,6 +141,7 @@ def build_experience(
     """Shape rewards, estimate advantages, whiten. Returns the experience and the metrics of the stage."""
     generated = ragged([[1.0] * len(row.response_token_ids) for row in rollouts]).bool()
     finished, counted = torch.tensor([row.finished for row in rollouts]), trained_on(rollouts, scores, spec)
+    given = torch.tensor([math.nan if row.score is None else row.score for row in scores])
     mask = generated & counted[:, None]
     shaped = shape_scores(
         scores, finished, generated.sum(1), spec, max_response_tokens=max_response_tokens, moments=moments
@@ -151,7 +155,7 @@ def build_experience(
     if spec.whiten_rewards:
         rewards = whiten(rewards, mask, shift_mean=False)
     prompts = _numbered([row.prompt_id for row in rollouts])
-    batch = Batch(rewards, mask, finished, prompts, predictions.values, predictions.final_values)
+    batch = Batch(rewards, mask, finished, prompts, predictions.values, predictions.final_values, given)
     estimate = algorithm.estimate(batch, spec)
     advantages = estimate.advantages
     if spec.whiten is True or (spec.whiten is None and algorithm.whitens):
@@ -170,6 +174,7 @@ def build_experience(
         advantages=advantages,
         returns=estimate.returns,
         temperatures=temperatures_of(rollouts),
+        imitated=estimate.imitated,
     )
     metrics = {
         **kl_metrics(old, predictions.reference_logprobs, mask),

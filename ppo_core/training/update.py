@@ -97,6 +97,7 @@ class Update:
         self.lengths = lengths_of(self.sequences)
         self.spec = settings_at(job)
         self.advantages = experience.advantages.clone()
+        self.imitation = None if experience.imitated is None else torch.zeros_like(self.advantages)
         self.measured: dict[str, Mean | Maximum] = {}
         self.skipped = dict.fromkeys(self.networks, 0)
 
@@ -136,6 +137,9 @@ class Update:
         if self.job.whitening != "none":
             whitened = whiten if self.job.whitening == "centred" else scale
             self.advantages[rows] = whitened(self.experience.advantages[rows], mask)
+        if self.imitation is not None and self.experience.imitated is not None:
+            chosen = mask & self.experience.imitated[rows, None]
+            self.imitation[rows] = chosen / chosen.sum().clamp(min=1)
         shares = self._shares(rows)
         for name, rate in self.rates.items():  # one after the other: the gradients of one at a time are in memory
             self._step_of(name, rate, shares, normalizer)
@@ -203,6 +207,7 @@ class Update:
             importance=None
             if corrected == "none"
             else importance(old_logprobs, of(data.sampler_logprobs), mask, corrected, **bounds),
+            imitation=None if self.imitation is None else of(self.imitation),
             counted=self._divisor(mask),
         )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ppo_core.spec import PpoSpec, RunSpec, SteppedReference
+from ppo_core.spec import RunSpec, SteppedReference, VapoSpec
 
 RECIPES = Path(__file__).parents[2] / "examples" / "recipes"
 BATCHES = {
@@ -53,8 +53,8 @@ def test_what_sets_them_apart() -> None:
     assert dapo.advantages.overlong is not None
     assert dapo.rollout.dynamic_sampling is not None
     assert dapo.rollout.max_response_tokens - dapo.advantages.overlong.buffer == 16_384
-    assert isinstance(vapo.algorithm, PpoSpec)
-    assert (vapo.advantages.gae_lambda_alpha, vapo.advantages.critic_gae_lambda) == (0.05, 1.0)
+    assert vapo.algorithm == VapoSpec(lm_coef=0.1, correct_score=1.0)
+    assert (vapo.advantages.gae_lambda_alpha, vapo.advantages.critic_gae_lambda) == (None, None)  # the algorithm's own
     assert vapo.update.critic_warmup_iterations == 50
     assert (r1.update.kl_loss_coef, r1.update.kl_loss_estimator) == (0.001, "k3")
     assert r1.advantages.reference == SteppedReference(iterations=400 // r1.update.num_minibatches)

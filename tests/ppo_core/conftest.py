@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from ppo_core.processes.ranks import open_meeting
 
 ROOT = Path(__file__).parents[2]
-TOGETHER = ("trained/spread", "skipped/skip", "adapted/sharded", "reward_model/fits", "dpo/fits")
+TOGETHER = ("trained/spread", "skipped/skip", "adapted/sharded", "reward_model/fits", "dpo/fits", "vapo/updates")
 ALONE = (
     *(
         f"trained/{name}"
@@ -28,6 +28,8 @@ ALONE = (
     "averaged/runs",
     "shared/runs",
     "shared/updates",
+    "vapo/runs",
+    "vapo/updates",
     *(f"reward_model/{name}" for name in ("fits", "learns")),
     *(f"dpo/{name}" for name in ("fits", "learns")),
     *(f"threaded/{name}" for name in ("trained", "shared", "adapted", "reward_model", "dpo")),
@@ -93,6 +95,12 @@ def averaged(programs: Path) -> Path:
 def shared(programs: Path) -> Path:
     """What a policy with a value head has left."""
     return programs / "shared"
+
+
+@pytest.fixture(scope="session")
+def vapo(programs: Path) -> Path:
+    """What a policy that imitates its correct responses has left."""
+    return programs / "vapo"
 
 
 def run_program(scenarios: Sequence[str], folder: Path, *, world_size: int, device: str = "cpu") -> None:

@@ -93,6 +93,12 @@ def plain_penalised_loss(logprobs: Tensor, experience: Any, update: Any, coef: f
     return plain_mean(terms, update.aggregation)
 
 
+def plain_imitation(logprobs: Tensor, experience: Any) -> Tensor:
+    """Yue et al. 2025, section 4.3: the mean of -log policy over the tokens of the responses that are imitated."""
+    places = experience.response_mask.nonzero().tolist()
+    return torch.stack([-logprobs[b, t] for b, t in places if experience.imitated[b]]).mean()
+
+
 def plain_importance(experience: Any, update: Any, b: int, t: int) -> float:
     """Trainer's over sampler's probability: of the token or of the response, cut, or left out."""
     kind, difference = update.importance_correction, (experience.old_logprobs - experience.sampler_logprobs).double()

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ppo_core.algorithms.algorithm import Batch
+from ppo_core.algorithms.algorithm import Algorithm, Batch
 from ppo_core.algorithms.ppo import PPO
+from ppo_core.algorithms.vapo import vapo
 from ppo_core.losses import policy_loss
 from ppo_core.masking import scale
 from ppo_core.records import RolloutRow, ScoreRow
-from ppo_core.spec import AdvantageSpec
+from ppo_core.spec import AdvantageSpec, VapoSpec
 from ppo_core.training.experience import Experience, Predictions, build_experience
 from ppo_core.training.shaping import moments_with
 from tests.ppo_core.test_losses import draw, seeds
@@ -44,7 +45,9 @@ def sampled(seed: int, order: list[int]) -> tuple[list[RolloutRow], list[ScoreRo
     return [rows[i] for i in order], [told[i] for i in order], Predictions(logprobs, reference, values, final)
 
 
-def experience(seed: int, order: list[int], settings: dict[str, Any], *, times: float = 1.0) -> Experience:
+def experience(
+    seed: int, order: list[int], settings: dict[str, Any], *, times: float = 1.0, algorithm: Algorithm = PPO
+) -> Experience:
     rollouts, scores, predictions = sampled(seed, order)
     scores = [ScoreRow(s.prompt_id, 0, None if s.score is None else times * s.score, {}, False, None) for s in scores]
     spec = AdvantageSpec.model_validate(settings)
@@ -52,7 +55,7 @@ def experience(seed: int, order: list[int], settings: dict[str, Any], *, times: 
         rollouts,
         scores,
         predictions,
-        PPO,
+        algorithm,
         spec,
         kl_coef=0.1,
         max_response_tokens=5,
@@ -61,12 +64,18 @@ def experience(seed: int, order: list[int], settings: dict[str, Any], *, times: 
     return made
 
 
+@pytest.mark.parametrize("algorithm", [PPO, vapo(VapoSpec(correct_score=0.0))], ids=["ppo", "vapo"])
 @pytest.mark.parametrize("settings", SETTINGS)
 @given(seed=seeds, order=st.permutations(range(len(LENGTHS))))
-def test_the_order_of_the_responses_changes_nothing(settings: dict[str, Any], seed: int, order: list[int]) -> None:
-    whole, other = experience(seed, list(range(len(LENGTHS))), settings), experience(seed, order, settings)
+def test_the_order_of_the_responses_changes_nothing(
+    algorithm: Algorithm, settings: dict[str, Any], seed: int, order: list[int]
+) -> None:
+    rows = list(range(len(LENGTHS)))
+    whole, other = (experience(seed, one, settings, algorithm=algorithm) for one in (rows, order))
     for name in ("rewards", "advantages", "returns"):
         torch.testing.assert_close(vars(other)[name], vars(whole)[name][order], rtol=1e-4, atol=1e-5)
+    if whole.imitated is not None and other.imitated is not None:
+        assert torch.equal(other.imitated, whole.imitated[order])
 
 
 @given(seed=seeds, times=st.floats(0.01, 100.0))

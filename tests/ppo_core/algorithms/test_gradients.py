@@ -25,6 +25,7 @@ from ppo_core.spec import (
     ReinforceSpec,
     RlooSpec,
     UpdateSpec,
+    VapoSpec,
 )
 
 B, R, WORDS, NORMALIZER, STEP = 3, 5, 4, 7, 1e-6
@@ -32,6 +33,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """Of logits [B, R, WORDS] and values [B, R]."""
 ALGORITHMS: list[AlgorithmSpec] = [
     PpoSpec(),
+    VapoSpec(lm_coef=0.4),
     PpoSharedSpec(value_coef=0.3),
     KlPenaltyPpoSpec(coef=0.7),
     RlooSpec(),
@@ -68,6 +70,7 @@ def loss_of(algorithm: AlgorithmSpec, network: str, options: dict[str, Any], see
         reference_logprobs=-1 + 0.5 * normal(B, R),
         weights=torch.rand(B, R, generator=dice, dtype=torch.float64),
         importance=importance(old, sampled, mask, "token", cap=1.5),
+        imitation=mask * torch.tensor([[0.3], [0.0], [0.1]], dtype=torch.float64),
         counted=NORMALIZER,
     )
     objective, spec = algorithm_of(algorithm).objectives[network], UpdateSpec(**options)

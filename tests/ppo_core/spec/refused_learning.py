@@ -242,11 +242,11 @@ REFUSED_LEARNING: list[tuple[dict[str, Any], str]] = [
     ({"advantages": {"kl": ADAPTIVE}}, "horizon=51 is too short for the 256 responses .* Raise it to at least 52"),
     (
         {"algorithm": {"kind": "rlo"}},
-        "algorithm.kind='rlo': choose one of 'ppo', 'ppo_shared', 'kl_penalty_ppo', 'rloo', 'grpo', 'r",
+        "algorithm.kind='rlo': choose one of 'ppo', 'vapo', 'ppo_shared', 'kl_penalty_ppo', 'rloo', 'grpo', 'r",
     ),
     (
         {"algorithm": {}},
-        "algorithm.kind: is required but missing: choose one of 'ppo', 'ppo_shared', 'kl_penalty_ppo', 'rloo', ",
+        "algorithm.kind: is required but missing: choose one of 'ppo', 'vapo', 'ppo_shared', 'kl_penalty_ppo', ",
     ),
     ({"algorithm": {"kind": "rloo", "kin": 1}}, r"algorithm.kin: unknown key; did you mean kind\?"),
     (
@@ -270,6 +270,21 @@ REFUSED_LEARNING: list[tuple[dict[str, Any], str]] = [
         {"algorithm": {"kind": "kl_penalty_ppo"}, "update": {"clip_high": 0.3}},
         "update.clip_high=0.3 has no effect with algorithm.kind=kl_penalty_ppo .it clips no ratio.: leave it out",
     ),
+    *(
+        (
+            {"algorithm": {"kind": "vapo"}, "advantages": {"gae_lambda": value}},
+            f"gae_lambda={value} has no effect with algorithm.kind=vapo, .* lambda by its length .*: leave it out, or",
+        )
+        for value in (0.9, 0.95)
+    ),
+    ({"algorithm": {"kind": "vapo", "lm_coef": -0.1}}, "algorithm.lm_coef=-0.1: must be at least 0"),
+    ({"algorithm": {"kind": "vapo", "lm_coef": 101}}, "algorithm.lm_coef=101: must be at most 100"),
+    ({"algorithm": {"kind": "vapo", "correct_score": float("inf")}}, "correct_score=inf: must be a finite number"),
+    (
+        {"algorithm": {"kind": "vapo"}, "rollout": {"samples_per_prompt": 2, "dynamic_sampling": {"max_batches": 3}}},
+        "dynamic_sampling drops prompts .* but algorithm.kind=vapo learns from these too: leave it out",
+    ),
+    ({"algorithm": {"kind": "vapo"}, "schedule": "overlapped"}, "importance_correction=none does not correct for that"),
     ({"algorithm": {"kind": "kl_penalty_ppo", "coef": 0}}, "coef=0: must be at least 1e-06"),
     (
         {"algorithm": {"kind": "reinforce"}, "advantages": {"gae_lambda": 1}},

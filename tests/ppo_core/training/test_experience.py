@@ -262,7 +262,8 @@ def test_nothing_scored_is_all_zeros_and_finite() -> None:
 
 
 def test_experience_survives_its_file_and_knows_its_sequences(tmp_path: Path) -> None:
-    experience = replace(built("terminal")[0], temperatures=torch.tensor([0.5, 1.0, 2.0]))
+    optional = {"temperatures": torch.tensor([0.5, 1.0, 2.0]), "imitated": torch.tensor([True, False, False])}
+    experience = replace(built("terminal")[0], **optional)
     experience.save(tmp_path)
     read = Experience.load(tmp_path)
     for name, tensor in vars(experience).items():

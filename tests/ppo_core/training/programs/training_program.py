@@ -31,6 +31,7 @@ from tests.ppo_core.training.programs import (
     shared_program,
     skip_program,
     threads_program,
+    vapo_program,
 )
 
 PROGRAMS = {
@@ -42,6 +43,7 @@ PROGRAMS = {
     "adapted": lora_program.SCENARIOS,
     "averaged": averages_program.SCENARIOS,
     "shared": shared_program.SCENARIOS,
+    "vapo": vapo_program.SCENARIOS,
     "reward_model": reward_model_program.SCENARIOS,
     "dpo": dpo_program.SCENARIOS,
     "threaded": threads_program.SCENARIOS,
