@@ -64,6 +64,10 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
     "overlapped": ("schedule=overlapped", "update.importance_correction=token"),
     "products in bfloat16": ("training.compute_dtype=bfloat16",),
     "the sampler's logprobs": ("advantages.old_logprobs=sampler",),
+    "curriculum over 5 iterations": (
+        "dataset.train=generate.py:graded",
+        "dataset.curriculum={column: terms, prompts: 1280}",
+    ),
     "bf16 and the sampler's logprobs": ("training.compute_dtype=bfloat16", "advantages.old_logprobs=sampler"),
 }
 RESPONSES = 256

@@ -29,13 +29,19 @@ TRAIN_SHARE = 90
 CAREFUL_SHARE = 0.35
 """Of the supervised examples, so many reason before they answer; the rest answers at once."""
 
-Row = dict[str, str]
+Row = dict[str, Any]
 
 
 def prompts(count: int = 8192, seed: int = 0) -> Iterator[Row]:
     """Distinct prompts for PPO with their right answers: `{"prompt": "7+5*3-8=", "answer": "8"}`."""
     for prompt in _distinct(count, f"prompts {seed}", is_for_training):
         yield {"prompt": prompt, "answer": answer_of(prompt)}
+
+
+def graded(count: int = 8192, seed: int = 0) -> Iterator[Row]:
+    """The same prompts with their number of terms, for `dataset.curriculum`: `{…, "terms": 4}`."""
+    for row in prompts(count, seed):
+        yield {**row, "terms": len(row["prompt"]) // 2}
 
 
 def held_out(count: int = 512, seed: int = 0) -> Iterator[Row]:

@@ -56,6 +56,13 @@ def test_steps_and_answer_are_those_worked_out_by_hand(prompt: str, steps: list[
     assert generate.answer_of(prompt) == answer
 
 
+def test_graded_prompts_are_the_prompts_with_their_number_of_terms() -> None:
+    rows = [*generate.graded(200)]
+    assert [{key: row[key] for key in ("prompt", "answer")} for row in rows] == [*generate.prompts(200)]
+    assert [row["terms"] for row in rows] == [sum(letter.isdigit() for letter in row["prompt"]) for row in rows]
+    assert {row["terms"] for row in rows} == {4, 5, 6}
+
+
 def test_rows_have_the_columns_and_the_form_of_the_task() -> None:
     rows = [*generate.prompts(200), *generate.held_out(200)]
     assert {tuple(row) for row in rows} == {("prompt", "answer")}
