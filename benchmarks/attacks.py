@@ -1,4 +1,4 @@
-"""A training run under attack: which process dies at which moment, and what is there afterwards."""
+"""A run of PPO or DPO under attack: which process dies at which moment, and what is there afterwards."""
 
 from __future__ import annotations
 
@@ -11,27 +11,80 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
 from infra.artifacts import ArtifactError, open_store
 from infra.backend import open_collector
+from tasks.stages import holding
 
 ROOT = Path(__file__).parents[1]
-SPEC = ROOT / "examples" / "arithmetic" / "smoke.yaml"
 RUN = "chaos"
-KINDS = {"generate": "rollouts", "score": "scores", "advantages": "experience", "update": "checkpoint"}
-MOMENTS = (*KINDS, "mid-write")
-LONGEST_DELAY_S = {"generate": 0.2, "score": 0.02, "advantages": 0.1, "update": 0.4, "mid-write": 0.01}
 DEADLINE_S = 1200.0
 ORPHANS_S = 60.0
 POLL_S = 0.002
 IN_SHARED_MEMORY = re.compile(r"/dev/shm/(\S+)")
+
+
+class Moment(NamedTuple):
+    """While an artifact of a kind is being made (without one: of any kind, while it is written): who is struck then,
+    and at most how long after its beginning; with `after` only once there is one of that kind."""
+
+    kind: str | None
+    victims: tuple[str, ...]
+    longest_delay_s: float
+    after: str | None = None
+
+
+class Flow(NamedTuple):
+    """What is attacked. `lease` is the name that it holds while it works, `progress` the files that it is measured by.
+
+    With `once` its moments come one after the other, each once; else again and again.
+    """
+
+    command: str
+    spec: Path
+    lease: str
+    progress: str
+    moments: Mapping[str, Moment]
+    once: bool = False
+
+
+MID_WRITE = Moment(None, ("flow",), 0.01)
+TRAINING = Flow(
+    "train",
+    ROOT / "examples/arithmetic/smoke.yaml",
+    RUN,
+    f"runs/{RUN}/iterations/*.json",
+    {
+        "generate": Moment("rollouts", ("flow", "rollout"), 0.2),
+        "score": Moment("scores", ("flow", "scoring"), 0.02),
+        "advantages": Moment("experience", ("flow", "training", "rank 1"), 0.1),
+        "update": Moment("checkpoint", ("flow", "training", "rank 1"), 0.4),
+        "mid-write": MID_WRITE,
+    },
+)
+DPO = Flow(
+    "dpo",
+    ROOT / "examples/helpful/dpo.yaml",
+    holding.lease_name(holding.DPO, RUN),
+    "*/*/manifest.json",
+    {
+        "finetune": Moment("model", ("flow", "training", "rank 1"), 4.0),
+        "mid-write": MID_WRITE,
+        "answer": Moment("rollouts", ("flow", "rollout"), 0.2),
+        "evaluate": Moment("evaluation", ("flow", "scoring"), 0.02),
+        "train": Moment("dpo_policy", ("flow", "training", "rank 1"), 8.0),
+        "answer again": Moment("rollouts", ("flow", "rollout"), 0.2, after="dpo_policy"),
+        "evaluate again": Moment("evaluation", ("flow", "scoring"), 0.02, after="dpo_policy"),
+    },
+    once=True,
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +98,7 @@ class Attack:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an attack did. `recovered_s`: until the next iteration was committed."""
+    """What an attack did. `iteration`: number of records (of DPO: artifacts) then; `recovered_s`: until one more."""
 
     attack: Attack
     iteration: int
@@ -61,8 +114,8 @@ class Outcome:
 class Victim:
     """A run that is started again whenever it dies, until it is done."""
 
-    def __init__(self, home: Path, options: list[str]) -> None:
-        self.home, self.options = home, options
+    def __init__(self, home: Path, options: list[str], flow: Flow = TRAINING) -> None:
+        self.home, self.options, self.flow = home, options, flow
         self.store = home / "store"
         self.starts = 0
         self.process = self._start()
@@ -93,8 +146,8 @@ class Victim:
         return Outcome(attack, before, time.monotonic() - started, orphans, half)
 
     def committed(self) -> int:
-        """Number of records."""
-        return len(list((self.store / "runs" / RUN / "iterations").glob("*.json")))
+        """Number of records, or of artifacts of a flow without."""
+        return len(list(self.store.glob(self.flow.progress)))
 
     def processes(self) -> Iterator[psutil.Process]:
         """Every live process of the run."""
@@ -121,10 +174,10 @@ class Victim:
     def _start(self) -> subprocess.Popen[bytes]:
         self.starts += 1
         self.home.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "flows.cli", "train", str(SPEC), "--run", RUN, *self.options]
+        command = [sys.executable, "-m", "flows.cli", self.flow.command, str(self.flow.spec), "--run", RUN]
         with (self.home / "run.log").open("ab") as log:
             return subprocess.Popen(
-                ["env", f"PPOFLOW_HOME={self.home}", *command],
+                ["env", f"PPOFLOW_HOME={self.home}", *command, *self.options],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -145,9 +198,12 @@ class Victim:
         """Whether a stage is under way: what it makes is pinned and not yet in the store."""
         if self.committed() == 0:
             return False
-        if moment == "mid-write":
+        kind, _, _, after = self.flow.moments[moment]
+        if after is not None and not any((self.store / after).glob("*")):
+            return False
+        if kind is None:
             return any(self.store.glob("scratch/*/stats.json")) or any(self.store.glob("scratch/*/manifest*"))
-        pins = self.store.glob(f"runs/{RUN}/leases/*/pins/{KINDS[moment]}.*")
+        pins = self.store.glob(f"runs/{self.flow.lease}/leases/*/pins/{kind}.*")
         names = [pin.name.partition(".") for pin in pins if not pin.parent.parent.name.endswith(".ended")]
         return any(not (self.store / kind / key).exists() for kind, _, key in names)
 
@@ -184,7 +240,7 @@ def role_of(process: psutil.Process) -> str:
         line = process.cmdline()
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return "gone"
-    if "flows.cli" in line and "train" in line:
+    if "flows.cli" in line and {TRAINING.command, DPO.command} & set(line):
         return "flow"
     if line[1:2] == ["-m"] and line[2].startswith("ppo_core.engines."):
         return f"rank {line[line.index('--rank') + 1]}" if "--rank" in line else line[2].rpartition(".")[2]
@@ -211,9 +267,19 @@ def policies(store: Path) -> list[str]:
     return digests
 
 
-def delay(attack: Attack, random_numbers: random.Random) -> float:
+def made(store: Path) -> list[str]:
+    """What a flow without iterations made: every file of its artifacts, with its sha256."""
+    manifests = {path.parent: json.loads(path.read_text())["files"] for path in store.glob("*/*/manifest.json")}
+    return sorted(
+        f"{folder.relative_to(store)}/{name} {file['sha256']}"
+        for folder, files in manifests.items()
+        for name, file in files.items()
+    )
+
+
+def delay(attack: Attack, random_numbers: random.Random, flow: Flow = TRAINING) -> float:
     """How long after the beginning of its stage an attack strikes."""
-    return random_numbers.uniform(0.0, LONGEST_DELAY_S[attack.moment])
+    return random_numbers.uniform(0.0, flow.moments[attack.moment].longest_delay_s)
 
 
 def require(held: bool, complaint: str) -> None:

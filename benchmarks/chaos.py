@@ -1,11 +1,12 @@
-"""Does a run that is killed again and again end as if nothing had happened? The demo's loop at a small size.
+"""Does a run that is killed again and again end as if nothing had happened? The demo's loop at a small size, and DPO.
 
     python -m benchmarks.chaos [--kills 30] [--seed 0] [--algorithm NAME] [--home .ppoflow/chaos]
 
 Kills the flow process, each engine (also a second rank) and writers in the middle of a write, at seeded random moments
 of all stages, starts the same command again whenever the flow process died, and compares the policy of every iteration,
-byte for byte, with an uninterrupted run's. Each run trains by another algorithm, in an order drawn by the seed, or all
-by the one named. Prints two tables, and writes `benchmarks/results/chaos.json`.
+byte for byte, with an uninterrupted run's; of DPO, which has no iterations, every file of every artifact. Each run
+trains by another algorithm, in an order drawn by the seed, or all by the one named. Prints two tables, and writes
+`benchmarks/results/chaos.json`; what that has of DPO stays where another algorithm is named, and the other way round.
 """
 
 from __future__ import annotations
@@ -23,25 +24,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.attacks import MOMENTS, Attack, Outcome, Victim, delay, policies
+from benchmarks.attacks import DPO, TRAINING, Attack, Flow, Outcome, Victim, delay, made, policies
 
 RESULTS = Path("benchmarks/results/chaos.json")
 ITERATIONS = 10
-OPTIONS = [f"iterations={ITERATIONS}", "checkpoint.every=3", "engines.timeout_s=60", "engines.reward_timeout_s=60"]
+TIMEOUTS = ["engines.timeout_s=60", "engines.reward_timeout_s=60"]
+OPTIONS = {"train": [f"iterations={ITERATIONS}", "checkpoint.every=3", *TIMEOUTS], "dpo": TIMEOUTS}
 VARIANTS = {"1 rank": [], "2 ranks": ["training.num_ranks=2", "training.zero_stage=1"]}
 GROUPS = ["rollout.prompts_per_iteration=8", "rollout.samples_per_prompt=4"]
 ALGORITHMS = {
     **{"ppo": [], "vapo": [], "ppo_shared": [], "kl_penalty_ppo": [], "reinforce": []},
-    **{"rloo": GROUPS, "grpo": GROUPS},
+    **{"rloo": GROUPS, "grpo": GROUPS, "dpo": []},
 }
 ATTACKS_PER_RUN = 5
-BY_MOMENT = {
-    "generate": ("flow", "rollout"),
-    "score": ("flow", "scoring"),
-    "advantages": ("flow", "training", "rank 1"),
-    "update": ("flow", "training", "rank 1"),
-    "mid-write": ("flow",),
-}
+MOST_STOPS = 2
 
 
 def main() -> int:
@@ -55,62 +51,69 @@ def main() -> int:
     home = arguments.home.absolute()
     shutil.rmtree(home, ignore_errors=True)
     numbers = random.Random(arguments.seed)
-    attacks = planned(arguments.kills, numbers)
     algorithms = [arguments.algorithm] if arguments.algorithm else numbers.sample([*ALGORITHMS], len(ALGORITHMS))
     expected: dict[tuple[str, str], list[str]] = {}
     runs: list[dict[str, Any]] = []
     for number, algorithm in enumerate(itertools.cycle(algorithms)):
-        if not any(attacks.values()):
+        left, stops = arguments.kills - summary(runs)["attacks"], sum(o["how"] == "stop" for o in outcomes_of(runs))
+        if not left:
             break
-        variant = next(name for name in itertools.islice(itertools.cycle(VARIANTS), number, None) if attacks[name])
-        options = options_of(variant, algorithm)
+        flow = DPO if algorithm == "dpo" else TRAINING
+        variant = "2 ranks" if number % 4 == 1 else "1 rank"
+        options = options_of(flow, variant, algorithm)
+        attacks = planned(flow, variant, min(left, ATTACKS_PER_RUN), MOST_STOPS - stops, numbers)
         if (variant, algorithm) not in expected:
-            expected[variant, algorithm] = undisturbed(home / f"whole-{number}", variant, options)
-        run = Victim(home / f"run-{number}", options)
-        found = attacked(run, variant, attacks[variant], numbers, expected[variant, algorithm])
+            expected[variant, algorithm] = undisturbed(Victim(home / f"whole-{number}", options, flow), variant)
+        run = Victim(home / f"run-{number}", options, flow)
+        found = attacked(run, variant, attacks, numbers, expected[variant, algorithm])
         runs.append({"algorithm": algorithm, **found})
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text(json.dumps({"seed": arguments.seed, "runs": runs, **summary(runs)}, indent=1) + "\n")
+    write(arguments.seed, runs)
     show(runs)
     return 0 if summary(runs)["survived"] == arguments.kills else 1
 
 
-def planned(kills: int, numbers: random.Random) -> dict[str, list[Attack]]:
-    """Attacks for each variant: all moments in turn, victims by chance; two of them hang instead of dying."""
-    plan: dict[str, list[Attack]] = {name: [] for name in VARIANTS}
-    for number, moment in zip(range(kills), itertools.cycle(MOMENTS), strict=False):
-        victim = numbers.choice(BY_MOMENT[moment])
-        engine = victim in ("rollout", "training")
-        how = "stop" if engine and sum(a.how == "stop" for a in (*plan["1 rank"], *plan["2 ranks"])) < 2 else "kill"
-        variant = "2 ranks" if victim == "rank 1" or number % 4 == 3 else "1 rank"
-        plan[variant].append(Attack(victim, moment, how))
-    for attacks in plan.values():
-        numbers.shuffle(attacks)
-    return plan
+def planned(flow: Flow, variant: str, count: int, stops: int, numbers: random.Random) -> list[Attack]:
+    """Attacks of one run: moments and victims by chance, and at most so many that hang instead of dying."""
+    moments = [*flow.moments]
+    chosen = numbers.sample(moments, min(count, len(moments)))
+    attacks = []
+    for moment in sorted(chosen, key=moments.index) if flow.once else chosen:
+        victim = numbers.choice(
+            [one for one in flow.moments[moment].victims if one != "rank 1" or variant == "2 ranks"]
+        )
+        how = "stop" if victim in ("rollout", "training") and stops > 0 else "kill"
+        stops -= how == "stop"
+        attacks.append(Attack(victim, moment, how))
+    return attacks
 
 
-def options_of(variant: str, algorithm: str) -> list[str]:
+def options_of(flow: Flow, variant: str, algorithm: str) -> list[str]:
     """The command's options."""
-    settings = *OPTIONS, *VARIANTS[variant], f"algorithm.kind={algorithm}", *ALGORITHMS[algorithm]
+    kind = [f"algorithm.kind={algorithm}"] if flow is TRAINING else []
+    settings = *OPTIONS[flow.command], *VARIANTS[variant], *kind, *ALGORITHMS[algorithm]
     return [part for text in settings for part in ("--set", text)]
 
 
-def undisturbed(home: Path, variant: str, options: list[str]) -> list[str]:
+def digests(run: Victim) -> list[str]:
+    """What is to be the same after all."""
+    return policies(run.store) if run.flow is TRAINING else made(run.store)
+
+
+def undisturbed(run: Victim, variant: str) -> list[str]:
     """The digests that an uninterrupted run gives."""
-    run = Victim(home, options)
     run.finish()
-    print(f"uninterrupted, {variant}, {' '.join(options[1::2])}")
-    return policies(run.store)
+    print(f"uninterrupted {run.flow.command}, {variant}, {' '.join(run.options[1::2])}")
+    return digests(run)
 
 
 def attacked(
     run: Victim, variant: str, attacks: list[Attack], numbers: random.Random, expected: list[str]
 ) -> dict[str, Any]:
-    """One run with up to ATTACKS_PER_RUN of the attacks, which are taken from the list."""
+    """One run with the attacks, as far as it is not done before."""
     outcomes = list(strike(run, attacks, numbers))
     run.finish()
-    same = policies(run.store) == expected
-    print(f"{variant}: {len(outcomes)} attacks, {run.starts} starts, {'the same policies' if same else 'DIFFERENT'}")
+    same = digests(run) == expected
+    print(f"{variant}: {len(outcomes)} attacks, {run.starts} starts, {'the same bytes' if same else 'DIFFERENT'}")
     return {
         "variant": variant,
         "settings": run.options[1::2],
@@ -124,33 +127,48 @@ def attacked(
 
 def strike(run: Victim, attacks: list[Attack], numbers: random.Random) -> Iterator[Outcome]:
     """Attack until the run is done or has had enough."""
-    for _ in range(ATTACKS_PER_RUN):
-        if not attacks:
-            return
-        outcome = run.suffer(attacks[0], delay(attacks[0], numbers))
+    for attack in attacks:
+        outcome = run.suffer(attack, delay(attack, numbers, run.flow))
         if outcome is None:
             return
-        attacks.pop(0)
-        print(f"  {outcome.attack} at iteration {outcome.iteration}: next commit after {outcome.recovered_s:.1f} s")
+        print(f"  {outcome.attack} at {outcome.iteration}: one more after {outcome.recovered_s:.1f} s")
         yield outcome
+
+
+def outcomes_of(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of all runs."""
+    return [outcome for run in runs for outcome in run["outcomes"]]
+
+
+def write(seed: int, runs: list[dict[str, Any]]) -> None:
+    """The results; those of algorithms that had no run here are kept, of DPO under its own name."""
+    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    by_dpo = [run for run in runs if run["algorithm"] == "dpo"]
+    others = [run for run in runs if run["algorithm"] != "dpo"]
+    if others:
+        found |= {"seed": seed, "runs": others, **summary(others)}
+    if by_dpo:
+        found["dpo"] = {"seed": seed, "runs": by_dpo, **summary(by_dpo)}
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """How many attacks, and how many of them were survived with the same bytes and nothing left behind."""
     clean = [run for run in runs if run["same"] and not run["half_artifacts"] and not run["left_running"]]
     survived = [o for run in clean for o in run["outcomes"] if not o["orphans"] and not o["half_artifacts"]]
-    return {"attacks": sum(len(run["outcomes"]) for run in runs), "survived": len(survived)}
+    return {"attacks": len(outcomes_of(runs)), "survived": len(survived)}
 
 
 def show(runs: list[dict[str, Any]]) -> None:
     """A line for each run, and one for each victim and moment."""
-    of_runs = Table("algorithm", "ranks", "attacks", "starts", "policies", title="runs")
+    of_runs = Table("algorithm", "ranks", "attacks", "starts", "bytes", title="runs")
     for run in runs:
         same = "the same" if run["same"] else "DIFFERENT"
         of_runs.add_row(run["algorithm"], run["variant"], str(len(run["outcomes"])), str(run["starts"]), same)
     Console().print(of_runs)
-    table = Table("victim", "moment", "how", "attacks", "seconds to the next commit, median", title="chaos")
-    outcomes = [outcome for run in runs for outcome in run["outcomes"]]
+    table = Table("victim", "moment", "how", "attacks", "seconds to the next record or artifact, median", title="chaos")
+    outcomes = outcomes_of(runs)
     for group in sorted({(o["victim"], o["moment"], o["how"]) for o in outcomes}):
         seconds = sorted(o["recovered_s"] for o in outcomes if (o["victim"], o["moment"], o["how"]) == group)
         table.add_row(*group, str(len(seconds)), f"{seconds[len(seconds) // 2]:.1f}")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import random
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from benchmarks import report
+from benchmarks import chaos, report
+from benchmarks.attacks import DPO, TRAINING, Flow
 from benchmarks.overhead import after_warm_up, medians
 from benchmarks.scaling import fitted, gained, series_of
 from benchmarks.shapes import SHAPES
@@ -45,6 +47,39 @@ def test_the_seconds_of_a_start_go_to_what_was_under_way() -> None:
     assert names[2] == "checking the spec, its data, rewards and model"
     assert names[4] == "finetune_policy, the training engine is starting"
     assert names[5] == "iteration 1"
+
+
+@pytest.mark.parametrize("flow", [TRAINING, DPO], ids=["train", "dpo"])
+@pytest.mark.parametrize("variant", chaos.VARIANTS)
+def test_attacks_are_of_moments_that_come_and_of_processes_that_are_there(flow: Flow, variant: str) -> None:
+    drawn = [chaos.planned(flow, variant, 5, 2, random.Random(seed)) for seed in range(40)]
+    order = [*flow.moments]
+    for attacks in drawn:
+        places = [order.index(attack.moment) for attack in attacks]
+        assert len(set(places)) == 5
+        assert places == sorted(places) or not flow.once
+        assert sum(attack.how == "stop" for attack in attacks) <= 2
+    victims = {(attack.moment, attack.victim) for attacks in drawn for attack in attacks}
+    known = {(name, victim) for name, moment in flow.moments.items() for victim in moment.victims}
+    assert victims == {(name, victim) for name, victim in known if variant == "2 ranks" or victim != "rank 1"}
+
+
+def test_results_of_dpo_and_of_the_others_stand_beside_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ran(algorithm: str, same: bool) -> dict[str, object]:
+        outcome = {"how": "kill", "orphans": 0, "half_artifacts": 0}
+        clean = {"same": same, "half_artifacts": 0, "left_running": 0}
+        return {"algorithm": algorithm, **clean, "outcomes": [outcome, outcome]}
+
+    monkeypatch.setattr(chaos, "RESULTS", tmp_path / "chaos.json")
+    chaos.write(1, [ran("ppo", True)])
+    chaos.write(2, [ran("dpo", True), ran("dpo", False)])
+    found = json.loads((tmp_path / "chaos.json").read_text())
+    assert (found["seed"], found["attacks"], found["survived"]) == (1, 2, 2)
+    assert (found["dpo"]["seed"], found["dpo"]["attacks"], found["dpo"]["survived"]) == (2, 4, 2)
+    chaos.write(3, [ran("grpo", True)])
+    assert json.loads((tmp_path / "chaos.json").read_text())["dpo"] == found["dpo"]
 
 
 def test_a_start_without_an_iteration_is_an_error() -> None:
