@@ -127,9 +127,11 @@ class KlPenaltyPpoSpec(_Algorithm):
         ("update.clip_low", "update.clip_high", "update.dual_clip"), "it clips no ratio"
     )
 
-    def problems(self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec) -> list[str]:
+    def problems(
+        self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec, *, written: bool
+    ) -> list[str]:
         """A single step, which begins at the old policy, where the penalty is 0 and so is its gradient, besides."""
-        found = super().problems(rollout, advantages, update)
+        found = super().problems(rollout, advantages, update, written=written)
         if update.num_steps == 1 and advantages.old_logprobs == "trainer":
             found.append(
                 f"algorithm.kind={self.kind} with update.num_ppo_epochs=1 and num_minibatches=1: the only step "
