@@ -38,15 +38,11 @@ class Batch(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """`advantages` `[B, R]` before whitening, 0 outside the mask; `returns` `[B, R]`, a critic's targets; metrics.
-
-    `imitated` `[B]` is True for responses that the policy learns as examples too (None: the algorithm has none).
-    """
+    """`advantages` `[B, R]` before whitening, 0 outside the mask; `returns` `[B, R]`, a critic's targets; metrics."""
 
     advantages: Tensor
     returns: Tensor | None
     measured: Mapping[str, float]
-    imitated: Tensor | None = None
 
 
 class Minibatch(NamedTuple):
@@ -89,7 +85,8 @@ class Algorithm:
     """Pure functions: `estimate` sees a batch with what `predictions` asks of the models; an objective per network.
 
     `carry` makes of KL(old policy, policy) in nats per token, after an update, new values of the algorithm's own
-    settings for the next iteration; None: they stay, and nobody measures it.
+    settings for the next iteration; None: they stay, and nobody measures it. `imitated` says of a batch which responses
+    `[B]` the policy learns as examples too; None: none.
     With `value_head` the policy gives the values too, in the same pass. `whitens`: whether advantages are
     whitened where advantages.whiten does not say.
     """
@@ -98,6 +95,7 @@ class Algorithm:
     estimate: Callable[[Batch, AdvantageSpec], Estimate]
     objectives: Mapping[str, Objective]
     carry: Callable[[float], Mapping[str, float]] | None = None
+    imitated: Callable[[Batch], Tensor] | None = None
     value_head: bool = False
     whitens: bool = True
 

@@ -15,6 +15,8 @@ model's loss); the two lambdas are those of Yuan et al. 2025, VC-PPO (arXiv:2503
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from ppo_core.algorithms.algorithm import Algorithm, Batch, Estimate, Loss, Minibatch, Objective
 from ppo_core.algorithms.ppo import PPO
 from ppo_core.algorithms.surrogate import CLIPPED_SURROGATE
@@ -30,15 +32,16 @@ def vapo(settings: VapoSpec) -> Algorithm:
     """With its settings of the language model's loss."""
 
     def estimate(batch: Batch, spec: AdvantageSpec) -> Estimate:
-        assert batch.scores is not None
         own = {"gae_lambda_alpha": ALPHA, "critic_gae_lambda": CRITIC_LAMBDA}
         found = PPO.estimate(
             batch, spec.model_copy(update={name: value for name, value in own.items() if vars(spec)[name] is None})
         )
-        counted = batch.response_mask.any(1)
-        imitated = counted & (batch.scores >= settings.correct_score)
-        share = Mean.over(imitated.float(), counted).value
-        return found._replace(measured={**found.measured, "advantage/correct": share}, imitated=imitated)
+        share = Mean.over(imitated(batch).float(), batch.response_mask.any(1)).value
+        return found._replace(measured={**found.measured, "advantage/correct": share})
+
+    def imitated(batch: Batch) -> Tensor:
+        assert batch.scores is not None
+        return batch.response_mask.any(1) & (batch.scores >= settings.correct_score)
 
     def loss(outputs: Outputs, minibatch: Minibatch, spec: UpdateSpec, normalizer: int) -> Loss:
         policy = CLIPPED_SURROGATE.loss(outputs, minibatch, spec, normalizer)
@@ -50,4 +53,4 @@ def vapo(settings: VapoSpec) -> Algorithm:
         return Loss(policy.total + settings.lm_coef * imitation, measured)
 
     objectives = {**PPO.objectives, "policy": Objective(CLIPPED_SURROGATE.need, loss)}
-    return Algorithm(PPO.predictions, estimate, objectives)
+    return Algorithm(PPO.predictions, estimate, objectives, imitated=imitated)

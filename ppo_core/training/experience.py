@@ -174,7 +174,7 @@ def build_experience(
         advantages=advantages,
         returns=estimate.returns,
         temperatures=temperatures_of(rollouts),
-        imitated=estimate.imitated,
+        imitated=None if algorithm.imitated is None else algorithm.imitated(batch),
     )
     metrics = {
         **kl_metrics(old, predictions.reference_logprobs, mask),
