@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.attacks import DPO, TRAINING, Attack, Flow, Outcome, Victim, delay, made, policies
+from benchmarks.report import machine
 
 RESULTS = Path("benchmarks/results/chaos.json")
 ITERATIONS = 10
@@ -146,9 +147,9 @@ def write(seed: int, runs: list[dict[str, Any]]) -> None:
     by_dpo = [run for run in runs if run["algorithm"] == "dpo"]
     others = [run for run in runs if run["algorithm"] != "dpo"]
     if others:
-        found |= {"seed": seed, "runs": others, **summary(others)}
+        found |= {"machine": machine(), "seed": seed, "runs": others, **summary(others)}
     if by_dpo:
-        found["dpo"] = {"seed": seed, "runs": by_dpo, **summary(by_dpo)}
+        found["dpo"] = {"machine": machine(), "seed": seed, "runs": by_dpo, **summary(by_dpo)}
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
 

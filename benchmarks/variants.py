@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.learning import run_seed
+from benchmarks.report import machine
 
 RESULTS = Path("benchmarks/results/variants.json")
 GROUPS = ("rollout.prompts_per_iteration=64", "rollout.samples_per_prompt=4")
@@ -89,7 +90,7 @@ def main() -> None:
             settings = [*VARIANTS[variant], *SCHEDULE, f"iterations={given.iterations}"]
             if (seed, settings) in ((run["seed"], run["settings"]) for run in runs):
                 continue
-            runs.append({"variant": variant, **run_seed(seed, given.home, settings)})
+            runs.append({"variant": variant, "machine": machine(), **run_seed(seed, given.home, settings)})
             RESULTS.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
     show(runs, given.iterations)
 
