@@ -13,7 +13,11 @@ from typing import Protocol
 
 from infra.gc.orphans import Orphan, StoredArtifact
 
-__all__ = ["Collector", "Orphan", "StoredArtifact"]
+__all__ = ["Collector", "Orphan", "PinsUnreadable", "StoredArtifact"]
+
+
+class PinsUnreadable(OSError):
+    """What the holder of a run uses cannot be read; the message says of which run."""
 
 
 class Collector(Protocol):
@@ -23,7 +27,7 @@ class Collector(Protocol):
         """Every artifact in the store."""
 
     def pinned(self) -> set[tuple[str, str]]:
-        """Kind and key of what the holders of runs are using."""
+        """Kind and key of what the holders of runs are using. Raises PinsUnreadable."""
 
     def orphans(self, *, quickly: bool = False) -> list[Orphan]:
         """What processes that are gone were writing, or removing; `quickly`: only where a look costs little.

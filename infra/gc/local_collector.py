@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from infra.artifacts.manifest import is_kind
+from infra.gc.collector import PinsUnreadable
 from infra.gc.orphans import Orphan, StoredArtifact
 from infra.process_identity import ProcessIdentity, identity_of_token, is_alive, this_process
 from infra.runs.local_lease import GC_LOCK
@@ -54,23 +55,24 @@ class LocalCollector:
         return [StoredArtifact(place.parent.name, place.name, self._size(place)) for place in places]
 
     def pinned(self) -> set[tuple[str, str]]:
-        """Kind and key of what the holders of runs are using."""
+        """Kind and key of what the holders of runs are using. Raises PinsUnreadable."""
         found: set[tuple[str, str]] = set()
         for run in self._runs():
-            leases = LeaseFolders(self._root, run.name, self._identity, self._files)
-            live = leases.numbers().live if self._files.status(leases.folder) is not None else ()
-            for number in live:
-                # A lease that ends while we look takes its pins with it.
-                with suppress(FileNotFoundError):
-                    for name in self._files.names(leases.place(number) / PINS):
-                        kind, _, key = name.partition(".")
-                        found.add((kind, key))
+            try:
+                found |= self._pins(run)
+            except OSError as error:
+                raise PinsUnreadable(
+                    f"the pins of run {run.name} cannot be read ({error}): make {run} readable, or move it away"
+                ) from error
         return found
 
     def orphans(self, *, quickly: bool = False) -> list[Orphan]:
         """What processes that are gone were writing, or removing."""
         of_runs = [self._root / "runs", *(run / "leases" for run in self._runs())]
-        staged = [path for folder in of_runs for path in self._folders(folder) if path.name.startswith(STAGED)]
+        staged: list[Path] = []
+        for folder in of_runs:
+            with suppress(OSError):  # what cannot be looked at is left alone
+                staged += [path for path in self._folders(folder) if path.name.startswith(STAGED)]
         own = [path for name in ("scratch", "trash") for path in self._folders(self._root / name)]
         return [
             Orphan(str(path), self._size(path), why)
@@ -158,6 +160,16 @@ class LocalCollector:
             found = [self._files.status(folder), *tree(self._files, folder).values()]
             return max(status.modified_ns for status in found if status is not None)
         return self._now_ns()
+
+    def _pins(self, run: Path) -> set[tuple[str, str]]:
+        leases, found = LeaseFolders(self._root, run.name, self._identity, self._files), set[tuple[str, str]]()
+        for number in leases.numbers().live if self._files.status(leases.folder) is not None else ():
+            # A lease that ends while we look takes its pins with it.
+            with suppress(FileNotFoundError):
+                for name in self._files.names(leases.place(number) / PINS):
+                    kind, _, key = name.partition(".")
+                    found.add((kind, key))
+        return found
 
     def _runs(self) -> Iterator[Path]:
         return (run for run in self._folders(self._root / "runs") if not run.name.startswith(STAGED))

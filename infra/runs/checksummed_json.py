@@ -5,6 +5,7 @@ Not-a-number and infinity are kept (as Python's JSON spells them), for a metric 
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ from infra.storage.filesystem import FileSystem, read_whole
 RECORD_FORMAT = 1
 CHECKSUM = "seal"
 """The key of a document's checksum."""
+NO_FILE_ERRORS = frozenset({errno.EISDIR, errno.ELOOP})
+"""What lies in the place of a document is none, however often it is read."""
 
 
 class RecordError(RuntimeError):
@@ -79,6 +82,10 @@ def read_checksummed(files: FileSystem, path: Path, name: str, *, remedy: str) -
     except FileNotFoundError:
         # Its writer has taken it out of the run since.
         return None
+    except OSError as error:
+        if error.errno not in NO_FILE_ERRORS:
+            raise
+        raise RecordCorrupted(f"{path} is no file ({error.strerror}): {remedy}") from error
     return decode(path, name, content, remedy=remedy)
 
 
@@ -90,9 +97,10 @@ def decode(place: Path | str, name: str, content: bytes, *, remedy: str) -> dict
 
     try:
         document = json.loads(content)
-    except ValueError as error:
+        stamp = document.pop(CHECKSUM, None) if isinstance(document, dict) else None
+        as_written = stamp is not None and encode(name, document) == content
+    except (ValueError, RecursionError) as error:
         raise corrupted(f"is no JSON ({error})") from error
-    stamp = document.pop(CHECKSUM, None) if isinstance(document, dict) else None
     if not isinstance(stamp, dict):
         raise corrupted("carries no checksum")
     stated = stamp.get("format")
@@ -101,6 +109,6 @@ def decode(place: Path | str, name: str, content: bytes, *, remedy: str) -> dict
             f"{place} has record format {stated} (or is damaged), this version reads up to format {RECORD_FORMAT}: "
             f"use a ppoflow that reads record format {stated}"
         )
-    if encode(name, document) != content:
+    if not as_written:
         raise corrupted(f"does not have its own sha256 {stamp.get('sha256')}")
     return document

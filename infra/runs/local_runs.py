@@ -70,4 +70,7 @@ class LocalRuns:
         self._files.sync_folder(staged)
 
     def _is_started(self, run: Path) -> bool:
-        return self._files.status(run / SPEC) is not None or bool(numbers(self._files, run / "iterations"))
+        try:
+            return self._files.status(run / SPEC) is not None or bool(numbers(self._files, run / "iterations"))
+        except OSError:
+            return True  # whoever asks for it is told what is wrong with it

@@ -105,7 +105,7 @@ def read_run(store: ArtifactStore, run: str, pages: list[Page], progress: Progre
         found = Findings(run)
         try:
             contents = records.contents()
-        except (RecordError, ChangedOnTheWay) as error:
+        except (RecordError, ChangedOnTheWay, OSError) as error:
             found.damages.append(Damage("records", str(error), ""))
             break
         believed = check_records(records, contents, found)
@@ -132,7 +132,7 @@ def check_records(records: RunRecords, contents: RunListing, found: Findings) ->
         except RecordError as error:
             suspects.append(iteration)
             found.damages.append(_of_record(run, iteration, error))
-        except ChangedOnTheWay as error:
+        except (ChangedOnTheWay, OSError) as error:
             suspects.append(iteration)
             found.damages.append(Damage(f"record of iteration {iteration}", str(error), ""))
     found.records = len(links)
@@ -149,7 +149,7 @@ def check_records(records: RunRecords, contents: RunListing, found: Findings) ->
             for note in records.notes(kind):
                 if note.get("record") is not None:
                     link(run, note["record"], remedy=remedy_for(run, kind))
-        except (RecordError, ChangedOnTheWay) as error:
+        except (RecordError, ChangedOnTheWay, OSError) as error:
             found.damages.append(Damage(f"notes of {kind}", str(error), ""))
     return [one.record for one in believed]
 
@@ -164,7 +164,7 @@ def check_spec(records: RunRecords, believed: list[ChainedRecord], links: list[C
     try:
         spec = records.read_spec()
         complaint = f"run {records.run} has lost its spec" if spec is None and links else None
-    except (RecordError, ChangedOnTheWay) as error:
+    except (RecordError, ChangedOnTheWay, OSError) as error:
         spec, complaint = None, str(error)
     if spec is not None and copy is not None and record_digest(spec) != record_digest(copy):
         complaint = f"the spec of run {records.run} is not the one that its first record has"
@@ -207,7 +207,7 @@ def check_pages(
         try:
             named += [(ref, page) for ref in page.artifacts()]
             found.records += 1
-        except (RecordError, ChangedOnTheWay) as error:
+        except (RecordError, ChangedOnTheWay, OSError) as error:
             found.damages.append(Damage(f"page {page.name} of {page.folder}", str(error), page.remedy))
     by_records = found.names
     for ref, page in each_once(store, named):
@@ -294,6 +294,6 @@ def check_rest(store: ArtifactStore, progress: Progress, read: set[Name], pages:
     for model in journals.models():
         try:
             journals.of(model).moves()
-        except (RecordError, ChangedOnTheWay) as error:
+        except (RecordError, ChangedOnTheWay, OSError) as error:
             found.damages.append(Damage(f"promotions of {model}", str(error), ""))
     return found

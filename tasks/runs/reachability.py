@@ -61,7 +61,7 @@ class Reachability:
         """What the records of all runs need, diverged iterations (kept as evidence) included."""
         self.unreadable = {}
         needed: set[Name] = set()
-        for run in self._runs.names(started=False):
+        for run in self._names():
             needed |= self._told(f"run {run}", lambda run=run: self._of_run(run))  # type: ignore[misc]
         for whose, needs in self._besides.items():
             needed |= self._told(whose, needs)
@@ -77,10 +77,17 @@ class Reachability:
 
         return look
 
+    def _names(self) -> list[str]:
+        try:
+            return self._runs.names(started=False)
+        except OSError as error:
+            self.unreadable["any run"] = str(error)
+            return []
+
     def _told(self, whose: str, read: Callable[[], set[Name]]) -> set[Name]:
         try:
             return read()
-        except RecordError as error:
+        except (RecordError, OSError) as error:
             self.unreadable[whose] = str(error)
             return set()
 

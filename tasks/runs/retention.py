@@ -9,7 +9,7 @@ from prefect.logging import get_run_logger
 
 from infra.artifacts import ArtifactStore, StoreReadOnly, open_store
 from infra.backend import open_collector
-from infra.gc.collector import Collector, Orphan, StoredArtifact
+from infra.gc.collector import Collector, Orphan, PinsUnreadable, StoredArtifact
 from infra.runs.records import RecordError
 from infra.settings import Settings
 from infra.storage.objects import StoreUnavailable
@@ -17,12 +17,16 @@ from tasks.runs.reachability import Name, Reachability, kept_iterations
 from tasks.stages.context import RunContext
 from tasks.stages.table import BY_NAME
 
+HOLDERS = "a process that has a run"
+"""Whose needs its pins tell."""
+
 
 def release(context: RunContext, needs: Reachability) -> list[StoredArtifact]:
     """Remove what the run's own retention has let go and no other record needs. Called after each commit.
 
     What was asked for once is not asked for again: where another run needs it, that one's own retention lets it go.
-    While records of another run cannot be read (`needs.unreadable`), nothing goes.
+    While records or pins of another run cannot be read (`needs.unreadable`), nothing goes; it never ends this
+    run.
     """
     if context.spec.checkpoint.keep_last is None:
         return []
@@ -33,7 +37,14 @@ def release(context: RunContext, needs: Reachability) -> list[StoredArtifact]:
     wanted -= context.released | needs.of(records)
     if not wanted:
         return []
-    removed = context.collector.collect(wanted, needs.among(wanted))
+    try:
+        removed = context.collector.collect(wanted, needs.among(wanted))
+    except PinsUnreadable as error:
+        needs.unreadable[HOLDERS] = str(error)
+        return []
+    except (OSError, StoreReadOnly) as error:
+        get_run_logger().warning("checkpoints that no run needs could not be removed: %s", error)
+        return []
     if not needs.unreadable:
         context.released.update(wanted)
     return removed
@@ -65,9 +76,14 @@ def find_garbage(*, damaged: bool = False) -> Garbage:
     store, collector = opened()
     stored, needs = collector.artifacts(), Reachability(store)
     # Pins go once a record names what they keep: so read the pins first.
-    kept = collector.pinned() | needs.among((found.kind, found.key) for found in stored)()
+    names, pins = {(found.kind, found.key) for found in stored}, dict[str, str]()
+    try:
+        kept = collector.pinned()
+    except PinsUnreadable as error:
+        kept, pins = names, {HOLDERS: str(error)}
+    kept = kept | needs.among(names)()
     artifacts = [found for found in stored if (found.kind, found.key) not in kept]
-    return Garbage(artifacts, collector.orphans(), collector.damaged() if damaged else [], needs.unreadable)
+    return Garbage(artifacts, collector.orphans(), collector.damaged() if damaged else [], pins | needs.unreadable)
 
 
 def remove_garbage(garbage: Garbage) -> int:

@@ -1,0 +1,97 @@
+"""What lies among the runs of a store and cannot be read: nobody's run ends of it, and whatever it may need stays."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tasks.runs.fsck import check_run, check_store
+from tasks.runs.retention import find_garbage, remove_garbage
+from tests.tasks.toy_runs import ToyRun, replace
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+SHORT = ("dataset.evaluation=null", "iterations=3")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
+    """A store with the runs toy and other, which is another one of the same iterations."""
+    run = ToyRun(tmp_path_factory.mktemp("trained") / "home", SHORT)
+    run.train()
+    ToyRun(run.home, (*SHORT, "seed=9"), name="other").train()
+    return run
+
+
+@pytest.fixture
+def run(trained: ToyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyRun:
+    """Run toy in a copy of that store, where ppoflow keeps its state."""
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PPOFLOW_STORE", raising=False)
+    return trained.copy(tmp_path / "home")
+
+
+def folder_for_record(other: Path) -> None:
+    """Where its first record was."""
+    (other / "iterations/000000.json").unlink()
+    (other / "iterations/000000.json").mkdir()
+
+
+def loop_for_record(other: Path) -> None:
+    """A link to itself."""
+    (other / "iterations/000002.json").unlink()
+    (other / "iterations/000002.json").symlink_to("000002.json")
+
+
+def deep_record(other: Path) -> None:
+    """More brackets than any parser follows."""
+    replace(other / "iterations/000001.json", b"[" * 200_000)
+
+
+def loop_for_run(other: Path) -> None:
+    """As with a folder of another user, whatever is below it gives an error."""
+    shutil.rmtree(other)
+    other.symlink_to(other.name)
+
+
+def loop_for_leases(other: Path) -> None:
+    """Its records can be read, and not what it works with."""
+    shutil.rmtree(other / "leases")
+    (other / "leases").symlink_to("leases")
+
+
+UNREADABLE: dict[Callable[[Path], None], str] = {
+    folder_for_record: "run other",
+    loop_for_record: "run other",
+    deep_record: "run other",
+    loop_for_run: "run other",
+    loop_for_leases: "a process that has a run",
+}
+
+
+@pytest.mark.parametrize("harm", UNREADABLE)
+def test_what_cannot_be_read_of_another_run_ends_nobodys_run_and_keeps_all_that_it_may_need(
+    run: ToyRun, harm: Callable[[Path], None]
+) -> None:
+    harm(run.home / "store/runs/other")
+    artifacts = set((run.home / "store").glob("*/*/manifest.json"))
+    assert len(run.train("iterations=5", "checkpoint.keep_last=1")) == 6
+    told = f"what {UNREADABLE[harm]} needs cannot be read, so no checkpoint is removed: "
+    assert run.said.count(told) == 1
+    assert "other" in run.said.partition(told)[2].splitlines()[0]
+    garbage = find_garbage()
+    assert (garbage.artifacts, list(garbage.unreadable)) == ([], [UNREADABLE[harm]])
+    remove_garbage(garbage)
+    assert artifacts <= set((run.home / "store").glob("*/*/manifest.json"))
+    assert run.train("iterations=6")[-1].iteration == 6
+
+
+@pytest.mark.parametrize("harm", [harm for harm in UNREADABLE if harm is not loop_for_leases])
+def test_fsck_says_what_cannot_be_read(run: ToyRun, harm: Callable[[Path], None]) -> None:
+    harm(run.home / "store/runs/other")
+    found = {found.run: found.damages for found in check_store(lambda text: None)}
+    assert (found["toy"], found[None]) == ([], [])
+    assert found["other"][0].what.startswith("record")
+    assert check_run("other", lambda text: None).damages == found["other"]
