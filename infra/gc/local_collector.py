@@ -14,10 +14,10 @@ from infra.gc.orphans import Orphan, StoredArtifact
 from infra.process_identity import ProcessIdentity, identity_of_token, is_alive, this_process
 from infra.runs.local_lease import GC_LOCK
 from infra.runs.local_lease_folders import PINS, LeaseFolders
+from infra.runs.local_runs import STAGED
 from infra.storage.filesystem import FileSystem, LocalFiles, local_root, make_folders, remove_tree, tree, writing_to
 
 UNTOUCHED_NS = 24 * 3600 * 10**9
-STAGED = ".new-"
 
 
 @contextmanager
@@ -56,23 +56,23 @@ class LocalCollector:
 
     def pinned(self) -> set[tuple[str, str]]:
         """Kind and key of what the holders of runs are using. Raises PinsUnreadable."""
-        found: set[tuple[str, str]] = set()
-        for run in self._runs():
-            try:
-                found |= self._pins(run)
-            except OSError as error:
-                raise PinsUnreadable(
-                    f"the pins of run {run.name} cannot be read ({error}): make {run} readable, or move it away"
-                ) from error
+        place, found = self._root / "runs", set[tuple[str, str]]()
+        try:
+            for place in self._runs():
+                found |= self._pins(place)
+        except OSError as error:
+            raise PinsUnreadable(
+                f"what is pinned in {place} cannot be read ({error}): make it readable, or move it away"
+            ) from error
         return found
 
     def orphans(self, *, quickly: bool = False) -> list[Orphan]:
         """What processes that are gone were writing, or removing."""
-        of_runs = [self._root / "runs", *(run / "leases" for run in self._runs())]
-        staged: list[Path] = []
-        for folder in of_runs:
-            with suppress(OSError):  # what cannot be looked at is left alone
-                staged += [path for path in self._folders(folder) if path.name.startswith(STAGED)]
+        runs, staged = self._root / "runs", list[Path]()
+        with suppress(OSError):  # what cannot be looked at is left alone
+            for folder in [runs, *(run / "leases" for run in self._runs())]:
+                with suppress(OSError):
+                    staged += [path for path in self._folders(folder) if path.name.startswith(STAGED)]
         own = [path for name in ("scratch", "trash") for path in self._folders(self._root / name)]
         return [
             Orphan(str(path), self._size(path), why)

@@ -79,9 +79,11 @@ def read_checksummed(files: FileSystem, path: Path, name: str, *, remedy: str) -
         return None
     try:
         content = read_whole(files, path)
-    except FileNotFoundError:
-        # Its writer has taken it out of the run since.
-        return None
+    except FileNotFoundError as error:
+        status = files.status(path)
+        if status is None or status.kind != "link":
+            return None  # its writer has taken it out of the run since
+        raise RecordCorrupted(f"{path} is a link to what is not there: {remedy}") from error
     except OSError as error:
         if error.errno not in NO_FILE_ERRORS:
             raise

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from infra.artifacts.manifest import is_kind
 from infra.process_identity import this_process
 from infra.runs.checksummed_json import RecordExists, encode
 from infra.runs.lease import Lease
 from infra.runs.local_lease import LocalLease
 from infra.runs.local_lease_folders import TAKEN_ERRORS
 from infra.runs.local_records import SPEC, LocalRecords, iteration_name, numbers, write_durable
-from infra.runs.names import is_run_name, validate_run_name
+from infra.runs.names import is_run_name, no_run_name, no_runs, validate_run_name
 from infra.storage.filesystem import FileSystem, LocalFiles, local_root, make_folders, remove_tree, writing_to
+
+STAGED = ".new-"
 
 
 class LocalRuns:
@@ -33,6 +36,15 @@ class LocalRuns:
         names = [name for name in self._files.names(self._runs) if is_run_name(name)]
         return [name for name in names if not started or self._is_started(self._runs / name)]
 
+    def unreadable(self) -> dict[str, str]:
+        """See `infra.runs.records.Runs`."""
+        if self._files.status(self._runs) is None:
+            kinds = [kind for kind in self._folders(self._root) if is_kind(kind.name)]
+            has_artifacts = any(self._folders(kind) for kind in kinds)
+            return {"any run": no_runs(str(self._runs), "make an empty folder there")} if has_artifacts else {}
+        found = {name: self._complaint(self._runs / name) for name in self._files.names(self._runs)}
+        return {f"run {name}": complaint for name, complaint in found.items() if complaint is not None}
+
     def records(self, run: str, *, lease: Lease | None = None) -> LocalRecords:
         """The records of a run."""
         if lease is not None and not isinstance(lease, LocalLease):
@@ -44,7 +56,7 @@ class LocalRuns:
         target = self._runs / validate_run_name(run)
         documents = {SPEC: spec, **{iteration_name(iteration): record for iteration, record in records.items()}}
         contents = {name: encode(name, document) for name, document in documents.items()}
-        staged = self._runs / f".new-{this_process().token}-{uuid4().hex}"
+        staged = self._runs / f"{STAGED}{this_process().token}-{uuid4().hex}"
         with writing_to(self._root):
             make_folders(self._files, self._runs, top=self._root)
             try:
@@ -68,6 +80,22 @@ class LocalRuns:
             write_durable(self._files, staged / name, content)
         self._files.sync_folder(staged / "iterations")
         self._files.sync_folder(staged)
+
+    def _folders(self, place: Path) -> list[Path]:
+        below = [] if self._files.status(place) is None else [place / name for name in self._files.names(place)]
+        return [path for path in below if (status := self._files.status(path)) is not None and status.kind == "folder"]
+
+    def _complaint(self, place: Path) -> str | None:
+        status = self._files.status(place)
+        if status is None or status.kind not in ("folder", "link") or place.name.startswith(STAGED):
+            return None
+        if not is_run_name(place.name):
+            return no_run_name(str(place))
+        try:
+            self._files.names(place)
+        except OSError as error:
+            return f"{place} cannot be read ({error.strerror}): make it readable, or move it out of {self._runs}"
+        return None
 
     def _is_started(self, run: Path) -> bool:
         try:

@@ -25,6 +25,19 @@ def validate_run_name(name: str) -> str:
     return name
 
 
+def no_run_name(place: str) -> str:
+    """What is wrong with what lies among the runs under a name that no run can have."""
+    return f"{place} bears no name that a run can have: rename it to one, or move it out of the runs"
+
+
+def no_runs(place: str, remedy: str) -> str:
+    """What is wrong with a store of artifacts without runs; the remedy is for one that is to have none."""
+    return (
+        f"{place} is not there, and the store has artifacts: put it back from a copy, or, where there is to be no run, "
+        f"{remedy}"
+    )
+
+
 def note_kind(kind: str) -> str:
     """Return a kind of notes, or say that there is none of this name."""
     if kind not in NOTES:

@@ -102,6 +102,12 @@ class Runs(Protocol):
     def names(self, *, started: bool = True) -> list[str]:
         """The names of the runs, sorted; without `started` also of those that have neither spec nor records yet."""
 
+    def unreadable(self) -> dict[str, str]:
+        """Of which runs nothing can be told although they may be there, and why; such a run may need any artifact.
+
+        These are what lies among the runs and is none, and any run where the store has artifacts and no runs at all.
+        """
+
     def records(self, run: str, *, lease: Lease | None = None) -> RunRecords:
         """The records of a run; without its lease they can be read only."""
 

@@ -111,6 +111,12 @@ class RunHead:
         with self._mutex:
             return self._known or self.read()
 
+    def is_lost(self) -> bool:
+        """Of a run without head: whether there are records by holders of it, not only what a broken `create` left."""
+        top = self.key("iterations/")
+        names = (entry.key.removeprefix(top) for entry in self.objects.entries(top))
+        return any(name.split("-")[1:2] not in ([], ["000000"]) for name in names)
+
     def put(self, head: RunPointer, before: Version) -> Version | None:
         """Write a head over the version that it was made of; None if that is not the present one any more."""
         content = encode(HEAD, head.changed(nonce=uuid4().hex).model_dump(mode="json"))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from infra.artifacts.manifest import is_kind
 from infra.runs.checksummed_json import RecordError, RecordExists
 from infra.runs.lease import Lease
-from infra.runs.names import is_run_name, validate_run_name
+from infra.runs.names import is_run_name, no_run_name, no_runs, validate_run_name
 from infra.runs.s3_lease import S3Lease
 from infra.runs.s3_pointer import RUNS, RunHead, RunPointer
 from infra.runs.s3_records import Documents, S3Records, iteration_kind
@@ -44,6 +45,16 @@ class S3Runs:
             return sorted(found)
         begun = parallel_map(self._is_started, found, threads=self._threads)
         return sorted(name for name, is_started in zip(found, begun, strict=True) if is_started)
+
+    def unreadable(self) -> dict[str, str]:
+        """See `infra.runs.records.Runs`."""
+        top, runs = self._address.key("a").removesuffix("a"), self._address.key(RUNS) + "/"
+        if next(iter(self._objects.entries(runs)), None) is None:
+            kinds = filter(is_kind, self._objects.folders(top))
+            has_artifacts = any(self._objects.folders(f"{top}{kind}/") for kind in kinds)
+            return {"any run": no_runs(self._address.uri_of(runs), "put any object there")} if has_artifacts else {}
+        strange = [name for name in self._objects.folders(runs) if not is_run_name(name)]
+        return {f"run {name}": no_run_name(self._address.uri_of(runs + name)) for name in strange}
 
     def records(self, run: str, *, lease: Lease | None = None) -> S3Records:
         """The records of a run."""

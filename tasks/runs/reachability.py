@@ -8,7 +8,7 @@ from functools import partial
 from infra.artifacts import ArtifactError, ArtifactRef, ArtifactStore
 from infra.backend import open_runs
 from infra.runs.listing import RunListing
-from infra.runs.records import RecordError, RunRecords, Runs, remedy_for
+from infra.runs.records import RecordError, RecordMissing, RunRecords, Runs, remedy_for
 from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.kept import DPO_POLICIES, kept
 from tasks.runs.promoted import Promoted
@@ -79,7 +79,9 @@ class Reachability:
 
     def _names(self) -> list[str]:
         try:
-            return self._runs.names(started=False)
+            names = self._runs.names(started=False)
+            self.unreadable |= self._runs.unreadable()
+            return names
         except OSError as error:
             self.unreadable["any run"] = str(error)
             return []
@@ -97,6 +99,11 @@ class Reachability:
         records = self._opened[run]
 
         def read(contents: RunListing) -> set[Name]:
+            if not contents.iterations and records.read_spec() is not None:
+                raise RecordMissing(
+                    f"run {run} has a spec and no record, so its records are lost, or it was ended before the first: "
+                    f"put them back, let `ppoflow resume {run}` make them again, or remove what is left of the run"
+                )
             needed = self.of(self._chain(records, contents))
             for found in self._read(records, contents.notes.get("divergences", ())):
                 needed |= self.of([found.record])

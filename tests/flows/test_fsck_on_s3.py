@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from flows.fsck import remake
 from infra.artifacts import ArtifactCorrupted
+from infra.gc.s3_collector import S3Collector
 from infra.runs.records import RecordCorrupted
 from infra.runs.s3_lease import acquire_lease as acquire_s3_lease
 from infra.runs.s3_records import S3Records
 from infra.runs.s3_runs import S3Runs
 from tasks.runs.fsck import Findings, check_records
+from tasks.runs.reachability import Reachability
 from tasks.runs.record_chain import spec_in
 from tests.infra.runs.leases import somebody
 from tests.tasks.bucket_runs import BucketRun
@@ -87,3 +90,23 @@ def test_a_run_whose_head_cannot_be_read_keeps_what_it_may_need_and_is_among_the
     wanted = {("checkpoint", record.checkpoint.key) for record in run.records()}
     assert context.collector.collect(wanted, needs.among(wanted)) == []
     assert list(needs.unreadable) == ["run other"]
+
+
+def test_a_run_that_has_lost_its_head_keeps_everything_and_its_records_are_no_remains(tmp_path: Path) -> None:
+    run = BucketRun(tmp_path, (*SETTINGS, "dataset.evaluation=null"))
+    run.train()
+    run.objects.remove(["team/runs/toy/head.json"])
+    run.objects.later(timedelta(days=2))
+    collector = S3Collector(run.address, run.objects)
+    needs = Reachability(run.store(tmp_path), S3Runs(run.address, run.objects), promoted=set)
+    wanted = [(found.kind, found.key) for found in collector.artifacts()]
+    assert needs.among(wanted)() == set(wanted) != set()
+    assert "head.json is gone, and records that it named are there" in needs.unreadable["run toy"]
+    assert collector.orphans() == []
+    run.objects.remove([entry.key for entry in run.objects.entries("team/runs/")])
+    assert needs.among(wanted)() == set(wanted)
+    assert "put any object there" in needs.unreadable["any run"]
+    run.objects.write("team/runs/none", b"")
+    assert (needs.of_all(), needs.unreadable) == (set(), {})
+    run.objects.write("team/runs/toy (old)/head.json", b"{}")
+    assert (needs.of_all(), list(needs.unreadable)) == (set(), ["run toy (old)"])

@@ -95,3 +95,68 @@ def test_fsck_says_what_cannot_be_read(run: ToyRun, harm: Callable[[Path], None]
     assert (found["toy"], found[None]) == ([], [])
     assert found["other"][0].what.startswith("record")
     assert check_run("other", lambda text: None).damages == found["other"]
+
+
+def moved_away(runs: Path) -> None:
+    """All of them."""
+    runs.rename(runs.parent.parent / "elsewhere")
+
+
+def dangling_runs(runs: Path) -> None:
+    """They lay on a disk that is not mounted."""
+    moved_away(runs)
+    runs.symlink_to("/not/mounted")
+
+
+def renamed(runs: Path) -> None:
+    """As a file manager renames a copy."""
+    (runs / "other").rename(runs / "other (old)")
+
+
+def dangling_run(runs: Path) -> None:
+    """It lay on a disk that is not mounted."""
+    shutil.rmtree(runs / "other")
+    (runs / "other").symlink_to("/not/mounted/other")
+
+
+def without_records(runs: Path) -> None:
+    """The spec alone is left."""
+    shutil.rmtree(runs / "other/iterations")
+
+
+def dangling_record(runs: Path) -> None:
+    """The last one, which no other names."""
+    (runs / "other/iterations/000003.json").unlink()
+    (runs / "other/iterations/000003.json").symlink_to("/not/mounted/000003.json")
+
+
+LOST: dict[Callable[[Path], None], tuple[str, str]] = {
+    moved_away: ("any run", "make an empty folder there"),
+    dangling_runs: ("any run", "No such file"),
+    renamed: ("run other (old)", "rename it to one, or move it out"),
+    dangling_run: ("run other", "cannot be read"),
+    without_records: ("run other", "`ppoflow resume other` make them again"),
+    dangling_record: ("run other", "is a link to what is not there"),
+}
+
+
+@pytest.mark.parametrize("harm", LOST)
+def test_what_a_lost_run_may_need_is_no_garbage(run: ToyRun, harm: Callable[[Path], None]) -> None:
+    harm(run.home / "store/runs")
+    garbage, (whose, remedy) = find_garbage(), LOST[harm]
+    assert (garbage.artifacts, list(garbage.unreadable)[-1]) == ([], whose)
+    assert remedy in garbage.unreadable[whose]
+
+
+def test_of_runs_that_were_removed_everything_is_garbage(run: ToyRun) -> None:
+    stored = len(list((run.home / "store").glob("*/*/manifest.json")))
+    for name in ("toy", "other"):
+        shutil.rmtree(run.home / "store/runs" / name)
+    garbage = find_garbage()
+    assert (len(garbage.artifacts), garbage.unreadable) == (stored, {})
+
+
+def test_a_store_without_anything_has_nothing_to_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PPOFLOW_STORE", raising=False)
+    assert (find_garbage().rows(), find_garbage().unreadable) == ([], {})
