@@ -56,9 +56,9 @@ class LocalCollector:
 
     def pinned(self) -> set[tuple[str, str]]:
         """Kind and key of what the holders of runs are using. Raises PinsUnreadable."""
-        place, found = self._root / "runs", set[tuple[str, str]]()
+        found, place = set[tuple[str, str]](), (runs := self._root / "runs")
         try:
-            for place in self._runs():
+            for place in self._folders(runs, links=True):
                 found |= self._pins(place)
         except OSError as error:
             raise PinsUnreadable(
@@ -70,7 +70,7 @@ class LocalCollector:
         """What processes that are gone were writing, or removing."""
         runs, staged = self._root / "runs", list[Path]()
         with suppress(OSError):  # what cannot be looked at is left alone
-            for folder in [runs, *(run / "leases" for run in self._runs())]:
+            for folder in [runs, *(run / "leases" for run in self._folders(runs))]:
                 with suppress(OSError):
                     staged += [path for path in self._folders(folder) if path.name.startswith(STAGED)]
         own = [path for name in ("scratch", "trash") for path in self._folders(self._root / name)]
@@ -171,15 +171,12 @@ class LocalCollector:
                     found.add((kind, key))
         return found
 
-    def _runs(self) -> Iterator[Path]:
-        return (run for run in self._folders(self._root / "runs") if not run.name.startswith(STAGED))
-
-    def _folders(self, folder: Path) -> Iterator[Path]:
+    def _folders(self, folder: Path, *, links: bool = False) -> Iterator[Path]:
         if self._files.status(folder) is None:
             return
         for name in self._files.names(folder):
             status = self._files.status(folder / name)
-            if status is not None and status.kind == "folder":
+            if status is not None and (status.kind == "folder" or (links and status.kind == "link")):
                 yield folder / name
 
     def _size(self, folder: Path) -> int:

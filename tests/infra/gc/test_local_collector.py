@@ -15,6 +15,8 @@ import pytest
 from infra.artifacts import ArtifactMissing, open_store
 from infra.gc.local_collector import UNTOUCHED_NS, LocalCollector
 from infra.process_identity import ProcessIdentity
+from infra.runs.local_lease import acquire_lease
+from infra.runs.local_runs import LocalRuns
 from infra.storage.filesystem import FileSystem
 from tests.infra.artifacts.artifact_folders import CONTENT
 from tests.infra.runs.leases import somebody, successor
@@ -71,6 +73,18 @@ def test_a_reader_without_a_pin_finds_the_whole_or_nothing():
         if len(fetching.trace) < number:
             break
     assert number > 8
+
+
+def test_the_pins_of_a_run_behind_a_link_count(tmp_path: Path):
+    store = tmp_path / "store"
+    acquire_lease(store, "r").pin(*X)
+    (store / "runs/r").rename(tmp_path / "elsewhere")
+    (store / "runs/r").symlink_to(tmp_path / "elsewhere")
+    assert LocalRuns(store).names(started=False) == ["r"]
+    assert LocalCollector(store).pinned() == {X}
+    (tmp_path / f"elsewhere/leases/.new-{NOBODY.token}-0").mkdir()
+    collector = LocalCollector(store, alive=lambda _: False)
+    assert collector.orphans() == []  # only what lies in the store is removed
 
 
 def left_behind(disk: SimulatedDisk, writer: ProcessIdentity) -> list[Path]:
