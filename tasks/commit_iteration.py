@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from infra.runs.records import RecordExists
 from ppo_core.spec import RunSpec
 from tasks.runs.guards import gold_trend
-from tasks.runs.iteration_record import Attempt, Best, IterationRecord, made_of_kind, read_record
+from tasks.runs.iteration_record import Attempt, IterationRecord, best_of, made_of_kind, read_record
 from tasks.runs.record_chain import made_with, record_digest, spec_document
 from tasks.runs.run_state import changed_values, record_at
 from tasks.stages.context import RunContext
@@ -102,22 +102,6 @@ def write_once(context: RunContext, record: IterationRecord) -> IterationRecord:
             raise
         return existing
     return record
-
-
-def best_of(
-    metric: str,
-    metrics: dict[str, float],
-    iteration: int,
-    checkpoint: CheckpointRef,
-    before: Iterable[IterationRecord],
-) -> Best:
-    """The iteration with the highest value of `metric`; where it was never measured, the latest."""
-    best = Best(metric=metric, iteration=iteration, value=metrics.get(metric), checkpoint=checkpoint)
-    for record in before:
-        value = record.metrics.get(metric)
-        if value is not None and (best.value is None or value >= best.value):
-            best = Best(metric=metric, iteration=record.iteration, value=value, checkpoint=record.checkpoint)
-    return best
 
 
 def records_before(context: RunContext, previous: IterationRecord | None) -> Iterator[IterationRecord]:

@@ -8,8 +8,7 @@ from pathlib import Path
 from infra.artifacts import ArtifactError
 from infra.artifacts.export import export_part
 from infra.mlflow.registry import DIGEST_TAG, Registered, register
-from tasks.commit_iteration import best_of
-from tasks.runs.iteration_record import Best, IterationRecord, best_in_words, read_record
+from tasks.runs.iteration_record import Best, IterationRecord, best_in_words, best_of, read_record
 from tasks.runs.run_state import record_at, recorded_spec, with_changes
 from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef

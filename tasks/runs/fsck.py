@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing, ArtifactRef, ArtifactStore, open_store
 from infra.artifacts.export import check_export
@@ -17,6 +17,7 @@ from infra.runs.listing import RunListing
 from infra.runs.records import NOTES, RecordError, RunRecords, remedy_for
 from infra.settings import Settings
 from infra.storage.rereading import ChangedOnTheWay
+from tasks.runs.derived import not_derived
 from tasks.runs.iteration_record import IterationRecord, RecordsOfEarlierVersion, resume_inputs
 from tasks.runs.kept import Page, copies_of, each_once, pages_of
 from tasks.runs.made_from import step_of
@@ -54,7 +55,8 @@ class Damage:
 class Findings:
     """What was read of a run (or, without one, of the rest of the store), and what of it is damaged.
 
-    `records` counts pages too. A run `releases` checkpoints where any of its records has a retention.
+    `records` counts pages too. A run `releases` checkpoints where any of its records has a retention. Its `notes`
+    are there by kind as far as they can be read.
     """
 
     run: str | None
@@ -63,6 +65,7 @@ class Findings:
     artifacts: int = 0
     bytes: int = 0
     releases: bool = False
+    notes: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     @property
     def names(self) -> set[Name]:
@@ -146,7 +149,8 @@ def check_records(records: RunRecords, contents: RunListing, found: Findings) ->
     check_spec(records, believed, list(links.values()), found)
     for kind in NOTES:
         try:
-            for note in records.notes(kind):
+            found.notes[kind] = records.notes(kind)
+            for note in found.notes[kind]:
                 if note.get("record") is not None:
                     link(run, note["record"], remedy=remedy_for(run, kind))
         except (RecordError, ChangedOnTheWay, OSError) as error:
@@ -154,7 +158,7 @@ def check_records(records: RunRecords, contents: RunListing, found: Findings) ->
     return [one.record for one in believed]
 
 
-def _of_record(run: str, iteration: int, error: RecordError) -> Damage:
+def _of_record(run: str, iteration: int, error: RecordError | str) -> Damage:
     return Damage(f"record of iteration {iteration}", str(error), remedy_for(run, iteration), "records", iteration)
 
 
@@ -221,11 +225,21 @@ def check_pages(
 
 
 def check_lineage(store: ArtifactStore, records: list[IterationRecord], found: Findings) -> None:
-    """That each artifact, as far as it is there and sound, was made from what its record says."""
+    """That each artifact, as far as it is there and sound, was made from what its record says.
+
+    And that the last record, which no other names, says what follows from those before and from its artifacts.
+    """
     damaged = [damage.ref for damage in found.damages if damage.ref is not None]
     for record, before in zip(records, [None, *records], strict=False):
-        if not any(ref in damaged for ref in record.artifacts.values()):
-            _check_lineage(store, found, record, before)
+        if any(ref in damaged for ref in record.artifacts.values()):
+            continue
+        try:
+            complaints = step_of(store, record, before).complaints
+            if record is records[-1]:
+                complaints = [*complaints, *not_derived(store, records, found.notes.get("rollbacks"))]
+        except (ArtifactError, ChangedOnTheWay, OSError):
+            continue  # it has been reported already
+        found.damages += [_of_record(str(found.run), record.iteration, complaint) for complaint in complaints]
 
 
 def _is_sound(
@@ -242,20 +256,6 @@ def _is_sound(
     except (ArtifactError, ChangedOnTheWay) as error:
         found.damages.append(Damage(damage.what, str(error), ""))
     return False
-
-
-def _check_lineage(
-    store: ArtifactStore, found: Findings, record: IterationRecord, before: IterationRecord | None
-) -> None:
-    try:
-        complaints = step_of(store, record, before).complaints
-    except (ArtifactError, ChangedOnTheWay):
-        return  # it has been reported already
-    for complaint in complaints:
-        remedy = remedy_for(str(found.run), record.iteration)
-        found.damages.append(
-            Damage(f"record of iteration {record.iteration}", complaint, remedy, "records", record.iteration)
-        )
 
 
 def check_copies(run: str, found: Findings) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Self, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, model_validator
@@ -157,6 +157,22 @@ class IterationRecord(BaseModel):
         replayed = {f"replay_{n}": ref for n, ref in enumerate(self.replay)}
         # An update that is replayed may have compared with it, whatever the next one does.
         return {"base": self.base.bare(), "reference": self.reference.bare(), **replayed}
+
+
+def best_of(
+    metric: str,
+    metrics: dict[str, float],
+    iteration: int,
+    checkpoint: CheckpointRef,
+    before: Iterable[IterationRecord],
+) -> Best:
+    """The iteration with the highest value of `metric`; where it was never measured, the latest."""
+    best = Best(metric=metric, iteration=iteration, value=metrics.get(metric), checkpoint=checkpoint)
+    for record in before:
+        value = record.metrics.get(metric)
+        if value is not None and (best.value is None or value >= best.value):
+            best = Best(metric=metric, iteration=record.iteration, value=value, checkpoint=record.checkpoint)
+    return best
 
 
 def resume_inputs(record: IterationRecord, *, best: bool = False) -> list[tuple[int, ArtifactRef]]:

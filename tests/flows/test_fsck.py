@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -19,6 +20,7 @@ from infra.runs.local_lease import acquire_lease
 from ppo_core.records import InputError
 from tasks.register_policy import export_best
 from tasks.runs.fsck import Findings, check_run, check_store
+from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.repair import repair_records
 from tests.tasks.toy_runs import DAMAGES, ToyRun, digests, flip_a_bit, replace, snapshot, with_artifact
 
@@ -165,6 +167,60 @@ def test_a_record_whose_artifacts_come_from_elsewhere_is_found(run: ToyRun) -> N
     assert other is not None
     run.rewrite("iterations/000004.json", lambda record: with_artifact(record, "compute_advantages", other))
     assert ("record of iteration 4: records") in damaged()
+
+
+def other_best(record: dict[str, Any]) -> dict[str, Any]:
+    """The best policy is said to be another one."""
+    return record | {"best": record["best"] | {"checkpoint": record["reference"]}}
+
+
+def higher_score(record: dict[str, Any]) -> dict[str, Any]:
+    """So high that it is the best."""
+    score = {"evaluation/score": 99.0}
+    artifacts = {
+        name: ref | {"metrics": ref["metrics"] | score} if name == "evaluate_policy" else ref
+        for name, ref in record["artifacts"].items()
+    }
+    best = {"metric": "evaluation/score", "iteration": 4, "value": 99.0}
+    best |= {"checkpoint": record["artifacts"]["update_policy"]}
+    return record | {"metrics": record["metrics"] | score, "best": best, "artifacts": artifacts}
+
+
+FORGED: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
+    "position": (lambda record: record | {"position": 0}, "its position is 0, and "),
+    "cursor": (lambda record: record | {"epoch": 7}, "its cursor is (7, "),
+    "KL coefficient": (lambda record: record | {"next_kl_coef": 9.0}, "its next_kl_coef is 9.0, and "),
+    "metric": (
+        lambda record: record | {"metrics": record["metrics"] | {"score/mean": 99.0}},
+        "its score/mean is 99.0, and ",
+    ),
+    "score": (higher_score, "it does not say of its evaluation what stats.json there says"),
+    "best value": (lambda record: record | {"best": record["best"] | {"value": 99.0}}, "its best is "),
+    "best policy": (other_best, "its best is "),
+    "rates": (lambda record: record | {"rate_factor": 100.0}, "its attempt is {'number': 0, 'rate_factor': 100.0}"),
+    "rollbacks": (lambda record: record | {"attempt": 3}, "its attempt is {'number': 3"),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_last_record_that_says_what_does_not_follow_is_taken_out_and_made_again(run: ToyRun, forged: str) -> None:
+    """The last one is named by no other."""
+    before, (change, complaint) = told_by(run.records()[4]), FORGED[forged]
+    run.rewrite("iterations/000004.json", change)
+    assert told_by(run.records()[4]) != before
+    damages = check().damages
+    assert {(told.what, told.repair) for told in damages} == {("record of iteration 4", "records")}
+    assert any(told.complaint.startswith(complaint) for told in damages)
+    assert repair_records("toy")[0].startswith("iterations 4 are taken out of run toy")
+    assert told_by(run.train()[4]) == before
+    assert check().damages == []
+
+
+def told_by(record: IterationRecord) -> list[object]:
+    """What follows from what a record was made from."""
+    best = (record.best.iteration, record.best.value, record.best.checkpoint.digest)
+    score = record.metrics["score/mean"]
+    return [record.position, record.cursor, record.next_kl_coef, record.attempt_settings, best, score]
 
 
 def test_it_waits_for_nobody(run: ToyRun) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from infra.runs.records import RecordExists
-from tasks.commit_iteration import best_of, commit_iteration, draft_record, records_before
-from tasks.runs.iteration_record import Attempt, IterationRecord
+from tasks.commit_iteration import commit_iteration, draft_record, records_before
+from tasks.runs.iteration_record import Attempt, IterationRecord, best_of
 from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef, DatasetRef, RolloutsRef
 from tasks.stages.table import GENERATE_ROLLOUTS, START_POLICY, UPDATE_POLICY
