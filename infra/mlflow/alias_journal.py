@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from infra.artifacts.manifest import ArtifactRef
 from infra.backend import open_log
@@ -22,7 +22,8 @@ from infra.storage.write_once import WriteOnceLog
 
 PROMOTIONS = "promotions"
 NONCE = "nonce"
-_PAGE = re.compile(r"(\d{6})\.json")
+_PAGE = re.compile(r"\d{6}\.json")
+_WRITTEN = re.compile(r"(\d{6})\.(json|followed)")
 Action = Literal["promote", "rollback", "found"]
 
 
@@ -57,12 +58,33 @@ class Journal:
         self._known: dict[str, Move] = {}
 
     def moves(self) -> list[Move]:
-        """Every move of every alias of the model, in order."""
-        names = [name for name in self._pages.names() if _PAGE.fullmatch(name)]
-        for name in names:
+        """Every move of every alias of the model, in order.
+
+        Raises RecordCorrupted where a page is damaged, missing, of another model, or does not go on where the last one
+        of its alias ended.
+        """
+        names = self._pages.names()
+        if _missing(names) is not None:
+            names = self._pages.names()  # what was written while they were listed need not have been listed
+        if (number := _missing(names)) is not None:
+            raise self._corrupted(number, "is missing, and later ones are there")
+        pages = [name for name in names if _PAGE.fullmatch(name)]
+        for name in pages:
             if name not in self._known:  # pages never change
                 self._known[name] = self._read(name)
-        return [self._known[name] for name in names]
+        moves = [self._known[name] for name in pages]
+        at: dict[str, str | None] = {}
+        for number, move in enumerate(moves, 1):
+            if (move.number, move.model) != (number, self.model):
+                raise self._corrupted(number, f"is page {move.number} of model {move.model!r}")
+            if move.before != at.get(move.alias, move.before):
+                raise self._corrupted(
+                    number,
+                    f"moves {move.alias} from version {move.before}, and the one before it had moved it to "
+                    f"{at[move.alias]}: one of the two is not what was written",
+                )
+            at[move.alias] = move.version
+        return moves
 
     def moves_of(self, alias: str) -> list[Move]:
         """Those of one alias."""
@@ -85,12 +107,16 @@ class Journal:
     def _read(self, name: str) -> Move:
         content = self._pages.read(name)
         document = _read_checksummed(name, content or b"")
-        if document is None:
-            raise RecordCorrupted(
-                f"page {name} of the promotions of {self.model!r} is damaged: bring it back from a copy of the store; "
-                "until then no alias of this model is moved"
-            )
-        return Move.model_validate({key: value for key, value in document.items() if key != NONCE})
+        try:
+            return Move.model_validate({key: value for key, value in (document or {}).items() if key != NONCE})
+        except ValidationError as error:
+            raise self._corrupted(int(name[:6]), "is damaged") from error
+
+    def _corrupted(self, number: int, complaint: str) -> RecordCorrupted:
+        return RecordCorrupted(
+            f"page {_page(number)} of the promotions of {self.model!r} {complaint}: bring it back from a copy of the "
+            "store; until then no alias of this model is moved"
+        )
 
 
 class Journals:
@@ -125,6 +151,13 @@ def _plain(byte: int) -> bool:
     return re.fullmatch(rb"[A-Za-z0-9_-]", bytes([byte])) is not None
 
 
+def _missing(names: Collection[str]) -> int | None:
+    """The first page that is not there although a later one is, or the note that the alias has followed it."""
+    there = {*names}
+    last = max((int(match[1]) for name in there if (match := _WRITTEN.fullmatch(name))), default=0)
+    return next((number for number in range(1, last + 1) if _page(number) not in there), None)
+
+
 def _page(number: int) -> str:
     return f"{number:06d}.json"
 
@@ -137,7 +170,7 @@ def _read_checksummed(name: str, content: bytes) -> Mapping[str, Any] | None:
     """The document written under this name; None where its checksum does not hold."""
     try:
         document = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(document, dict) or document.pop(CHECKSUM, None) is None or encode(name, document) != content:
         return None
