@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
+import threading
 from pathlib import Path
 
 from infra.storage.telling import tell
 
 TOLD_AFTER_S = 10.0
-LOOK_S = 0.05
 
 
 def lock(descriptor: int, path: Path, told_after_s: float = TOLD_AFTER_S) -> None:
     """Wait for the lock of an open file, however long; after `told_after_s`, say who holds it."""
-    told_at = time.monotonic() + told_after_s
-    while time.monotonic() < told_at:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        teller = threading.Timer(told_after_s, _tell, (descriptor, path))
+        teller.daemon = True
+        teller.start()
         try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(LOOK_S)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        finally:
+            teller.cancel()
+
+
+def _tell(descriptor: int, path: Path) -> None:
     tell(f"waiting for {path}, which {holder_of(descriptor)} holds: if that is stopped, let it go on or end it")
-    return fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def holder_of(descriptor: int) -> str:
