@@ -16,6 +16,7 @@ from tasks.runs.record_chain import ChainedRecord, check_chain, link, unless_cha
 from tasks.stages.table import BY_NAME
 
 Name = tuple[str, str]
+READABLE = "make it readable, or move it out of the store"
 
 
 def kept_iterations(records: list[IterationRecord]) -> set[int]:
@@ -83,15 +84,17 @@ class Reachability:
             self.unreadable |= self._runs.unreadable()
             return names
         except OSError as error:
-            self.unreadable["any run"] = str(error)
+            self.unreadable["any run"] = f"{error}: {READABLE}"
             return []
 
     def _told(self, whose: str, read: Callable[[], set[Name]]) -> set[Name]:
         try:
             return read()
-        except (RecordError, OSError) as error:
+        except RecordError as error:
             self.unreadable[whose] = str(error)
-            return set()
+        except OSError as error:
+            self.unreadable[whose] = f"{error}: {READABLE}"
+        return set()
 
     def _of_run(self, run: str) -> set[Name]:
         if run not in self._opened:

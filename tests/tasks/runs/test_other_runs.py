@@ -66,7 +66,7 @@ UNREADABLE: dict[Callable[[Path], None], str] = {
     folder_for_record: "run other",
     loop_for_record: "run other",
     deep_record: "run other",
-    loop_for_run: "run other",
+    loop_for_run: "a process that has a run",
     loop_for_leases: "a process that has a run",
 }
 
@@ -82,7 +82,7 @@ def test_what_cannot_be_read_of_another_run_ends_nobodys_run_and_keeps_all_that_
     assert run.said.count(told) == 1
     assert "other" in run.said.partition(told)[2].splitlines()[0]
     garbage = find_garbage()
-    assert (garbage.artifacts, list(garbage.unreadable)) == ([], [UNREADABLE[harm]])
+    assert (garbage.artifacts, list(garbage.unreadable)[0]) == ([], UNREADABLE[harm])
     remove_garbage(garbage)
     assert artifacts <= set((run.home / "store").glob("*/*/manifest.json"))
     assert run.train("iterations=6")[-1].iteration == 6
@@ -132,7 +132,7 @@ def dangling_record(runs: Path) -> None:
 
 LOST: dict[Callable[[Path], None], tuple[str, str]] = {
     moved_away: ("any run", "make an empty folder there"),
-    dangling_runs: ("any run", "No such file"),
+    dangling_runs: ("any run", "make it readable, or move it out of the store"),
     renamed: ("run other (old)", "rename it to one, or move it out"),
     dangling_run: ("run other", "cannot be read"),
     without_records: ("run other", "`ppoflow resume other` make them again"),
