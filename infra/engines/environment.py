@@ -30,10 +30,10 @@ NETWORK = frozenset(
     }
 )
 """How to get out of this machine: for reward functions that ask a judge."""
-SECRET_WORDS = (
-    *("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "PASS", "PWD", "PW", "PAT", "CREDENTIAL", "AUTH"),
-    *("DSN", "CONNECTION"),  # addresses of databases
-)
+SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "AUTH")
+"""How a word of a secret's name ends."""
+WHOLE_WORDS = frozenset({"PASS", "PWD", "PW", "PAT", "DSN", "CONNECTION"})
+"""Words that others end with too, such as COMPAT."""
 LOGIN_IN_ADDRESS = re.compile(r"://[^/\s]*@")
 
 
@@ -54,5 +54,6 @@ def way_out(environment: Mapping[str, str]) -> dict[str, str]:
 
 def is_secret(name: str, value: str) -> bool:
     """Whether a variable looks like one: by a word of its name (HF_TOKEN, VLLM_API_KEY), or an address with a login."""
-    words = {form for word in name.upper().split("_") for form in (word, word.removesuffix("S"))}
-    return any(word.endswith(SECRET_WORDS) for word in words) or bool(LOGIN_IN_ADDRESS.search(value))
+    words = name.upper().split("_")
+    named = any(word in WHOLE_WORDS or word.removesuffix("S").endswith(SECRET_WORDS) for word in words)
+    return named or bool(LOGIN_IN_ADDRESS.search(value))

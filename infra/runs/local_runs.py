@@ -15,7 +15,7 @@ from infra.runs.lease import Lease
 from infra.runs.local_lease import LocalLease
 from infra.runs.local_lease_folders import TAKEN_ERRORS
 from infra.runs.local_records import SPEC, LocalRecords, iteration_name, numbers, write_durable
-from infra.runs.names import is_run_name, no_run_name, no_runs, validate_run_name
+from infra.runs.names import DOWNLOADS, is_run_name, no_run_name, no_runs, validate_run_name
 from infra.storage.filesystem import FileSystem, LocalFiles, local_root, make_folders, remove_tree, writing_to
 
 STAGED = ".new-"
@@ -39,7 +39,7 @@ class LocalRuns:
     def unreadable(self) -> dict[str, str]:
         """See `infra.runs.records.Runs`."""
         if self._files.status(self._runs) is None:
-            kinds = [kind for kind in self._folders(self._root) if is_kind(kind.name)]
+            kinds = [kind for kind in self._folders(self._root) if is_kind(kind.name) and kind.name != DOWNLOADS]
             has_artifacts = any(self._folders(kind) for kind in kinds)
             return {"any run": no_runs(str(self._runs), "make an empty folder there")} if has_artifacts else {}
         found = {name: self._complaint(self._runs / name) for name in self._files.names(self._runs)}
@@ -89,10 +89,10 @@ class LocalRuns:
         status = self._files.status(place)
         if status is None or status.kind not in ("folder", "link") or place.name.startswith(STAGED):
             return None
-        if not is_run_name(place.name):
-            return no_run_name(str(place))
         try:
-            self._files.names(place)
+            looks_like_a_run = not {SPEC, "iterations", "leases"}.isdisjoint(self._files.names(place))
+            if looks_like_a_run and not is_run_name(place.name):
+                return no_run_name(str(place))
         except OSError as error:
             return f"{place} cannot be read ({error.strerror}): make it readable, or move it out of {self._runs}"
         return None

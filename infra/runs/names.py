@@ -25,6 +25,10 @@ def validate_run_name(name: str) -> str:
     return name
 
 
+DOWNLOADS = "download"
+"""The kind of artifacts that a store may have before any run."""
+
+
 def no_run_name(place: str) -> str:
     """What is wrong with what lies among the runs under a name that no run can have."""
     return f"{place} bears no name that a run can have: rename it to one, or move it out of the runs"

@@ -8,7 +8,7 @@ from typing import Any
 from infra.artifacts.manifest import is_kind
 from infra.runs.checksummed_json import RecordError, RecordExists
 from infra.runs.lease import Lease
-from infra.runs.names import is_run_name, no_run_name, no_runs, validate_run_name
+from infra.runs.names import DOWNLOADS, is_run_name, no_run_name, no_runs, validate_run_name
 from infra.runs.s3_lease import S3Lease
 from infra.runs.s3_pointer import RUNS, RunHead, RunPointer
 from infra.runs.s3_records import Documents, S3Records, iteration_kind
@@ -50,7 +50,7 @@ class S3Runs:
         """See `infra.runs.records.Runs`."""
         top, runs = self._address.key("a").removesuffix("a"), self._address.key(RUNS) + "/"
         if next(iter(self._objects.entries(runs)), None) is None:
-            kinds = filter(is_kind, self._objects.folders(top))
+            kinds = [kind for kind in self._objects.folders(top) if is_kind(kind) and kind != DOWNLOADS]
             has_artifacts = any(self._objects.folders(f"{top}{kind}/") for kind in kinds)
             return {"any run": no_runs(self._address.uri_of(runs), "put any object there")} if has_artifacts else {}
         strange = [name for name in self._objects.folders(runs) if not is_run_name(name)]

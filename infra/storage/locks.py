@@ -32,9 +32,10 @@ def _tell(descriptor: int, path: Path) -> None:
 
 def holder_of(descriptor: int) -> str:
     """The process on this machine that holds the lock of an open file, in words."""
-    number = os.fstat(descriptor).st_ino
+    file = os.fstat(descriptor)
+    number = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     for line in Path("/proc/locks").read_text().splitlines():
         match line.split():
-            case [_, "FLOCK", _, _, pid, place, *_] if place.endswith(f":{number}"):
+            case [_, "FLOCK", _, _, pid, place, *_] if place == number:
                 return f"process {pid}"
     return "a process"

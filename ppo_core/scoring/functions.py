@@ -161,7 +161,8 @@ class FunctionReward:
                 returned[number], tries[number] = found, tries[number] + 1
         raised = {number: found.error for number, found in enumerate(returned) if isinstance(found, _Raised)}
         if raised and len(raised) == len(calls) and not self.answered:
-            raise self._failed(raised[0], tries[0]) from raised[0]
+            first = next((number for number, error in raised.items() if not isinstance(error, LASTING)), 0)
+            raise self._failed(raised[first], tries[first]) from raised[first]
         for number, error in raised.items():
             returned[number] = NotScored(str(self._failed(error, tries[number])))
         return returned

@@ -193,7 +193,7 @@ def in_time(spec: PatternSpec, samples: Sequence[Sample], read: Callable[[Sample
             with processor_time(spec.pattern_timeout_s):
                 return read(sample)
         except OutOfTime:
-            which = f"the pattern {spec.pattern!r}" if spec.pattern is not None else "a pattern"
+            which = f"the pattern {spec.pattern!r}" if spec.pattern is not None else "a pattern or schema"
             return NotScored(
                 f"{which} of the reward {spec.component} took more than pattern_timeout_s={spec.pattern_timeout_s:g} "
                 f"(seconds of processor time) on its {len(sample.response)} characters: write it without repeats "

@@ -132,7 +132,7 @@ class KlPenaltyPpoSpec(_Algorithm):
     ) -> list[str]:
         """A single step, which begins at the old policy, where the penalty is 0 and so is its gradient, besides."""
         found = super().problems(rollout, advantages, update, written=written)
-        if update.num_steps == 1 and advantages.old_logprobs == "trainer":
+        if written and update.num_steps == 1 and advantages.old_logprobs == "trainer":
             found.append(
                 f"algorithm.kind={self.kind} with update.num_ppo_epochs=1 and num_minibatches=1: the only step "
                 "begins at the old policy, where the penalty has no gradient; raise one of them, or set algorithm.kind "
@@ -183,7 +183,7 @@ class _ComparesGroups(_WithoutCritic):
                 f"algorithm.kind={self.kind} a prompt whose responses got the same score has to stay at 0: set it to "
                 "false, or whiten_centred to false, which only scales"
             )
-        if advantages.score_norm == "mean_std" and advantages.score_clip is None:
+        if written and advantages.score_norm == "mean_std" and advantages.score_clip is None:
             found.append(
                 f"advantages.score_norm=mean_std subtracts a mean that cancels with algorithm.kind={self.kind}, which "
                 "compares the responses to one prompt: set it to std or none"

@@ -219,11 +219,13 @@ class RunSpec(FlowSpec):
         problems += self.model.problems(self.algorithm.kind, self.algorithm.MEANINGLESS)
         if self.advantages.overlong is not None:
             problems += self.advantages.overlong.problems(self.rollout)
-        problems += self.registry.problems([reward.component for reward in self.reward.rewards])
-        problems += self.guards.problems(
-            clips="update.clip_high" not in self.algorithm.MEANINGLESS,
-            compares_samplers=self.advantages.old_logprobs == "trainer",
-        )
+        components = [reward.component for reward in self.reward.rewards]
+        if written:
+            problems += self.registry.problems(components if len(components) > 1 else [])
+            problems += self.guards.problems(
+                clips="update.clip_high" not in self.algorithm.MEANINGLESS,
+                compares_samplers=self.advantages.old_logprobs == "trainer",
+            )
         if problems:
             raise ValueError("; ".join(problems))
         return self

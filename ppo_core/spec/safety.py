@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationInfo, model_validator
 
 from ppo_core.spec.section import Fraction, NonNegative, Section, refuse_idle
 
@@ -93,12 +93,14 @@ class GuardsSpec(Section):
                 f"max_gold_fall={self.max_gold_fall:g} has no effect without gold_reward: set gold_reward to the name "
                 "of a reward, or leave max_gold_fall out"
             )
-        if self.gold_reward is None:
-            refuse_idle(self, "gold_window", beside="gold_reward=none", remedy="set gold_reward to a reward's name")
         return self
 
     @model_validator(mode="after")
-    def _only_a_rollback_goes_back(self) -> Self:
+    def _what_is_written_has_an_effect(self, info: ValidationInfo) -> Self:
+        if not info.context:
+            return self  # of a run's record, which may be older than this rule
+        if self.gold_reward is None:
+            refuse_idle(self, "gold_window", beside="gold_reward=none", remedy="set gold_reward to a reward's name")
         if self.on_divergence != "rollback":
             names = ("rollback_iterations", "rollback_rate_factor", "max_rollbacks")
             beside = f"on_divergence={self.on_divergence}"

@@ -160,7 +160,7 @@ class UpdateSpec(Section):
                 f"advantages.reference.kind={reference} has no effect on what is learned with advantages.kl.coef=0 "
                 "and update.kl_loss_coef=0: leave reference out, or set one of these above 0"
             )
-        found += self._without_effect(advantages)
+        found += self._without_effect(advantages) if written else []
         schedules = {self.schedule, self.entropy_schedule, self.kl_loss_schedule}
         schedules |= {kl.schedule} if isinstance(kl, FixedKl) else set()
         if written and self.decay_iterations is not None and schedules == {"constant"}:

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from infra.artifacts import ArtifactStore
+from infra.backend import is_remote
 from ppo_core.spec import RunSpec
 from tasks.runs.guards import last_attempt
 from tasks.runs.iteration_record import IterationRecord, best_of
@@ -54,6 +55,8 @@ Derived = tuple[str, Any, Any]
 
 def _other_facts(store: ArtifactStore, refs: Sequence[StageRef]) -> Iterator[str]:
     for ref in refs:
+        if is_remote(store.root) and ref.kind == "checkpoint":
+            continue  # it would be downloaded whole
         stats = json.loads((store.fetch(ref.bare()) / STATS).read_text())
         told = type(ref).of(ref.bare(), stats)
         if not _same(told.model_dump(), ref.model_dump()):

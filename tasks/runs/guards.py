@@ -104,7 +104,11 @@ def unseen(spec: RunSpec, record: IterationRecord) -> str | None:
     missing, guards = record.metrics.get(UNMEASURED), spec.guards
     if missing is None:
         return None
-    guard = "its trend" if guards.max_gold_fall is None else f"guards.max_gold_fall={guards.max_gold_fall:g}"
+    guard = (
+        "the trend of the gold reward"
+        if guards.max_gold_fall is None
+        else f"guards.max_gold_fall={guards.max_gold_fall:g}"
+    )
     return (
         f"iteration {record.iteration}: {guard} was not checked, because {missing:.0f} of the last "
         f"{min(record.iteration, 2 * guards.gold_window)} iterations have no score by guards.gold_reward="

@@ -171,7 +171,10 @@ def test_a_record_whose_artifacts_come_from_elsewhere_is_found(run: ToyRun) -> N
 
 def other_best(record: dict[str, Any]) -> dict[str, Any]:
     """The best policy is said to be another one."""
-    return record | {"best": record["best"] | {"checkpoint": record["reference"]}}
+    told = record["best"]["checkpoint"]
+    others = (record["reference"], record["artifacts"]["update_policy"])
+    other = next(ref for ref in others if ref["digest"] != told["digest"])
+    return record | {"best": record["best"] | {"checkpoint": other}}
 
 
 def higher_score(record: dict[str, Any]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class FunctionRewardSpec(AnyReward):
         return self.while_sampling
 
 
-NAME_OF_A_KEY = re.compile("(?i)key|token|secret|passw|signature|^(sig|auth|code|pw|pwd)$")
+NAME_OF_A_KEY = re.compile("(?i)(^|[_-])(key|apikey|token|secret|password|passwd|signature|sig|auth)$")
 WHERE_KEYS_GO = (
     "which would be stored in the records of runs: put the key into an environment variable, and its name into "
     "key_variable"

@@ -18,6 +18,8 @@ from infra.engines.environment import is_secret, permitted, way_out
             "NCCL_DEBUG",
             "OMP_PLACES",
             "KMP_BLOCKTIME",
+            "CUDA_DEVICE_MAX_CONNECTIONS",
+            "NVIDIA_DISABLE_FORWARD_COMPAT",
             "MKL_CBWR",
         ),
         *(
@@ -46,7 +48,6 @@ def test_what_programs_need_is_there(name: str) -> None:
             "TORCH_PWD",
             "PYTHON_DB_DSN",
             "DS_CONNECTION_STRING",
-            "DS_DBPASS",
         ),
         *("PGPASSFILE", "PPOFLOW_STORE", "PPOFLOW_REWARD_ENV", "PPOFLOW_STACK_MARK", "MY_SECRET", "DATABASE_URL", "X"),
     ],

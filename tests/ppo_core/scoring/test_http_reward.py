@@ -287,3 +287,8 @@ def test_what_a_server_would_answer_again_is_told_at_once(answer: Answer, messag
 def test_a_server_that_cannot_be_asked_is_refused_in_the_spec(source: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RewardSpec.model_validate({"sources": [source]})
+
+
+@pytest.mark.parametrize("query", ["max_tokens=512", "tokenizer=gpt2", "keywords=a", "code=python"])
+def test_a_url_may_have_a_query_without_a_key(query: str) -> None:
+    RewardSpec.model_validate({"sources": [{"kind": "http", "url": f"http://h/x?{query}"}]})

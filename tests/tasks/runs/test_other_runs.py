@@ -82,7 +82,7 @@ def test_what_cannot_be_read_of_another_run_ends_nobodys_run_and_keeps_all_that_
     assert run.said.count(told) == 1
     assert "other" in run.said.partition(told)[2].splitlines()[0]
     garbage = find_garbage()
-    assert (garbage.artifacts, list(garbage.unreadable)[0]) == ([], UNREADABLE[harm])
+    assert (garbage.artifacts, next(iter(garbage.unreadable))) == ([], UNREADABLE[harm])
     remove_garbage(garbage)
     assert artifacts <= set((run.home / "store").glob("*/*/manifest.json"))
     assert run.train("iterations=6")[-1].iteration == 6
