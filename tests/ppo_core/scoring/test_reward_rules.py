@@ -119,7 +119,7 @@ ENDLESS = "(a+)+$"
         ({"kind": "regex", "pattern": ENDLESS}, r"the pattern '\(a\+\)\+\$'"),
         ({"kind": "format", "pattern": f'"{ENDLESS}'}, r"the pattern '\"\(a\+\)\+\$'"),
         ({"kind": "number", "pattern": ENDLESS}, r"the pattern '\(a\+\)\+\$'"),
-        ({"kind": "json_schema", "json_schema": {"pattern": ENDLESS}}, "a pattern"),
+        ({"kind": "json_schema", "json_schema": {"pattern": ENDLESS}}, "a pattern or schema"),
         ({"kind": "unit_tests", "pattern": ENDLESS}, r"the pattern '\(a\+\)\+\$'"),
     ],
 )
