@@ -15,7 +15,16 @@ from infra.process_identity import ProcessIdentity, identity_of_token, is_alive,
 from infra.runs.local_lease import GC_LOCK
 from infra.runs.local_lease_folders import PINS, LeaseFolders
 from infra.runs.local_runs import STAGED
-from infra.storage.filesystem import FileSystem, LocalFiles, local_root, make_folders, remove_tree, tree, writing_to
+from infra.storage.filesystem import (
+    FileSystem,
+    LocalFiles,
+    folders,
+    local_root,
+    make_folders,
+    remove_tree,
+    tree,
+    writing_to,
+)
 
 UNTOUCHED_NS = 24 * 3600 * 10**9
 
@@ -50,15 +59,15 @@ class LocalCollector:
 
     def artifacts(self) -> list[StoredArtifact]:
         """Every artifact's folder in the store."""
-        kinds = [path for path in self._folders(self._root) if is_kind(path.name)]
-        places = [place for kind in kinds for place in self._folders(kind)]
+        kinds = [path for path in folders(self._files, self._root) if is_kind(path.name)]
+        places = [place for kind in kinds for place in folders(self._files, kind)]
         return [StoredArtifact(place.parent.name, place.name, self._size(place)) for place in places]
 
     def pinned(self) -> set[tuple[str, str]]:
         """Kind and key of what the holders of runs are using. Raises PinsUnreadable."""
         found, place = set[tuple[str, str]](), (runs := self._root / "runs")
         try:
-            for place in self._folders(runs, links=True):
+            for place in folders(self._files, runs, links=True):
                 found |= self._pins(place)
         except OSError as error:
             raise PinsUnreadable(
@@ -70,10 +79,10 @@ class LocalCollector:
         """What processes that are gone were writing, or removing."""
         runs, staged = self._root / "runs", list[Path]()
         with suppress(OSError):  # what cannot be looked at is left alone
-            for folder in [runs, *(run / "leases" for run in self._folders(runs))]:
+            for folder in [runs, *(run / "leases" for run in folders(self._files, runs))]:
                 with suppress(OSError):
-                    staged += [path for path in self._folders(folder) if path.name.startswith(STAGED)]
-        own = [path for name in ("scratch", "trash") for path in self._folders(self._root / name)]
+                    staged += [path for path in folders(self._files, folder) if path.name.startswith(STAGED)]
+        own = [path for name in ("scratch", "trash") for path in folders(self._files, self._root / name)]
         return [
             Orphan(str(path), self._size(path), why)
             for path in [*own, *staged]
@@ -82,7 +91,7 @@ class LocalCollector:
 
     def damaged(self) -> list[Orphan]:
         """The damaged artifacts that were set aside."""
-        places = self._folders(self._root / "damaged")
+        places = folders(self._files, self._root / "damaged")
         return [Orphan(str(place), self._size(place), "damaged, and set aside") for place in places]
 
     def collect(
@@ -135,7 +144,7 @@ class LocalCollector:
         return moved
 
     def _sync_folders(self, folder: Path) -> None:
-        for below in self._folders(folder):
+        for below in folders(self._files, folder):
             self._sync_folders(below)
         self._files.sync_folder(folder)
 
@@ -170,14 +179,6 @@ class LocalCollector:
                     kind, _, key = name.partition(".")
                     found.add((kind, key))
         return found
-
-    def _folders(self, folder: Path, *, links: bool = False) -> Iterator[Path]:
-        if self._files.status(folder) is None:
-            return
-        for name in self._files.names(folder):
-            status = self._files.status(folder / name)
-            if status is not None and (status.kind == "folder" or (links and status.kind == "link")):
-                yield folder / name
 
     def _size(self, folder: Path) -> int:
         """The bytes in a folder; none if somebody has moved it away."""

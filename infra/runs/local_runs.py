@@ -16,7 +16,7 @@ from infra.runs.local_lease import LocalLease
 from infra.runs.local_lease_folders import TAKEN_ERRORS
 from infra.runs.local_records import SPEC, LocalRecords, iteration_name, numbers, write_durable
 from infra.runs.names import DOWNLOADS, is_run_name, no_run_name, no_runs, validate_run_name
-from infra.storage.filesystem import FileSystem, LocalFiles, local_root, make_folders, remove_tree, writing_to
+from infra.storage.filesystem import FileSystem, LocalFiles, folders, local_root, make_folders, remove_tree, writing_to
 
 STAGED = ".new-"
 
@@ -39,8 +39,8 @@ class LocalRuns:
     def unreadable(self) -> dict[str, str]:
         """See `infra.runs.records.Runs`."""
         if self._files.status(self._runs) is None:
-            kinds = [kind for kind in self._folders(self._root) if is_kind(kind.name) and kind.name != DOWNLOADS]
-            has_artifacts = any(self._folders(kind) for kind in kinds)
+            kinds = [kind for kind in folders(self._files, self._root) if is_kind(kind.name) and kind.name != DOWNLOADS]
+            has_artifacts = any(folders(self._files, kind) for kind in kinds)
             return {"any run": no_runs(str(self._runs), "make an empty folder there")} if has_artifacts else {}
         found = {name: self._complaint(self._runs / name) for name in self._files.names(self._runs)}
         return {f"run {name}": complaint for name, complaint in found.items() if complaint is not None}
@@ -80,10 +80,6 @@ class LocalRuns:
             write_durable(self._files, staged / name, content)
         self._files.sync_folder(staged / "iterations")
         self._files.sync_folder(staged)
-
-    def _folders(self, place: Path) -> list[Path]:
-        below = [] if self._files.status(place) is None else [place / name for name in self._files.names(place)]
-        return [path for path in below if (status := self._files.status(path)) is not None and status.kind == "folder"]
 
     def _complaint(self, place: Path) -> str | None:
         status = self._files.status(place)

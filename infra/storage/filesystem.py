@@ -240,6 +240,16 @@ def make_folders(files: FileSystem, folder: Path, *, top: Path) -> None:
         files.sync_folder(top.joinpath(*steps[:depth]))
 
 
+def folders(files: FileSystem, place: Path, *, links: bool = False) -> Iterator[Path]:
+    """The folders in a folder, in the order of their names, and with `links` the symbolic links; none if it is gone."""
+    if files.status(place) is None:
+        return
+    for name in files.names(place):
+        status = files.status(place / name)
+        if status is not None and (status.kind == "folder" or (links and status.kind == "link")):
+            yield place / name
+
+
 def tree(files: FileSystem, folder: Path) -> dict[str, Status]:
     """Everything below a folder that is not itself a folder, by relative name with slashes, in sorted order."""
     found: dict[str, Status] = {}

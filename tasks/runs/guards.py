@@ -17,7 +17,7 @@ from ppo_core.spec import GuardsSpec, RunSpec
 from tasks.runs.iteration_record import Attempt, IterationRecord
 from tasks.runs.run_state import record_at
 from tasks.stages.context import RunContext
-from tasks.stages.jobs import DiskSpaceError
+from tasks.stages.jobs import MAKE_ROOM, DiskSpaceError
 
 UNMEASURED = "gold/unmeasured"
 """Of the last two windows, the iterations without a score of the gold reward."""
@@ -208,8 +208,7 @@ def check_disk(context: RunContext, previous: IterationRecord) -> None:
     if free < needed:
         raise DiskSpaceError(
             f"{free / 2**30:.2f} GiB are free at {place}, and iteration {previous.iteration + 1} may take "
-            f"{needed / 2**30:.2f} GiB (guards.min_free_disk={factor:g} times the one before it): make room (ppoflow "
-            "gc; checkpoint.keep_last and checkpoint.every make runs smaller), then start the same command again"
+            f"{needed / 2**30:.2f} GiB (guards.min_free_disk={factor:g} times the one before it): {MAKE_ROOM}"
         )
 
 

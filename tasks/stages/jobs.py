@@ -26,6 +26,10 @@ from ppo_core.records import InputError
 STATS = "stats.json"
 FULL_BYTES = 4 << 20
 """A disk with less is full: the smallest artifacts, logs and tables need more."""
+MAKE_ROOM = (
+    "make room (ppoflow gc; checkpoint.keep_last and checkpoint.every make runs smaller), "
+    "then start the same command again"
+)
 K = TypeVar("K")
 T = TypeVar("T")
 LOOK_S = 1.0
@@ -111,11 +115,10 @@ class DiskSpaceError(RuntimeError):
 
 def check_room(place: Path, job: str, error: Exception) -> None:
     """Raise DiskSpaceError where a job failed and the disk that it wrote to is full: an engine can only have died."""
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(place.parent).free  # the folder itself is gone once the store has it
     if free < FULL_BYTES or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
         raise DiskSpaceError(
-            f"{free / 2**20:.1f} MiB are free at {place.parent}, and job {job} failed there: make room (ppoflow gc; "
-            "checkpoint.keep_last and checkpoint.every make runs smaller), then start the same command again"
+            f"{free / 2**20:.1f} MiB are free at {place.parent}, and job {job} failed there: {MAKE_ROOM}"
         ) from error
 
 

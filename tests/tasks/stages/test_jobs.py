@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from infra.engines.protocol import EngineDied, EngineInput, EngineReply
+from infra.engines.protocol import EngineDied, EngineInput, EngineJob, EngineReply
 from ppo_core.records import InputError, ScoreJob
 from tasks.stages.context import RunContext, open_run_context
 from tasks.stages.engine_programs import code_facts, plan_engines
@@ -101,6 +101,17 @@ def test_a_disk_that_is_full_is_named_and_the_job_not_tried_again(
     assert full.value.__cause__ is failure
     assert DiskSpaceError in LASTING
     assert list((Path(context.store.root) / "partial").glob("*/*")) == []
+
+
+def test_what_fails_when_the_store_has_the_folder_is_told_as_it_is(context: RunContext) -> None:
+    class Engine:
+        def run(self, job: EngineJob, **_: Any) -> EngineReply:
+            shutil.rmtree(job.output)
+            raise OSError(errno.EIO, "Input/output error")
+
+    job = StageJob(job="echo", spec={}, kind="rollouts", key="0" * 64, inputs={})
+    with pytest.raises(OSError, match="Input/output error"):
+        run_job(job, context.store, cast(Any, Engine()), silence_s=1, on_progress=None)
 
 
 def test_engines_on_other_machines_need_a_store_that_all_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

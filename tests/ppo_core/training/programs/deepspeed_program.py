@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,16 +146,26 @@ def updates(root: Path, ranks: Ranks) -> Facts:
     cases["own temperatures"] = own, update_job(**RECIPES[1]).model_copy(update={"temperature": 5.0})
     penalised = KlPenaltyPpoSpec(coef=PENALTY)
     cases["penalised"] = experience, update_job(**RECIPES[0]).model_copy(update={"algorithm": penalised})
-    facts: Facts = {}
     start = make_start(root, "llama-tied", "float32", ranks)
+    facts = updated(cases, root, start, ranks)
+    facts["first ratios"] = {size: first_ratio(start, size, ranks) for size in (2, 3, 4, ROWS)}
+    return facts
+
+
+def updated(
+    cases: Mapping[str, tuple[Experience, UpdatePolicyJob]], root: Path, start: Path, ranks: Ranks, ending: str = ""
+) -> Facts:
+    """Each case's update of `start`; facts by its name, weights as `NAME NETWORK{ending}.safetensors`."""
+    facts: Facts = {}
     for name, (given, job) in cases.items():
         learner = Learner(ranks)
         networks = load(learner, start, job)
         facts[name] = Update(networks, given, job, ranks).run(silent)
         for part, network in networks.items():
-            save_file(full_weights(network, ranks), root / f"{name} {part}.safetensors")
+            weights = full_weights(network, ranks)
+            if ranks.is_first:
+                save_file(weights, root / f"{name} {part}{ending}.safetensors")
         learner.forget()
-    facts["first ratios"] = {size: first_ratio(start, size, ranks) for size in (2, 3, 4, ROWS)}
     return facts
 
 

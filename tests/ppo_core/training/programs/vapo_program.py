@@ -8,16 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from ppo_core.processes.ranks import Ranks
 from ppo_core.records import UpdatePolicyJob
 from ppo_core.spec import VapoSpec
-from ppo_core.training.checkpoint import full_weights
 from ppo_core.training.experience import Experience
-from ppo_core.training.learner import Learner
-from ppo_core.training.update import Update
-from tests.ppo_core.training.programs.deepspeed_program import Facts, load, make_start, silent
+from tests.ppo_core.training.programs.deepspeed_program import Facts, make_start, updated
 from tests.ppo_core.training.programs.replay_program import Run, experiences, jobs_like
 from tests.ppo_core.training.update_cases import ROWS, make_experience, update_job
 
@@ -63,18 +59,7 @@ def updates(root: Path, ranks: Ranks) -> Facts:
     cases |= {
         f"microbatch{size}": (experience, imitating(update_job(**HALVES, microbatch_size=size))) for size in (1, 3, 8)
     }
-    facts: Facts = {}
-    start = make_start(root, "llama-tied", "float32", ranks)
-    for name, (given, job) in cases.items():
-        learner = Learner(ranks)
-        networks = load(learner, start, job)
-        facts[name] = Update(networks, given, job, ranks).run(silent)
-        for part, network in networks.items():
-            weights = full_weights(network, ranks)
-            if ranks.is_first:
-                save_file(weights, root / f"{name} {part}-{ranks.world_size}.safetensors")
-        learner.forget()
-    return facts
+    return updated(cases, root, make_start(root, "llama-tied", "float32", ranks), ranks, f"-{ranks.world_size}")
 
 
 SCENARIOS: dict[str, Callable[[Path, Ranks], Facts]] = {"runs": runs, "updates": updates}
