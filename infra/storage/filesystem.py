@@ -240,14 +240,11 @@ def make_folders(files: FileSystem, folder: Path, *, top: Path) -> None:
         files.sync_folder(top.joinpath(*steps[:depth]))
 
 
-def folders(files: FileSystem, place: Path, *, links: bool = False) -> Iterator[Path]:
+def folders(files: FileSystem, place: Path, *, links: bool = False) -> list[Path]:
     """The folders in a folder, in the order of their names, and with `links` the symbolic links; none if it is gone."""
-    if files.status(place) is None:
-        return
-    for name in files.names(place):
-        status = files.status(place / name)
-        if status is not None and (status.kind == "folder" or (links and status.kind == "link")):
-            yield place / name
+    below = [] if files.status(place) is None else [place / name for name in files.names(place)]
+    kinds = ("folder", "link") if links else ("folder",)
+    return [path for path in below if (status := files.status(path)) is not None and status.kind in kinds]
 
 
 def tree(files: FileSystem, folder: Path) -> dict[str, Status]:
