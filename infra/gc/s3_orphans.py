@@ -59,8 +59,6 @@ class Remains:
         entries = list(self._objects.entries(head.key("")))
         try:
             version = head.look()
-            if version.etag is None and head.is_lost():
-                return []
         except RecordError:
             return []
         named = {head.key(name) for name in (HEAD, *version.head.documents())}

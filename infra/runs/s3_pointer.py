@@ -18,14 +18,14 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from infra.runs.checksummed_json import RecordCorrupted, decode, encode
+from infra.runs.checksummed_json import RecordCorrupted, RecordMissing, decode, encode
 from infra.runs.owner import LeaseOwner
 from infra.storage.objects import Objects, S3Address
 from infra.storage.rereading import read_again
 
 HEAD = "head.json"
 RUNS = "runs"
-REMEDY = "put back an earlier version of this object, or fork the run from an iteration that can be read"
+REMEDY = "put back an earlier version of this object, or remove {place}: the run then begins anew, from what it made"
 
 
 class LeaseState(BaseModel):
@@ -95,9 +95,12 @@ class RunHead:
         return self._address.uri_of(self.key(name))
 
     def look(self) -> Version:
-        """The present version."""
-        read = read_again(self.objects, self.key(HEAD), self._parse, RecordCorrupted)
-        return Version(RunPointer(), None) if read is None else Version(read[0], read[1].etag)
+        """The present version. Raises RecordMissing where it is gone and what it named is there."""
+        version = self._look()
+        # Whoever has the run may have begun it between the two looks.
+        if version.etag is None and self._has_records() and (version := self._look()).etag is None:
+            raise RecordMissing(f"{self.place(HEAD)} is gone, and records that it named are there: {self._remedy()}")
+        return version
 
     def read(self) -> Version:
         """The present version, which is remembered."""
@@ -110,12 +113,6 @@ class RunHead:
         """The version that was read or written last: the present one, as long as nobody else changes the head."""
         with self._mutex:
             return self._known or self.read()
-
-    def is_lost(self) -> bool:
-        """Of a run without head: whether there are records by holders of it, not only what a broken `create` left."""
-        top = self.key("iterations/")
-        names = (entry.key.removeprefix(top) for entry in self.objects.entries(top))
-        return any(name.split("-")[1:2] not in ([], ["000000"]) for name in names)
 
     def put(self, head: RunPointer, before: Version) -> Version | None:
         """Write a head over the version that it was made of; None if that is not the present one any more."""
@@ -150,10 +147,24 @@ class RunHead:
                     return after
                 version = self.read()
 
+    def _look(self) -> Version:
+        read = read_again(self.objects, self.key(HEAD), self._parse, RecordCorrupted)
+        return Version(RunPointer(), None) if read is None else Version(read[0], read[1].etag)
+
+    def _remedy(self) -> str:
+        return REMEDY.format(place=self.place())
+
+    def _has_records(self) -> bool:
+        """Whether there are records by holders of the run, not only what a broken `create` left."""
+        top = self.key("iterations/")
+        names = (entry.key.removeprefix(top) for entry in self.objects.entries(top))
+        return any(name.split("-")[1:2] not in ([], ["000000"]) for name in names)
+
     def _parse(self, content: bytes) -> RunPointer:
         place = self.place(HEAD)
-        document = decode(place, HEAD, content, remedy=REMEDY)
+        document = decode(place, HEAD, content, remedy=self._remedy())
         try:
             return RunPointer.model_validate(document)
         except ValidationError as error:
-            raise RecordCorrupted(f"{place} is not the head of a run ({error.errors()[0]['msg']}): {REMEDY}") from error
+            reason = error.errors()[0]["msg"]
+            raise RecordCorrupted(f"{place} is not the head of a run ({reason}): {self._remedy()}") from error

@@ -22,7 +22,7 @@ from infra.runs.checksummed_json import (
 from infra.runs.listing import RunListing
 from infra.runs.names import note_kind
 from infra.runs.s3_lease import S3Lease
-from infra.runs.s3_pointer import HEAD, REMEDY, RunHead, RunPointer
+from infra.runs.s3_pointer import RunHead, RunPointer
 from infra.storage.parallel import parallel_map
 from infra.storage.rereading import read_again
 
@@ -155,8 +155,6 @@ class S3Records:
     def contents(self) -> RunListing:
         """What the run has now."""
         head = self._now()
-        if head == RunPointer() and self._head.is_lost():
-            raise RecordMissing(f"{self._head.place(HEAD)} is gone, and records that it named are there: {REMEDY}")
         return RunListing(dict(sorted(head.iterations.items())), head.notes)
 
     def marked(self, marks: Iterable[str]) -> list[dict[str, Any] | None]:

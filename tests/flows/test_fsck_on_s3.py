@@ -10,7 +10,7 @@ import pytest
 from flows.fsck import remake
 from infra.artifacts import ArtifactCorrupted
 from infra.gc.s3_collector import S3Collector
-from infra.runs.records import RecordCorrupted
+from infra.runs.records import RecordCorrupted, RecordMissing
 from infra.runs.s3_lease import acquire_lease as acquire_s3_lease
 from infra.runs.s3_records import S3Records
 from infra.runs.s3_runs import S3Runs
@@ -96,6 +96,10 @@ def test_a_run_that_has_lost_its_head_keeps_everything_and_its_records_are_no_re
     run = BucketRun(tmp_path, (*SETTINGS, "dataset.evaluation=null"))
     run.train()
     run.objects.remove(["team/runs/toy/head.json"])
+    left = [entry.key for entry in run.objects.entries("team/runs/")]
+    with pytest.raises(RecordMissing, match=r"head.json is gone.*: put back an earlier version .* remove s3://.*/toy/"):
+        run.train()
+    assert [entry.key for entry in run.objects.entries("team/runs/")] == left
     run.objects.later(timedelta(days=2))
     collector = S3Collector(run.address, run.objects)
     needs = Reachability(run.store(tmp_path), S3Runs(run.address, run.objects), promoted=set)
