@@ -58,10 +58,15 @@ class LocalCollector:
         self._now_ns = now_ns
 
     def artifacts(self) -> list[StoredArtifact]:
-        """Every artifact's folder in the store."""
-        kinds = [path for path in folders(self._files, self._root) if is_kind(path.name)]
-        places = [place for kind in kinds for place in folders(self._files, kind)]
-        return [StoredArtifact(place.parent.name, place.name, self._size(place)) for place in places]
+        """Every artifact in the store that can be removed: not one that nobody can read."""
+        found: list[StoredArtifact] = []
+        for kind in folders(self._files, self._root):
+            if is_kind(kind.name):
+                with suppress(PermissionError):
+                    for place in folders(self._files, kind):
+                        with suppress(PermissionError):
+                            found.append(StoredArtifact(kind.name, place.name, self._size(place)))
+        return found
 
     def pinned(self) -> set[tuple[str, str]]:
         """Kind and key of what the holders of runs are using. Raises PinsUnreadable."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -127,7 +128,7 @@ class Journals:
         self._journals: dict[str, Journal] = {}
 
     def models(self) -> list[str]:
-        """The models of which aliases were moved."""
+        """The models of which aliases were moved. Raises RecordCorrupted where a folder bears no model's name."""
         return [model_name(name) for name in self._pages.folders()]
 
     def of(self, model: str) -> Journal:
@@ -143,8 +144,15 @@ def folder_name(model: str) -> str:
 
 
 def model_name(folder: str) -> str:
-    """The model whose folder has this name."""
-    return re.sub(rb"=([0-9A-F]{2})", lambda match: bytes([int(match[1], 16)]), folder.encode()).decode()
+    """The model whose folder has this name. Raises RecordCorrupted where it is none's."""
+    with suppress(UnicodeError):
+        model = re.sub(rb"=([0-9A-F]{2})", lambda match: bytes([int(match[1], 16)]), folder.encode()).decode()
+        if folder_name(model) == folder:
+            return model
+    raise RecordCorrupted(
+        f"folder {folder!a} among the promotions bears the name of no model: give it back the one it had, or move it "
+        "out of the store"
+    )
 
 
 def _plain(byte: int) -> bool:

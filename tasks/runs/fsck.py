@@ -12,7 +12,6 @@ from typing import Any, Literal
 from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing, ArtifactRef, ArtifactStore, open_store
 from infra.artifacts.export import check_export
 from infra.backend import open_collector, open_runs
-from infra.mlflow.alias_journal import Journals
 from infra.runs.listing import RunListing
 from infra.runs.records import NOTES, RecordError, RunRecords, remedy_for
 from infra.settings import Settings
@@ -21,6 +20,7 @@ from tasks.runs.derived import not_derived
 from tasks.runs.iteration_record import IterationRecord, RecordsOfEarlierVersion, resume_inputs
 from tasks.runs.kept import Page, copies_of, each_once, pages_of
 from tasks.runs.made_from import step_of
+from tasks.runs.promoted import unreadable_promotions
 from tasks.runs.reachability import Name, Reachability
 from tasks.runs.record_chain import ChainedRecord, first_break, link, record_digest
 from tasks.runs.run_state import known_runs, no_such_run
@@ -290,10 +290,5 @@ def check_rest(store: ArtifactStore, progress: Progress, read: set[Name], pages:
                 remedy = "no record needs it: `ppoflow fsck --repair` sets it aside, `ppoflow gc` removes it"
                 damage = replace(damage, remedy=remedy, repair="set aside", ref=place)
             found.damages.append(damage)
-    journals = Journals(store.root)
-    for model in journals.models():
-        try:
-            journals.of(model).moves()
-        except (RecordError, ChangedOnTheWay, OSError) as error:
-            found.damages.append(Damage(f"promotions of {model}", str(error), ""))
+    found.damages += [Damage(what, why, "") for what, why in unreadable_promotions(store.root)]
     return found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from infra.mlflow.alias_journal import Journals, Move
+from infra.mlflow.alias_journal import PROMOTIONS, Journals, Move
+from infra.runs.records import RecordError
+from infra.storage.rereading import ChangedOnTheWay
 
 KEPT_VERSIONS = 5
 """So many versions that an alias pointed to keep their policies, whatever becomes of their runs."""
@@ -33,3 +35,18 @@ def last_moves(moves: Sequence[Move], alias: str) -> list[Move]:
     """The last moves of an alias to different versions: those that one would go back to."""
     by_version = {move.version: move for move in moves if move.alias == alias and move.artifacts}
     return sorted(by_version.values(), key=lambda move: move.number)[-KEPT_VERSIONS:]
+
+
+def unreadable_promotions(root: str) -> Iterator[tuple[str, str]]:
+    """Which journals of a store's models cannot be read, and why."""
+    unreadable, journals = (RecordError, ChangedOnTheWay, OSError), Journals(root)
+    try:
+        models = journals.models()
+    except unreadable as error:
+        yield PROMOTIONS, str(error)
+        return
+    for model in models:
+        try:
+            journals.of(model).moves()
+        except unreadable as error:
+            yield f"{PROMOTIONS} of {model}", str(error)

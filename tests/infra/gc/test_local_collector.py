@@ -41,6 +41,24 @@ def test_it_lists_artifacts_and_nothing_else():
     assert found[2].bytes == sum(map(len, CONTENT.values())) + disk.status(ROOT / "scores/a/manifest.json").size
 
 
+class Closed(DiskFiles):
+    """Lets nobody look into some folders."""
+
+    def names(self, folder: Path) -> list[str]:
+        if folder in (ROOT / "scores/closed", ROOT / "rollouts"):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return super().names(folder)
+
+
+def test_what_it_may_not_look_into_is_no_artifact_that_can_go():
+    disk = fresh_disk()
+    put(disk, "scores", "a", CONTENT)
+    put(disk, "scores", "closed", CONTENT)
+    put(disk, "rollouts", "b", CONTENT)
+    found = collector_on(Closed(disk)).artifacts()
+    assert [(one.kind, one.key) for one in found] == [("scores", "a")]
+
+
 def collect_x(files: FileSystem) -> None:
     collector_on(files).collect([X], set)
 

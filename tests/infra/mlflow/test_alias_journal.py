@@ -51,6 +51,13 @@ def test_every_model_name_has_a_folder_of_its_own(root: str, name: str):
     assert Journals(root).of(name).moves() == [move(1, "anna", name)]
 
 
+@pytest.mark.parametrize("folder", ["caf\udcff", "a b", "a=", "a=2", "=41", "a=2f"])
+def test_a_folder_that_is_no_models_is_told(tmp_path: Path, folder: str):
+    (tmp_path / "promotions" / folder).mkdir(parents=True)
+    with pytest.raises(RecordCorrupted, match=r"folder '[ -~]*' among the promotions bears the name of no model"):
+        Journals(str(tmp_path)).models()
+
+
 def test_one_of_eight_makes_each_move(place: Place):
     start, rounds = threading.Barrier(8, timeout=LONG_S), 50
 

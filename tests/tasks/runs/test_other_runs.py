@@ -160,3 +160,12 @@ def test_a_store_without_anything_has_nothing_to_tell(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("PPOFLOW_STORE", raising=False)
     assert (find_garbage().rows(), find_garbage().unreadable) == ([], {})
+
+
+@pytest.mark.parametrize("folder", ["caf\udcff", "renamed toy"])
+def test_a_folder_of_promotions_that_no_model_has_is_told_and_keeps_everything(run: ToyRun, folder: str) -> None:
+    (run.home / "store/promotions" / folder).mkdir(parents=True)
+    garbage = find_garbage()
+    assert (garbage.artifacts, [*garbage.unreadable]) == ([], ["the journal of promotions"])
+    [told] = [damage for found in check_store(lambda text: None) for damage in found.damages]
+    assert (told.what, "move it out of the store" in told.complaint) == ("promotions", True)
