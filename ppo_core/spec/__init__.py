@@ -13,7 +13,7 @@ from ppo_core.spec.algorithms import (
 )
 from ppo_core.spec.dataset import CurriculumSpec, DatasetSpec, SourceSpec
 from ppo_core.spec.dpo import DpoFitSpec, DpoSpec
-from ppo_core.spec.loading import SpecError, differing_keys
+from ppo_core.spec.loading import SpecError, differing_keys, validated
 from ppo_core.spec.lora import LoraSpec
 from ppo_core.spec.promotion import PromotionSpec
 from ppo_core.spec.reference import AveragedReference, FixedReference, ReferenceSpec, SteppedReference
@@ -85,4 +85,5 @@ __all__ = [
     "UpdateSpec",
     "VapoSpec",
     "differing_keys",
+    "validated",
 ]

@@ -110,7 +110,11 @@ def overridden(spec: Spec, overrides: Iterable[str]) -> Spec:
     document = spec.model_dump(mode="json")
     for override in overrides:
         apply_override(document, override)
-    cls = type(spec)
+    return validated(type(spec), document)
+
+
+def validated(cls: type[Spec], document: Mapping[str, Any]) -> Spec:
+    """The spec that a document holds. Raises SpecError."""
     try:
         return cls.model_validate(document)
     except ValidationError as error:

@@ -11,7 +11,7 @@ from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
 from tasks.runs.iteration_record import IterationRecord
-from tasks.runs.run_state import committed, committed_at, with_changes
+from tasks.runs.run_state import committed, committed_at, read_spec, with_changes
 from tasks.stages.references import CheckpointRef
 
 REGISTERED = "models:/"
@@ -103,7 +103,8 @@ def policy_of(
 ) -> Policy:
     """A policy with the spec that made it."""
     chain = committed(run)
-    spec = with_changes(RunSpec.model_validate(chain.spec), record.changed)
+    assert chain.spec is not None
+    spec = with_changes(read_spec(chain.spec, run), record.changed)
     if folder is not None:
         spec = spec.model_copy(update={"folder": folder})
     following = next(iter(chain.records[record.iteration + 1 :]), None)

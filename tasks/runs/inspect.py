@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from infra.artifacts import ArtifactError, open_store
 from infra.settings import Settings
 from ppo_core.records import InputError
-from ppo_core.spec import RunSpec
 from tasks.runs.iteration_record import IterationRecord, best_in_words
 from tasks.runs.progress import doing_now
-from tasks.runs.run_state import committed, with_changes
+from tasks.runs.run_state import committed, read_spec, with_changes
 from tasks.stages.references import CheckpointRef
 
 
@@ -41,7 +40,7 @@ def read_run(run: str) -> RunSoFar:
     chain = committed(run)
     assert chain.spec is not None
     last, planned = chain.records[-1], int(chain.spec["iterations"])
-    then = with_changes(RunSpec.model_validate(chain.spec), chain.records[last.best.iteration].changed)
+    then = with_changes(read_spec(chain.spec, run), chain.records[last.best.iteration].changed)
     weights = then.evaluation.weights
     return RunSoFar(run, chain.records, max(planned, last.iteration), location_of(last.checkpoint), weights)
 

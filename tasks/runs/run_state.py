@@ -11,7 +11,7 @@ from infra.runs.names import is_run_name
 from infra.runs.records import RunRecords
 from infra.settings import Settings
 from ppo_core.records import InputError
-from ppo_core.spec import RunSpec, Section, differing_keys
+from ppo_core.spec import RunSpec, Section, SpecError, differing_keys, validated
 from tasks.runs.iteration_record import IterationRecord, read_record
 from tasks.runs.kept import pages_of
 from tasks.runs.record_chain import Chain, read_chain, spec_document, with_values
@@ -25,7 +25,18 @@ MAY_CHANGE = ("iterations: ", "checkpoint.", "engines.", "guards.", "promotion."
 def recorded_spec(records: RunRecords) -> RunSpec | None:
     """The spec that a run was started with, its folder included; None for a new run."""
     document = spec_document(records)
-    return None if document is None else RunSpec.model_validate(document)
+    return None if document is None else read_spec(document, records.run)
+
+
+def read_spec(document: Mapping[str, Any], run: str) -> RunSpec:
+    """The spec that a run's records hold. Raises SpecError where this version refuses it."""
+    try:
+        return validated(RunSpec, document)
+    except SpecError as error:
+        raise SpecError(
+            f"the spec that run {run} was started with is refused by this version: use the version of ppoflow that "
+            f"started it, or train under another name with what is right now\n{error}"
+        ) from None
 
 
 def spec_of_run(run: str, folder: str | None = None) -> RunSpec:
@@ -72,7 +83,7 @@ def effective_spec(spec: RunSpec, records: RunRecords) -> RunSpec:
     are damaged, and HubError or HubUnavailable where the hub was asked in vain.
     """
     document = read_chain(records).spec
-    recorded = None if document is None else RunSpec.model_validate(document)
+    recorded = None if document is None else read_spec(document, records.run)
     decay = spec.update.decay_iterations or spec.iterations
     if recorded is not None and spec.update.decay_iterations is None:
         decay = recorded.update.decay_iterations or recorded.iterations

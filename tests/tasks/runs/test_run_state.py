@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.backend import acquire_lease, open_records
+from infra.backend import acquire_lease, open_records, open_runs
 from infra.runs.records import RunRecords
 from ppo_core.records import InputError, content_digest
-from ppo_core.spec import RunSpec
+from ppo_core.spec import RunSpec, SpecError
 from tasks.runs.record_chain import made_with
-from tasks.runs.run_state import changed_values, effective_spec, last_record, with_changes
+from tasks.runs.run_state import changed_values, effective_spec, last_record, spec_of_run, with_changes
 from tests.tasks.run_contexts import smoke_spec
 
 
@@ -50,6 +50,22 @@ def test_the_folder_of_the_spec_is_no_part_of_a_run(tmp_path: Path) -> None:
     records = recorded(tmp_path)
     moved = smoke_spec().model_copy(update={"folder": "/somewhere/else"})
     assert effective_spec(moved, records).folder == "/somewhere/else"
+
+
+def test_a_recorded_spec_that_this_version_refuses_is_told_with_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPOFLOW_STORE", str(tmp_path))
+    document = smoke_spec().document()
+    document["rollout"] |= {"temperature": -1.0, "warmth": 2}
+    open_runs(tmp_path).create("old", document, {})
+    with pytest.raises(SpecError) as refusal:
+        spec_of_run("old")
+    first, *problems = str(refusal.value).splitlines()
+    assert "run old was started with is refused by this version: use the version of ppoflow that started it" in first
+    assert [line.partition(":")[0] for line in problems] == ["rollout.temperature=-1.0", "rollout.warmth"]
+    with pytest.raises(SpecError, match="run old"):
+        effective_spec(smoke_spec(), open_records(tmp_path, "old"))
 
 
 def test_a_run_without_records_has_no_last_one(tmp_path: Path) -> None:
