@@ -127,6 +127,8 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         # The port that Prefect takes may be somebody else's when its server binds it, seconds later.
         patch.setattr("prefect.testing.utilities._find_available_port", free_port)
+        # Events too are for those services, and take a fifth of the time of a run on toy engines.
+        patch.setattr("prefect.events.utilities.should_emit_events", lambda: False)
         quiet = settings({PREFECT_LOGGING_TO_API_ENABLED: False, HEARTBEAT: None})
         with quiet, ExitStack() as server:
             with pytest.MonkeyPatch.context() as environment:  # of this server alone
