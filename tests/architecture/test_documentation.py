@@ -56,7 +56,17 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in
 
 def test_documents_of_all_folders_name_something() -> None:
     assert {ROOT / name for name in ("README.md", "docs/data.md", "examples/helpful/README.md")} <= set(DOCUMENTS)
-    for name in ("architecture", "dpo", "hyperparameters", "reward-models", "rewards", "rlhf", "training"):
+    names = (
+        "algorithms",
+        "architecture",
+        "dpo",
+        "hyperparameters",
+        "performance",
+        "resuming",
+        "reward-models",
+        "rewards",
+    )
+    for name in (*names, "rlhf", "team", "training"):
         text = (ROOT / "docs" / f"{name}.md").read_text()
         assert paths_in(text) | links_in(text), name
     for name in ("README.md", "CONTRIBUTING.md", "docs/architecture.md"):
