@@ -13,6 +13,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from infra.artifacts.fingerprint import file_digests
 from infra.artifacts.integrity import Checker
 from infra.artifacts.manifest import (
     MANIFEST_NAME,
@@ -62,6 +63,17 @@ def exported_from(folder: Path) -> ArtifactRef | None:
         manifest = _manifest(folder)
         return None if manifest is None else manifest.inputs[0]
     return None
+
+
+def digests_of_source(folder: Path) -> dict[str, str]:
+    """The digest of each file of a user's folder, by its relative name; see `infra.artifacts.fingerprint.file_digests`.
+
+    The manifest of a copy does not count: it tells when the copy was made, and nothing else that is not there.
+    """
+    digests = file_digests(folder)
+    if exported_from(folder) is not None:
+        del digests[MANIFEST_NAME]
+    return digests
 
 
 def check_export(folder: Path) -> Manifest | None:

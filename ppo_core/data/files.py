@@ -142,7 +142,9 @@ def _are_rows(folder: Path) -> bool:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    """All of them at any depth, but for hidden ones, which count in no key: editors leave copies there."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
 
 def _parts(folder: Path) -> Iterator[Found]:

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from infra.artifacts import ArtifactStore, open_store
-from infra.artifacts.export import exported_from
+from infra.artifacts.export import digests_of_source
 from infra.artifacts.fingerprint import code_fingerprint, file_digest, file_digests
-from infra.artifacts.manifest import MANIFEST_NAME
 from infra.backend import open_collector, open_records
 from infra.engines.protocol import Engine, EngineInput, EngineJob, EngineProgress, EngineTimeout, OnProgress
 from infra.engines.relay import SpareTime
@@ -148,10 +147,7 @@ class RunContext:
             raise InputError(f"there is no folder {folder}: give a path relative to the spec, or an absolute one")
         with self.lock:
             if name not in self.folder_digests:
-                digests = file_digests(folder)
-                if exported_from(folder) is not None:
-                    del digests[MANIFEST_NAME]  # it tells when the copy was made, and nothing else that is not there
-                self.folder_digests[name] = content_digest(digests)
+                self.folder_digests[name] = content_digest(digests_of_source(folder))
             return EngineInput(folder.absolute(), self.folder_digests[name])
 
     def tokenizer(self) -> EngineInput:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+from infra.artifacts.export import digests_of_source
 from infra.artifacts.fingerprint import file_digests
 from infra.engines.protocol import EngineInput
 from ppo_core.records import InputError, content_digest
@@ -23,7 +24,7 @@ def upload_source(context: RunContext, given: EngineInput) -> UploadedSource:
     if found is None:
         copy = context.store.scratch()
         try:
-            for name in file_digests(given.path):
+            for name in digests_of_source(given.path):
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(given.path / name, copy / name)
             if content_digest(file_digests(copy)) != given.digest:

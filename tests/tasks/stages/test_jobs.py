@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from infra.artifacts.export import export_part
 from infra.engines.protocol import EngineDied, EngineInput, EngineJob, EngineReply
 from ppo_core.records import InputError, ScoreJob
 from tasks.stages.context import RunContext, open_run_context
@@ -62,6 +63,20 @@ def test_a_shipped_folder_is_stored_once_without_what_is_hidden(context: RunCont
     assert upload_source(context, folder) == shipped  # what is in the store is what the key says
 
 
+def test_a_copy_of_a_policy_is_shipped_without_the_manifest_that_says_when_it_was_made(
+    context: RunContext, tmp_path: Path
+) -> None:
+    made = context.store.scratch()
+    (made / "policy").mkdir()
+    (made / "policy/config.json").write_text("{}")
+    ref = context.store.put(made, "checkpoint", "c" * 64)
+    copy = tmp_path / "best-policy"
+    export_part(context.store.fetch(ref), context.store.manifest(ref), ref, "policy", copy)
+    shipped = upload_source(context, context.folder_input(str(copy)))
+    assert stored(context, shipped) == {"config.json": "{}"}
+    assert shipped.digest == context.folder_input(str(copy)).digest
+
+
 def test_a_folder_that_has_changed_meanwhile_is_refused(context: RunContext, folder: EngineInput) -> None:
     (folder.path / "config.json").write_text("changed")
     with pytest.raises(InputError, match="has changed since this run read it"):
@@ -100,7 +115,7 @@ def test_a_disk_that_is_full_is_named_and_the_job_not_tried_again(
         run_job(job, context.store, cast(Any, Engine()), silence_s=1, on_progress=None)
     assert full.value.__cause__ is failure
     assert DiskSpaceError in LASTING
-    assert list((Path(context.store.root) / "partial").glob("*/*")) == []
+    assert list((Path(context.store.root) / "scratch").iterdir()) == []
 
 
 def test_what_fails_when_the_store_has_the_folder_is_told_as_it_is(context: RunContext) -> None:
