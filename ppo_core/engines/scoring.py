@@ -28,9 +28,9 @@ from ppo_core.data.tables import (
 from ppo_core.engines.reward_models import check_preferences, evaluate_reward_model, prepare_preferences
 from ppo_core.engines.selection import scores_beside, select_rollouts, signals
 from ppo_core.engines.start import example_completions, read_start, rows_of_splits, scan, sources_of
+from ppo_core.engines.user_code import describe_sources, require_same_code
 from ppo_core.models.weight_files import tensor_shapes
 from ppo_core.processes.permissions import permissions_of
-from ppo_core.processes.plugins import source_digest
 from ppo_core.processes.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.processes.turns import room_made
 from ppo_core.records import (
@@ -52,12 +52,6 @@ from ppo_core.scoring.reward import RewardFailed, Sample
 from ppo_core.scoring.spans import Decode
 from ppo_core.scoring.weighted import WeightedRewards, check_enough, make_remembered
 from ppo_core.spec import RewardSpec
-
-
-def describe_sources(job: Job) -> dict[str, Any]:
-    """Digest of every piece of user code the spec names: what makes a cached stage stale when the code changes."""
-    sources = sources_of(job)
-    return {name: source_digest(name, sources) for name in job.spec["functions"]}
 
 
 def prepare_dataset(job: Job) -> dict[str, Any]:
@@ -229,6 +223,7 @@ def _scored(
     decode: Decode | None = None,
     ahead: ScoresAhead | None = None,
 ) -> list[ScoreRow]:
+    require_same_code(reward, job)
     prompts = _prompts(job, split, {row.prompt_id for row in rollouts})
     known = ahead and ahead.for_dataset(job.inputs["dataset"].digest)
     rewards = WeightedRewards(reward, sources_of(job), column, job.progress, known)

@@ -130,13 +130,16 @@ class RunContext:
             return EngineInput(Path(self.spec.folder).absolute(), content_digest(used))
 
     def rewards(self) -> dict[str, EngineInput]:
-        """What the rewards need: `sources`, which are functions and folders of reward models, and those of the hub."""
+        """What the rewards need: `sources`, their functions and folders of reward models, and those of the hub.
+
+        Where there are such models, the functions alone are `functions`.
+        """
         functions, models = self.sources(*self.spec.reward.code), self.spec.reward.folders
         if not models:
             return {"sources": functions}
         digests = {name: self.folder_input(name).digest for name in models}
         named = replace(functions, digest=content_digest([functions.digest, digests]))
-        return {"sources": named, **self.hub_inputs(*models)}
+        return {"sources": named, "functions": functions, **self.hub_inputs(*models)}
 
     def folder_input(self, name: str) -> EngineInput:
         """A folder on disk, or a download, as an engine's input."""

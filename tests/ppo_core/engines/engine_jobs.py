@@ -50,9 +50,13 @@ class Client:
         spec: Mapping[str, Any],
         output: Path | None,
         on_progress: Callable[[EngineProgress], None] | None = None,
+        code: str = "",
     ) -> EngineReply:
-        """One job; a folder's path serves as its digest, for no test writes into one twice."""
-        given = {key: EngineInput(path, str(path)) for key, path in inputs.items()}
+        """One job; a folder's path serves as its digest, for no test writes into one twice. `code`: that of `sources`.
+
+        Without it, whatever code there is.
+        """
+        given = {key: EngineInput(path, code if key == "sources" else str(path)) for key, path in inputs.items()}
         return self.engine.run(EngineJob(name, given, output, spec), timeout_s=TIMEOUT_S, on_progress=on_progress)
 
     def generate(self, checkpoint: Path, dataset: Path, **changes: Any) -> list[RolloutRow]:

@@ -13,7 +13,7 @@ import pytest
 from infra.engines.process import EngineJobError
 from ppo_core.data.shares import Share
 from ppo_core.data.tables import read_shares, write_rollouts
-from ppo_core.records import RolloutRow
+from ppo_core.records import RolloutRow, content_digest
 from tests.ppo_core.engines.engine_jobs import Client, ends_by_itself, open_engine, write_dataset
 from tests.ppo_core.scoring.scoring_jobs import prepare, score
 from tests.ppo_core.tiny_policies import CONTEXT, EOS, VOCABULARY, make_tokenizer
@@ -210,6 +210,38 @@ def test_a_digest_follows_the_code(scoring: Client, tmp_path: Path) -> None:
     second = digest()
     (tmp_path / "followed.py").write_text("import followed_part\ndef f(completions): return [2.0]\n")
     assert len({first, second, digest()}) == 3
+
+
+def test_code_that_was_changed_is_told_by_a_new_engine_and_unknown_to_the_old_one(tmp_path: Path) -> None:
+    """The key of the scores names the code that the run began with."""
+    document = {"reward": {"function": "mine.py:f"}, "answer_column": "answer", "split": "train"}
+    dataset = write_dataset(tmp_path / "dataset", [[5], [6]])
+    write_rollouts(tmp_path / "rollouts.parquet", [RolloutRow("p0", 0, [5], [6], "w2", [-1.0], "stop")])
+    (tmp_path / "mine.py").write_text("def f(completions): return [1.0]\n")
+    inputs = {"sources": tmp_path, "rollouts": tmp_path, "dataset": dataset}
+    scoring = open_engine("scoring", tmp_path / "engine")
+
+    def scores(code: str) -> list[float | None]:
+        output = scoring.output()
+        scoring.run("score_rollouts", inputs, document, output, code=code)
+        return [row["score"] for row in pq.read_table(output / "scores.parquet").to_pylist()]
+
+    def described() -> str:
+        reply = scoring.run("describe_sources", {"sources": tmp_path}, {"functions": ["mine.py:f"]}, None)
+        return content_digest(dict(reply.result))
+
+    try:
+        began_with = described()
+        assert scores(began_with) == [1.0]
+        (tmp_path / "mine.py").write_text("def f(completions): return [2.0]\n")
+        assert scores(began_with) == [1.0]
+        scoring.engine.close()
+        scoring = open_engine("scoring", tmp_path / "another")
+        with pytest.raises(EngineJobError, match=r"mine.py:f changed after this run had read it.*: give the"):
+            scores(began_with)
+        assert scores(described()) == [2.0]
+    finally:
+        scoring.engine.close()
 
 
 def test_a_trial_shows_rows_completions_and_scores(scoring: Client, sources: Path) -> None:

@@ -58,7 +58,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def job(folder: Path, **spec: Any) -> Job:
-    inputs = {name: JobInput(folder, "0" * 64) for name in ("sources", "dataset", "rollouts")}
+    inputs = {name: JobInput(folder, "0" * 64) for name in ("dataset", "rollouts")} | {"sources": JobInput(folder, "")}
     output = folder / f"job-{next(NUMBERS)}"
     output.mkdir()
     return Job("", inputs, output, {"answer_column": "answer", "split": "train", **spec}, lambda *_: None)

@@ -247,7 +247,8 @@ def test_parts_survive_the_table_and_without_any_its_bytes_are_what_they_were(tm
 
 
 def job(folder: Path, inputs: dict[str, Path], spec: dict[str, Any]) -> Job:
-    return Job("", {name: JobInput(path, str(path)) for name, path in inputs.items()}, folder, spec, lambda *_: None)
+    given = {name: JobInput(path, "" if name == "sources" else str(path)) for name, path in inputs.items()}
+    return Job("", given, folder, spec, lambda *_: None)
 
 
 def test_the_scoring_job_says_at_which_tokens(tmp_path: Path) -> None:

@@ -1,0 +1,38 @@
+"""The functions of a user in the scoring engine: which there are, and whether they are those that a key names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ppo_core.engines.start import sources_of
+from ppo_core.processes.plugins import source_digest
+from ppo_core.processes.protocol import Job
+from ppo_core.records import InputError, content_digest
+from ppo_core.spec import RewardSpec
+
+LOADED: dict[tuple[Path, str], str] = {}
+"""The digests of the user's functions when this process first read them: it goes on with these if the files change."""
+
+
+def describe_sources(job: Job) -> dict[str, Any]:
+    """Digest of every piece of user code the spec names: what makes a cached stage stale when the code changes."""
+    sources = sources_of(job)
+    found = {name: source_digest(name, sources) for name in job.spec["functions"]}
+    LOADED.update({(sources.folder, name): digest for name, digest in found.items()})
+    return found
+
+
+def require_same_code(reward: RewardSpec, job: Job) -> None:
+    """Raise InputError where this process has other functions than the key of the job's scores names."""
+    named, sources = job.inputs.get("functions", job.inputs["sources"]), sources_of(job)
+    if not reward.code or not named.digest:
+        return
+    for name in reward.code:
+        if (sources.folder, name) not in LOADED:
+            LOADED[sources.folder, name] = source_digest(name, sources)
+    if content_digest({name: LOADED[sources.folder, name] for name in reward.code}) != named.digest:
+        raise InputError(
+            f"{', '.join(reward.code)} changed after this run had read it, and the scoring engine was started anew "
+            "since: give the run's command again, which goes on with what is there now"
+        )
