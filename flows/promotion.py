@@ -9,6 +9,7 @@ Of several promotions at once one moves the alias; the others say who has moved 
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import cast
 
 from prefect.flow_runs import pause_flow_run, suspend_flow_run
@@ -20,7 +21,7 @@ from flows.console import RunConsole
 from ppo_core.spec import PromotionSpec, RunSpec
 from tasks.policies.compare_policies import compare_policies
 from tasks.policies.gates import check_gates, passed
-from tasks.policies.held_out import evaluate_held_out, open_evaluation
+from tasks.policies.held_out import evaluate_held_out, open_evaluation, pinned
 from tasks.policies.policy import Policy, find_policy, registered
 from tasks.policies.promote_policy import Approval, Trial, alias_at, move_alias, roll_back, show_trial
 from tasks.prefect.client import deployment_id
@@ -60,8 +61,8 @@ def promote(candidate: str, overrides: list[str] | None = None, folder: str | No
         return refused(PromotionReport(trial=None, moved=None, verdict=verdict))
     champion = None if standing.version is None else find_policy(f"models:/{version.name}/{standing.version}", folder)
     console = RunConsole(f"promotion of {version.name}/{version.version}", 0)
-    with console:
-        trial = held_trial(policy, champion, spec, console.progress)
+    with console, ExitStack() as kept:
+        trial = held_trial(policy, champion, spec, console.progress, kept)
         console.say(trial.summary())
         if not passed(trial.gates):
             return refused(PromotionReport(trial=trial, moved=None, verdict="a gate has failed"))
@@ -76,11 +77,18 @@ def promote(candidate: str, overrides: list[str] | None = None, folder: str | No
         return PromotionReport(trial=trial, moved=moved, verdict=moved)
 
 
-def held_trial(candidate: Policy, champion: Policy | None, spec: RunSpec, on_progress: OnProgress) -> Trial:
-    """Compare with engines that are gone when a person is asked."""
+def held_trial(
+    candidate: Policy, champion: Policy | None, spec: RunSpec, on_progress: OnProgress, kept: ExitStack
+) -> Trial:
+    """Compare with engines that are gone when a person is asked.
+
+    Until `kept` is closed the collector leaves what the move of the alias would name: a person may take days.
+    """
     version = registered(candidate)
     with open_evaluation(candidate, spec, f"promotion of {version.name}/{version.version}", on_progress) as context:
-        return try_candidate(context, candidate, champion)
+        trial = try_candidate(context, candidate, champion)
+        kept.enter_context(pinned(context.store.root, [*trial.artifacts(), candidate.checkpoint]))
+        return trial
 
 
 def try_candidate(context: RunContext, candidate: Policy, champion: Policy | None) -> Trial:

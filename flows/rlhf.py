@@ -30,7 +30,7 @@ from tasks.prefect.crashed_runs import holder_note, page_is_open
 from tasks.prefect.deployment_params import is_deployed, requested, shown_name
 from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow, page_url
-from tasks.preferences.given import fetch_given, places_of, start_is_there, with_commits_of_parts
+from tasks.preferences.given import fetch_given, pin_start, places_of, start_is_there, with_commits_of_parts
 from tasks.runs.progress import announced
 from tasks.stages.holding import RLHF, alone
 
@@ -69,8 +69,10 @@ def train(spec: RlhfSpec, run: str | None = None, wait: bool = False, overrides:
         fetch_given(spec, run)
         spec = with_commits_of_parts(spec, run)
         places = places_of(spec, run)
-        if spec.learns_from_policy and spec.given.policy is None and not start_is_there(run):
-            called(supervised, spec.run_before(None), run, wait)
+        if spec.learns_from_policy and spec.given.policy is None:
+            if not start_is_there(run):
+                called(supervised, spec.run_before(None), run, wait)
+            pin_start(lease, run)
         model = None
         if spec.trained is not None:
             model = called(reward_model, spec.reward_model_from(places.policy), run, wait)

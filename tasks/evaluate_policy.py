@@ -28,7 +28,10 @@ def evaluate_policy(context: RunContext, checkpoint: CheckpointRef, dataset: Dat
         "dataset": dataset,
     }
     job = EvaluateJob(
-        reward=spec.reward, answer_column=spec.dataset.answer_column, pass_score=spec.evaluation.pass_score
+        checkpoint=checkpoint.digest,
+        reward=spec.reward,
+        answer_column=spec.dataset.answer_column,
+        pass_score=spec.evaluation.pass_score,
     )
     work = StageSpec(EVALUATE_POLICY, job, inputs, context.rewards())
     return run_cached(context, work, begun=begun)

@@ -202,8 +202,12 @@ class SelectJob(Section):
 
 
 class EvaluateJob(Section):
-    """Score held-out rollouts. Inputs: sources, sampled, greedy, dataset."""
+    """Score held-out rollouts. Inputs: sources, sampled, greedy, dataset.
 
+    `checkpoint` is the digest of the policy that gave them: of two that answer alike each has an evaluation of its own.
+    """
+
+    checkpoint: str
     reward: RewardSpec
     answer_column: str
     pass_score: float

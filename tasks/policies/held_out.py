@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from infra.artifacts import open_store
+from infra.artifacts import ArtifactRef, open_store
 from infra.backend import acquire_lease, open_records
 from infra.engines.protocol import OnProgress
 from infra.mlflow.tracking import RunTracker
@@ -74,8 +74,21 @@ def open_evaluation(policy: Policy, spec: RunSpec, title: str, on_progress: OnPr
         lease.release()
 
 
+@contextmanager
+def pinned(root: str, refs: Iterable[ArtifactRef]) -> Iterator[None]:
+    """Keep the collector from these artifacts, which nothing names yet, while the context is open."""
+    lease = acquire_any_lease(root)
+    try:
+        with Heartbeat(lease, on_lost=lambda: None):
+            for ref in refs:
+                lease.pin(ref.kind, ref.key)
+            yield
+    finally:
+        lease.release()
+
+
 def acquire_any_lease(root: str) -> Lease:
-    """The first lease for evaluations that nobody holds."""
+    """The first lease for evaluations, and for what is kept of them, that nobody holds."""
     number = 1
     while True:
         try:

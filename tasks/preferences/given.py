@@ -7,10 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.artifacts import ArtifactCorrupted, ArtifactRef, open_store
+from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactRef, open_store
 from infra.artifacts.export import check_export, export_part, exported_from
 from infra.backend import open_records
 from infra.mlflow.registry import SOURCE_TAG, describe
+from infra.runs.lease import Lease
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RlhfSpec
@@ -108,6 +109,18 @@ def start_is_there(run: str) -> bool:
     with suppress(ArtifactCorrupted):
         return check_export(settings.start_policy_folder(run)) is not None
     return False
+
+
+def pin_start(lease: Lease, run: str) -> None:
+    """Keep the collector from the policy that training will begin with, and its inputs: no record names them yet."""
+    settings = Settings()
+    store, start = open_store(settings.store_root), exported_from(settings.start_policy_folder(run))
+    waiting = [] if start is None else [start]
+    while waiting:
+        ref = waiting.pop()
+        lease.pin(ref.kind, ref.key)
+        with suppress(ArtifactError):
+            waiting += store.manifest(ref).inputs
 
 
 def stored(name: str, tag: str) -> StoredModel:

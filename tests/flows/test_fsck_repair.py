@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from flows.fsck import repair, repair_run
+from infra.engines.protocol import EngineJob
 from infra.runs.local_lease import acquire_lease
 from tasks.runs.fork import fork_run
 from tasks.runs.fsck import Findings, check_run, check_store
 from tasks.runs.record_chain import made_with
 from tasks.runs.repair import repair_records
+from tests.tasks.toy_engines import JOBS, ToyEngines, write_responses
 from tests.tasks.toy_runs import ToyRun, flip_a_bit, lose_it, old_form, replace, with_artifact
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -142,3 +144,20 @@ def test_what_one_run_may_have_removed_is_missed_in_another(run: ToyRun) -> None
     everything = {found.run: [damage.what for damage in found.damages] for found in check_store(lambda text: None)}
     assert everything["a"] == []
     assert everything["b"] == ["checkpoint of iteration 2"]
+
+
+def test_policies_that_answer_alike_are_each_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while the critic warms up: an evaluation that two records share can be of one of their checkpoints only."""
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PPOFLOW_STORE", raising=False)
+    run, sample = ToyRun(tmp_path / "home", ("iterations=4", "evaluation.every=2")), JOBS["generate_rollouts"]
+
+    def answer(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
+        if job.spec["stream"] != "evaluation":
+            return sample(engines, job)
+        return write_responses(job, [str(number) for number in range(job.spec["num_prompts"])], job.spec)
+
+    run.engines.jobs["generate_rollouts"] = answer
+    records = run.train()
+    assert len({ref.key for record in records if (ref := record.evaluation) is not None}) == 3
+    assert check().damages == []

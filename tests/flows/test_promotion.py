@@ -20,6 +20,7 @@ from infra.backend import open_collector
 from infra.mlflow.alias_journal import Journals
 from ppo_core.spec import PromotionSpec
 from tasks.policies.gates import Gate, check_gates, passed
+from tasks.policies.held_out import pinned
 from tasks.policies.lineage import trace
 from tasks.policies.policy import find_policy
 from tasks.policies.promote_policy import Approval
@@ -166,6 +167,15 @@ def test_the_collector_leaves_champions_and_evidence_also_of_a_run_that_is_gone(
     assert {kind for kind, _ in evidence} == {"checkpoint", "evaluation", "comparison"}
     kinds = {found.kind for found in open_collector(store.root).artifacts()}
     assert "promotions" not in kinds
+
+
+def test_what_a_comparison_rests_on_stays_while_a_person_thinks(own: HandOver) -> None:
+    refs = own.trial(2, 1).artifacts()
+    root, names = str(own.run.home / "store"), {(ref.kind, ref.key) for ref in refs}
+    collector = open_collector(root)
+    with pinned(root, refs):
+        assert collector.collect(names, set) == []
+    assert {(gone.kind, gone.key) for gone in collector.collect(names, set)} == names
 
 
 def test_lineage_finds_what_does_not_fit(own: HandOver) -> None:

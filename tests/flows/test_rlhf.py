@@ -27,6 +27,7 @@ from ppo_core.spec.rlhf import POLICY
 from tasks.checks.rlhf import check_rlhf
 from tasks.prefect.crashed_runs import FLOW_RUN
 from tasks.runs.errors import RegistryError
+from tasks.runs.retention import find_garbage, remove_garbage
 from tasks.stages.holding import REWARD_MODEL, RLHF, lease_name
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_reward_models import MADE, toy_engines
@@ -130,6 +131,13 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(
     assert made(home, "same") == whole
     once = (*ALONE, "finetune_policy", "update_policy")
     assert {job: again.count(job) for job in once} == {job: done[job] for job in once}
+
+
+def test_what_ppo_starts_from_stays_while_the_reward_model_trains(home: Path, toys: ToyEngines) -> None:
+    """No record names it yet, and a run of PPO that had to make it again might come to another one."""
+    toys.before("train_reward_model", 1, lambda: remove_garbage(find_garbage()))
+    rlhf(spec(FROM_POLICY, "promote=false", "evaluate=false"), "kept")
+    assert [toys.count(job) for job in ("finetune_policy", "start_policy")] == [1, 1]
 
 
 def test_the_reward_model_is_what_ppo_scores_with(home: Path, toys: ToyEngines) -> None:

@@ -68,7 +68,7 @@ def test_an_evaluation_without_scores_fails_unless_it_may(scoring: Client, sourc
 
     def measured(function: str, **allowed: float) -> dict[str, float]:
         reward = {"function": f"my_rewards.py:{function}", **allowed}
-        spec = {"reward": reward, "answer_column": "answer", "pass_score": 1.0}
+        spec = {"checkpoint": "c", "reward": reward, "answer_column": "answer", "pass_score": 1.0}
         metrics: dict[str, float] = scoring.run("score_evaluation", inputs, spec, scoring.output()).result["metrics"]
         return metrics
 
@@ -133,7 +133,7 @@ def test_an_evaluation_tells_each_of_several_rewards(scoring: Client, sources: P
     inputs = {"sources": sources, "sampled": folder, "greedy": folder, "dataset": dataset}
     gold = {"function": "my_rewards.py:length", "weight": 0, "name": "gold"}
     reward = {"sources": [{"function": "my_rewards.py:later"}, gold]}
-    spec = {"reward": reward, "answer_column": "answer", "pass_score": 1.0}
+    spec = {"checkpoint": "c", "reward": reward, "answer_column": "answer", "pass_score": 1.0}
     metrics = scoring.run("score_evaluation", inputs, spec, scoring.output()).result["metrics"]
     for prefix in ("evaluation/", "evaluation/greedy_"):
         assert metrics[f"{prefix}score"] == metrics[f"{prefix}score/later"] == 0.5
