@@ -23,9 +23,9 @@ def resume(
 ) -> None:
     """Resume a run by its name alone; the spec comes from its records."""
     with friendly_errors(f"run {run}"):
-        from tasks.runs.run_state import spec_of_run
+        from tasks.runs.run_state import spec_to_go_on
 
-        spec = spec_of_run(run, folder).with_overrides(overrides or [])
+        spec = spec_to_go_on(run, folder).with_overrides(overrides or [])
         run_training(spec, run, command_line("resume", run, *set_options(overrides)), wait=wait)
 
 
@@ -70,7 +70,7 @@ def rerun(
         from flows.ppo import Rerun
         from tasks.runs.errors import InputError
         from tasks.runs.fork import parse_place
-        from tasks.runs.run_state import committed_at, spec_of_run
+        from tasks.runs.run_state import committed_at, spec_to_go_on
         from tasks.stages.table import ITERATION
 
         run, iteration = parse_place(place)
@@ -81,7 +81,7 @@ def rerun(
             raise InputError(
                 f"{place} --from {start}: give an iteration from 1 on, and a stage, one of {stages}"
             ) from None
-        spec = spec_of_run(run, folder)
+        spec = spec_to_go_on(run, folder)
         committed_at(run, iteration)
         run_training(spec, run, command_line("resume", run), wait=wait, rerun=wanted)
 

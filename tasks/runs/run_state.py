@@ -51,6 +51,13 @@ def spec_of_run(run: str, folder: str | None = None) -> RunSpec:
     return spec if folder is None else spec.model_copy(update={"folder": folder})
 
 
+def spec_to_go_on(run: str, folder: str | None = None) -> RunSpec:
+    """The same with what had changed when it made its last record: more iterations, another number of ranks."""
+    spec = spec_of_run(run, folder)
+    last = last_record(open_records(open_store(Settings().store_root).root, run))
+    return spec if last is None else with_changes(spec, last.changed)
+
+
 def no_such_run(run: str, root: str, known: Iterable[str] | None = None) -> InputError:
     """The refusal of a run, naming those that are known: without any given, those that have a record."""
     names = ", ".join(open_runs(root).names() if known is None else known) or "none"

@@ -10,6 +10,7 @@ import pytest
 from flows.iteration import StageName
 from flows.ppo import Rerun
 from ppo_core.records import InputError
+from tasks.runs.run_state import spec_to_go_on
 from tests.tasks.toy_engines import HELD_OUT
 from tests.tasks.toy_runs import Killed, ToyRun, digests, flip_a_bit, killed
 
@@ -49,6 +50,22 @@ def test_after_the_code_has_changed_the_stages_before_are_not_done_again(
     assert done == [job for stage in (*later, *STAGES) for job in JOBS[stage]]
     assert digests(run.records()) == digests(finished.records())  # the newer code computes the same
     assert "taken out of the run: [3, 2]" in run.said
+
+
+def test_by_its_name_a_run_goes_on_to_where_it_was_asked_to(
+    finished: ToyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `resume` and `rerun` take for its spec: a run that got more iterations, and was interrupted, gets them."""
+    run = finished.copy(tmp_path / "copy")
+    monkeypatch.setenv("PPOFLOW_HOME", str(run.home))
+    monkeypatch.delenv("PPOFLOW_STORE", raising=False)
+    assert spec_to_go_on("toy").iterations == 3
+    run.engines.before("update_policy", 2, killed)
+    run.train_until_killed("iterations=7", "checkpoint.every=2")
+    spec = spec_to_go_on("toy", "elsewhere")
+    assert (spec.iterations, spec.checkpoint.every, spec.folder) == (7, 2, "elsewhere")
+    spec = spec_to_go_on("toy")
+    assert len(run.train(spec=spec, rerun=Rerun(iteration=2, start="score"))) == 8
 
 
 def test_another_reward_function_changes_the_scores_and_what_follows(finished: ToyRun, tmp_path: Path) -> None:
