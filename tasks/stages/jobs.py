@@ -20,7 +20,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from infra.artifacts import ArtifactRef, ArtifactStore
-from infra.engines.protocol import Engine, EngineError, EngineInput, EngineJob, EngineJobError, EngineReply, OnProgress
+from infra.engines.protocol import (
+    Engine,
+    EngineError,
+    EngineInput,
+    EngineJob,
+    EngineJobError,
+    EngineProgress,
+    EngineReply,
+    OnProgress,
+)
 from ppo_core.records import InputError
 
 STATS = "stats.json"
@@ -34,6 +43,8 @@ K = TypeVar("K")
 T = TypeVar("T")
 LOOK_S = 1.0
 """So often a waiting main thread looks for Ctrl-C: a signal that another thread got does not wake it."""
+FETCH_AGAIN_S = 600.0
+"""A third of the time for which a fetched copy is sure to stay."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,7 @@ def run_job(
     try:
         asked = time.perf_counter()
         job = EngineJob(stage_job.job, inputs, output, stage_job.spec, stage_job.reports_rows)
-        reply = ask(engine, job, silence_s=silence_s, on_progress=on_progress)
+        reply = ask(engine, job, silence_s=silence_s, on_progress=keeping(stage_job.inputs, store, on_progress))
         answered = time.perf_counter()
         if stage_job.finish is not None:
             stage_job.finish(output)
@@ -107,6 +118,25 @@ def run_job(
         engine_s=reply.seconds,
         store_s=asked - started + time.perf_counter() - answered,
     )
+
+
+def keeping(inputs: Mapping[str, ArtifactRef], store: ArtifactStore, on_progress: OnProgress | None) -> OnProgress:
+    """`on_progress`, which now and then fetches the inputs again besides: a replay reads some of its own after hours.
+
+    Copies of a remote store's artifacts that were fetched long ago may go: see `infra.artifacts.download_cache`.
+    """
+    fetched = time.monotonic()
+
+    def tell(progress: EngineProgress) -> None:
+        nonlocal fetched
+        if time.monotonic() - fetched >= FETCH_AGAIN_S:
+            for ref in inputs.values():
+                store.fetch(ref)
+            fetched = time.monotonic()
+        if on_progress is not None:
+            on_progress(progress)
+
+    return tell
 
 
 class DiskSpaceError(RuntimeError):

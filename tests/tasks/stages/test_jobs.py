@@ -11,9 +11,13 @@ from typing import Any, cast
 
 import pytest
 
+from infra.artifacts.download_cache import ArtifactCache
 from infra.artifacts.export import export_part
-from infra.engines.protocol import EngineDied, EngineInput, EngineJob, EngineReply
+from infra.artifacts.s3_store import S3Store
+from infra.engines.protocol import EngineDied, EngineInput, EngineJob, EngineProgress, EngineReply, OnProgress
+from infra.storage.objects import S3Address
 from ppo_core.records import InputError, ScoreJob
+from tasks.stages import jobs
 from tasks.stages.context import RunContext, open_run_context
 from tasks.stages.engine_programs import code_facts, plan_engines
 from tasks.stages.engines import resources_of
@@ -22,6 +26,7 @@ from tasks.stages.references import RolloutsRef
 from tasks.stages.source_upload import upload_source
 from tasks.stages.stage import LASTING, StageSpec, job_of
 from tasks.stages.table import START_POLICY
+from tests.infra.storage.s3.memory_objects import MemoryObjects
 from tests.tasks.run_contexts import ignore, run_context, smoke_spec
 from tests.tasks.toy_engines import ToyEngines
 
@@ -116,6 +121,30 @@ def test_a_disk_that_is_full_is_named_and_the_job_not_tried_again(
     assert full.value.__cause__ is failure
     assert DiskSpaceError in LASTING
     assert list((Path(context.store.root) / "scratch").iterdir()) == []
+
+
+def test_what_a_long_job_reads_late_is_there_although_the_cache_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "FETCH_AGAIN_S", 0.0)
+    clock = [0.0]
+    cache = ArtifactCache(tmp_path / "cache", 0, held_s=10.0, now=lambda: clock[0])
+    store = S3Store(S3Address.parse("s3://memory/store"), MemoryObjects(), cache, libraries={})
+    made = store.scratch()
+    (made / "late").write_text("content")
+    ref = store.put(made, "experience", "e" * 64)
+
+    class Engine:
+        def run(self, job: EngineJob, *, on_progress: OnProgress, **_: Any) -> EngineReply:
+            late, clock[0] = job.inputs["replay_1"].path / "late", 100.0
+            cache.make_room()
+            assert not late.exists()
+            on_progress(EngineProgress("training", job.name, 1, 2, "replay"))
+            return EngineReply({"read": late.read_text()}, 0.0)
+
+    job = StageJob(job="echo", spec={}, kind="rollouts", key="0" * 64, inputs={"replay_1": ref})
+    done = run_job(job, store, cast(Any, Engine()), silence_s=1, on_progress=None)
+    assert done.result == {"read": "content"}
 
 
 def test_what_fails_when_the_store_has_the_folder_is_told_as_it_is(context: RunContext) -> None:
