@@ -76,6 +76,11 @@ def find_policy(name: str, folder: str | None = None) -> Policy:
 def registered_policy(version: Version, name: str, folder: str | None) -> Policy:
     """The policy behind a registered version. Raises InputError where ppoflow did not register it."""
     missing = [tag for tag in (RUN_TAG, ITERATION_TAG, CHECKPOINT_TAG) if tag not in version.tags]
+    if missing == [ITERATION_TAG]:
+        raise InputError(
+            f"{name} was made by `ppoflow dpo`, which has no iterations: `ppoflow sample {name}` asks it, and "
+            "`ppoflow rlhf` and a spec's model.path take it, but it cannot be traced, evaluated or promoted"
+        )
     if missing:
         raise InputError(
             f"{name} has no lineage (the tags {', '.join(missing)} are missing): only versions that ppoflow has "

@@ -9,7 +9,7 @@ from infra.settings import Settings
 from ppo_core.records import InputError
 from tasks.runs.iteration_record import IterationRecord, best_in_words
 from tasks.runs.progress import doing_now
-from tasks.runs.run_state import committed, read_spec, with_changes
+from tasks.runs.run_state import committed, made_by_preferences, read_spec, with_changes
 from tasks.stages.references import CheckpointRef
 
 
@@ -39,7 +39,8 @@ def read_run(run: str) -> RunSoFar:
     """The run of this name. Raises InputError for one without records, naming those there are."""
     chain = committed(run)
     assert chain.spec is not None
-    last, planned = chain.records[-1], int(chain.spec["iterations"])
+    last = chain.records[-1]
+    planned = int(last.changed.get("iterations", chain.spec["iterations"]))
     then = with_changes(read_spec(chain.spec, run), chain.records[last.best.iteration].changed)
     weights = then.evaluation.weights
     return RunSoFar(run, chain.records, max(planned, last.iteration), location_of(last.checkpoint), weights)
@@ -53,13 +54,15 @@ def read_status(run: str) -> tuple[RunSoFar | None, list[str]]:
     settings = Settings()
     places = {"reward model": settings.reward_model_folder(run), "DPO policy": settings.dpo_policy_folder(run)}
     trained = [f"  {made:<18} {place}" for made, place in places.items() if (place / "config.json").is_file()]
-    now = [*trained, *doing_now(run)]
+    doing = doing_now(run)
+    now = [*trained, *doing]
     try:
         return read_run(run), now
     except InputError:
         if not now:
             raise
-        return None, [f"run {run}: no iteration is committed yet", *now]
+        only = None if doing else made_by_preferences(run, open_store(settings.store_root).root)
+        return None, [only or f"run {run}: no iteration is committed yet", *now]
 
 
 def location_of(checkpoint: CheckpointRef) -> str:

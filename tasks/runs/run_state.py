@@ -13,7 +13,7 @@ from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec, Section, SpecError, differing_keys, validated
 from tasks.runs.iteration_record import IterationRecord, read_record
-from tasks.runs.kept import pages_of
+from tasks.runs.kept import FLOWS, pages_of
 from tasks.runs.record_chain import Chain, read_chain, spec_document, with_values
 from tasks.stages.holding import PRIVATE
 from tasks.stages.hub_names import with_commits
@@ -60,11 +60,19 @@ def spec_to_go_on(run: str, folder: str | None = None) -> RunSpec:
 
 def no_such_run(run: str, root: str, known: Iterable[str] | None = None) -> InputError:
     """The refusal of a run, naming those that are known: without any given, those that have a record."""
+    if (command := made_by_preferences(run, root)) is not None:
+        return InputError(command)
     names = ", ".join(open_runs(root).names() if known is None else known) or "none"
     return InputError(
         f"there is no run {run} in {root} (runs there: {names}): check the name; where it was ended before its first "
         "record, give its ppoflow train command again"
     )
+
+
+def made_by_preferences(run: str, root: str) -> str | None:
+    """What to say of a run that learned from preferences alone, and so has no iterations; None for any other name."""
+    commands = (page.command for page in pages_of(root, *FLOWS) if page.run == run)
+    return next((f"run {run} has no iterations: {command} made it, and goes on with it" for command in commands), None)
 
 
 def known_runs(root: str) -> list[str]:
@@ -165,7 +173,8 @@ def committed(run: str) -> Chain:
     chain = read_chain(open_records(root, run))
     if not chain.links:
         known = ", ".join(open_runs(root).names()) or "none"
-        raise InputError(f"run {run} has no committed iteration in {root} (runs there: {known})")
+        none = f"run {run} has no committed iteration in {root} (runs there: {known})"
+        raise InputError(made_by_preferences(run, root) or none)
     return chain
 
 

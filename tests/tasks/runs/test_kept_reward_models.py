@@ -10,8 +10,10 @@ from infra.artifacts import ArtifactRef
 from infra.artifacts.local_store import LocalStore
 from infra.backend import open_log
 from infra.runs.records import RecordError
+from ppo_core.records import InputError
 from tasks.runs.kept import DPO_POLICIES, REWARD_MODELS, keep, kept
 from tasks.runs.reachability import Reachability
+from tasks.runs.run_state import committed, spec_of_run
 from tests.tasks.toy_runs import replace
 
 
@@ -37,6 +39,21 @@ def test_what_a_page_names_is_needed_and_a_damaged_page_keeps_everything(tmp_pat
     other = ("rollouts", "d" * 64)
     assert needs.among([other])() == {other, (made[0].kind, made[0].key), (policy.kind, policy.key)}
     assert list(needs.unreadable) == ["the pages of reward models"]
+
+
+@pytest.mark.parametrize(("pages", "command"), [(REWARD_MODELS, "reward-model"), (DPO_POLICIES, "dpo")])
+def test_a_run_of_preferences_alone_is_told_with_the_command_that_made_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: str, command: str
+) -> None:
+    monkeypatch.setenv("PPOFLOW_STORE", str(tmp_path / "store"))
+    keep(LocalStore(tmp_path / "store").root, "mine", [ref("reward_model", "c")], pages)
+    for ask in (spec_of_run, committed):
+        with pytest.raises(
+            InputError, match=rf"run mine has no iterations: `ppoflow {command} SPEC --run mine`"
+        ):
+            ask("mine")
+        with pytest.raises(InputError, match=r"run other|no run other"):
+            ask("other")
 
 
 @pytest.mark.parametrize("pages", [REWARD_MODELS, DPO_POLICIES])
