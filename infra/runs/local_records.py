@@ -108,7 +108,7 @@ class LocalRecords:
         number = (self._numbers(note_kind(kind)) or [0])[-1] + 1
         while True:
             try:
-                self._create(f"{kind}/{number:06d}.json", document)
+                self._create(note_name(kind, number), document)
             except RecordExists:
                 number += 1
             else:
@@ -116,7 +116,7 @@ class LocalRecords:
 
     def notes(self, kind: str) -> list[dict[str, Any]]:
         """Every note of a kind, in order."""
-        notes = (self._read(f"{kind}/{number:06d}.json") for number in self._numbers(note_kind(kind)))
+        notes = (self._read(note_name(kind, number)) for number in self._numbers(note_kind(kind)))
         return [note for note in notes if note is not None]
 
     def note_place(self, kind: str, number: int) -> str:
@@ -127,7 +127,7 @@ class LocalRecords:
         """What the run has now."""
         return RunListing(
             {number: self._mark(iteration_name(number)) for number in self._numbers("iterations")},
-            {kind: tuple(self._mark(f"{kind}/{number:06d}.json") for number in self._numbers(kind)) for kind in NOTES},
+            {kind: tuple(self._mark(note_name(kind, number)) for number in self._numbers(kind)) for kind in NOTES},
         )
 
     def marked(self, marks: Iterable[str]) -> list[dict[str, Any] | None]:
@@ -212,3 +212,8 @@ def iteration_name(iteration: int) -> str:
     if iteration < 0:
         raise ValueError(f"iteration {iteration} cannot have a record: iterations count from 0")
     return f"iterations/{iteration:06d}.json"
+
+
+def note_name(kind: str, number: int) -> str:
+    """The name of a note there; notes of a kind count from 1."""
+    return f"{note_kind(kind)}/{number:06d}.json"

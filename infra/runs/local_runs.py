@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from infra.runs.checksummed_json import RecordExists, encode
 from infra.runs.lease import Lease
 from infra.runs.local_lease import LocalLease
 from infra.runs.local_lease_folders import TAKEN_ERRORS
-from infra.runs.local_records import SPEC, LocalRecords, iteration_name, numbers, write_durable
+from infra.runs.local_records import SPEC, LocalRecords, iteration_name, note_name, numbers, write_durable
 from infra.runs.names import DOWNLOADS, is_run_name, no_run_name, no_runs, validate_run_name
 from infra.storage.filesystem import FileSystem, LocalFiles, folders, local_root, make_folders, remove_tree, writing_to
 
@@ -51,10 +51,18 @@ class LocalRuns:
             raise ValueError(f"lease {lease.number} of run {lease.run} is not of the store {self._root}: acquire one")
         return LocalRecords(self._root, run, files=self._files, lease=lease)
 
-    def create(self, run: str, spec: Mapping[str, Any], records: Mapping[int, Mapping[str, Any]]) -> None:
+    def create(
+        self,
+        run: str,
+        spec: Mapping[str, Any],
+        records: Mapping[int, Mapping[str, Any]],
+        notes: Mapping[str, Sequence[Mapping[str, Any]]] = {},
+    ) -> None:
         """Create a whole run; see `infra.runs.records.Runs`."""
         target = self._runs / validate_run_name(run)
         documents = {SPEC: spec, **{iteration_name(iteration): record for iteration, record in records.items()}}
+        for kind, noted in notes.items():
+            documents |= {note_name(kind, number): note for number, note in enumerate(noted, 1)}
         contents = {name: encode(name, document) for name, document in documents.items()}
         staged = self._runs / f"{STAGED}{this_process().token}-{uuid4().hex}"
         with writing_to(self._root):
@@ -75,11 +83,13 @@ class LocalRuns:
 
     def _write(self, staged: Path, contents: Mapping[str, bytes]) -> None:
         self._files.make_folder(staged)
-        self._files.make_folder(staged / "iterations")
+        inner = sorted({staged / "iterations", *((staged / name).parent for name in contents)} - {staged})
+        for folder in inner:
+            self._files.make_folder(folder)
         for name, content in contents.items():
             write_durable(self._files, staged / name, content)
-        self._files.sync_folder(staged / "iterations")
-        self._files.sync_folder(staged)
+        for folder in (*inner, staged):
+            self._files.sync_folder(folder)
 
     def _complaint(self, place: Path) -> str | None:
         status = self._files.status(place)

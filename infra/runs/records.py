@@ -8,7 +8,7 @@ taken the run over. Where and how they are kept depends on the store: see `infra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from infra.runs.checksummed_json import (
@@ -111,8 +111,16 @@ class Runs(Protocol):
     def records(self, run: str, *, lease: Lease | None = None) -> RunRecords:
         """The records of a run; without its lease they can be read only."""
 
-    def create(self, run: str, spec: Mapping[str, Any], records: Mapping[int, Mapping[str, Any]]) -> None:
-        """Create a whole run, which appears at once and durable with all its records; RecordExists if there is one.
+    def create(
+        self,
+        run: str,
+        spec: Mapping[str, Any],
+        records: Mapping[int, Mapping[str, Any]],
+        notes: Mapping[str, Sequence[Mapping[str, Any]]] = {},
+    ) -> None:
+        """Create a whole run, which appears at once and durable with all its records, and its notes by their kinds.
+
+        Raises RecordExists if there is one.
 
         After an error of the storage it may be there or not.
         """

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from infra.artifacts.manifest import is_kind
 from infra.runs.checksummed_json import RecordError, RecordExists
 from infra.runs.lease import Lease
-from infra.runs.names import DOWNLOADS, is_run_name, no_run_name, no_runs, validate_run_name
+from infra.runs.names import DOWNLOADS, is_run_name, no_run_name, no_runs, note_kind, validate_run_name
 from infra.runs.s3_lease import S3Lease
 from infra.runs.s3_pointer import RUNS, RunHead, RunPointer
 from infra.runs.s3_records import Documents, S3Records, iteration_kind
@@ -62,15 +62,27 @@ class S3Runs:
             raise ValueError(f"lease {lease.number} of run {lease.run} is not of {self._address.uri}: acquire one")
         return S3Records(self._head(validate_run_name(run)), lease=lease, threads=self._threads)
 
-    def create(self, run: str, spec: Mapping[str, Any], records: Mapping[int, Mapping[str, Any]]) -> None:
+    def create(
+        self,
+        run: str,
+        spec: Mapping[str, Any],
+        records: Mapping[int, Mapping[str, Any]],
+        notes: Mapping[str, Sequence[Mapping[str, Any]]] = {},
+    ) -> None:
         """Create a whole run; see `infra.runs.records.Runs`."""
         head = self._head(validate_run_name(run))
         documents = Documents(head, threads=self._threads)
         names = {iteration: documents.name(iteration_kind(iteration), 0) for iteration in records}
-        first = RunPointer(spec=documents.name("spec/spec", 0), iterations=names)
+        noted = {
+            kind: tuple(documents.name(f"{note_kind(kind)}/note", 0) for _ in of_kind)
+            for kind, of_kind in notes.items()
+        }
+        first = RunPointer(spec=documents.name("spec/spec", 0), iterations=names, notes=noted)
         version = head.read()
         if version.etag is None:
             contents = {names[iteration]: record for iteration, record in records.items()}
+            for kind, of_kind in notes.items():
+                contents |= dict(zip(noted[kind], of_kind, strict=True))
             documents.write({str(first.spec): spec, **contents})
             # Where only the answer was lost, somebody may have the new run already.
             if head.put(first, version) is not None or head.read().head.spec == first.spec:

@@ -96,8 +96,9 @@ def _best(records: Sequence[IterationRecord], spec: RunSpec) -> Derived:
 
 
 def _attempt(record: IterationRecord, rollbacks: Sequence[Mapping[str, Any]]) -> Derived | None:
-    if record.forked_from is not None:
-        return None  # the notes are the source's
+    applying = [note for note in rollbacks if note["after"] < record.iteration]
+    if record.forked_from is not None and not applying:
+        return None  # earlier versions left the notes to the source
     said = record.attempt_settings.model_dump()
     # Whoever wrote the last note may have died before it took out the records that it gives up.
     attempts = [

@@ -195,21 +195,21 @@ def test_a_second_commit_never_changes_the_first(new_place: NewPlace, fault: str
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_whole_run_appears_at_once(new_place: NewPlace, first: bool, fault: str):
-    records = {number: {"iteration": number} for number in range(3)}
-    whole = ({"seed": 1}, [0, 1, 2], list(records.values()), [], [])
+    records, notes = {number: {"iteration": number} for number in range(3)}, {"rollbacks": [{"to": 4}, {"to": 2}]}
+    whole = ({"seed": 1}, [0, 1, 2], list(records.values()), notes["rollbacks"], [])
     for number in itertools.count(1):
         place = new_place()
         if not first:
             place.runs().create("another", {}, {})
         seam, failed = place.seam(number, fault), False
         try:
-            place.runs(seam).create("r", {"seed": 1}, records)
+            place.runs(seam).create("r", {"seed": 1}, records, notes)
         except place.errors:
             failed = True
         assert place.state() in ((NOTHING, whole) if failed else (whole,))
         assert ("r" in place.runs().names()) == (place.state() == whole)
         with suppress(RecordExists):
-            place.runs().create("r", {"seed": 1}, records)
+            place.runs().create("r", {"seed": 1}, records, notes)
         assert place.state() == whole
         if place.one_step or fault not in place.passing:
             place.clear_up()

@@ -199,9 +199,19 @@ def test_a_run_can_be_created_whole(place: Place):
         runs.create("../r", {"seed": 2}, {})
     with pytest.raises(ValueError, match="'seal'"):
         runs.create("q", {}, {1: {"seal": 1}})
+    with pytest.raises(ValueError, match="a run has no notes of kind 'others'"):
+        runs.create("q", {}, {}, {"others": [{}]})
     assert (place.state(), runs.names(started=False)) == (whole, ["r"])
     place.writer().commit(4, {"iteration": 4})
     assert place.state()[:2] == ({"seed": 1}, [0, 3, 4])
+
+
+def test_a_run_can_be_created_with_notes(place: Place):
+    place.runs().create("r", {"seed": 1}, {0: RECORD}, {"rollbacks": [{"to": 4}, {"to": 2}], "divergences": []})
+    assert place.state() == ({"seed": 1}, [0], [RECORD], [{"to": 4}, {"to": 2}], [])
+    assert place.writer().note("rollbacks", {"to": 1}) == 3
+    assert place.writer().note("divergences", {}) == 1
+    assert place.state()[3:] == ([{"to": 4}, {"to": 2}, {"to": 1}], [{}])
 
 
 def test_only_started_runs_are_listed(place: Place):

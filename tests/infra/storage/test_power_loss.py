@@ -32,7 +32,7 @@ from tests.infra.storage.simulated_stores import DAMAGED, ROOT, collector_on, fi
 
 pytestmark = pytest.mark.thorough
 SEEDS = 1000
-OTHER = {"a.txt": b"somebody was faster"}
+OTHER, NOTE = {"a.txt": b"somebody was faster"}, {"rollbacks": [{"to": 0}]}
 FAULTS = ("dies before", "dies half-way", "dies after")
 ELSEWHERE = ROOT.parent / "mine"
 State = dict[str, object]
@@ -142,7 +142,7 @@ def note_once(files: Program) -> None:
 
 def fork(files: Program) -> None:
     with suppress(RecordExists):
-        LocalRuns(ROOT, files=files).create("fork", {"seed": 2}, {0: {"iteration": 0}, 1: {"iteration": 1}})
+        LocalRuns(ROOT, files=files).create("fork", {"seed": 2}, {n: {"iteration": n} for n in (0, 1)}, NOTE)
 
 
 def see_runs(disk: SimulatedDisk) -> State:
@@ -152,7 +152,7 @@ def see_runs(disk: SimulatedDisk) -> State:
     found |= {kind: records.notes(kind) or None for kind in NOTES}
     found["spec"] = records.read_spec()
     if "fork" in (runs := LocalRuns(ROOT, files=disk)).names():
-        found["fork"] = (runs.records("fork").read_spec(), runs.records("fork").all())
+        found["fork"] = ((new := runs.records("fork")).read_spec(), new.all(), new.notes("rollbacks"))
     return found
 
 
