@@ -59,7 +59,7 @@ def draft_record(
         attempt=attempt.number,
         rate_factor=attempt.rate_factor,
         changed=changed,
-        retention=spec.checkpoint,
+        retention=spec.retention,
         lease=context.lease.number if context.lease is not None else 0,
         committed_at_ms=int(time.time() * 1000),
     )

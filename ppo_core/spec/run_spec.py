@@ -77,6 +77,14 @@ class RunSpec(FlowSpec):
         description="Folder that relative paths start from; by default the spec file's. Not part of the run's identity",
     )
 
+    @property
+    def retention(self) -> CheckpointSpec:
+        """For how long checkpoints are kept: as `checkpoint` says, and not less than a rollback may return to."""
+        last = self.checkpoint.keep_last
+        if last is None:
+            return self.checkpoint
+        return self.checkpoint.model_copy(update={"keep_last": max(last, self.guards.goes_back + 1)})
+
     @model_validator(mode="after")
     def _batches_divide(self) -> Self:
         responses, minibatches = self.rollout.num_responses, self.update.num_minibatches

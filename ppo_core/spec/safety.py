@@ -21,7 +21,9 @@ class CheckpointSpec(Section):
         "since the last one, to the same bytes. The policy is written in every iteration",
     )
     keep_last: PositiveInt | None = Field(
-        None, description="Number of latest checkpoints to keep; none: all. The best is always kept"
+        None,
+        description="Number of latest checkpoints to keep; none: all. The best is always kept, and with "
+        "guards.on_divergence=rollback at least the latest guards.rollback_iterations + 1",
     )
     keep_every: PositiveInt | None = Field(
         None, description="Also keep every checkpoint whose iteration is a multiple of this"
@@ -85,6 +87,11 @@ class GuardsSpec(Section):
     )
     rollback_rate_factor: Fraction = Field(0.5, description="Each rollback multiplies both learning rates by this")
     max_rollbacks: PositiveInt = Field(3, description="Rollbacks per run, at most; the next divergence ends it")
+
+    @property
+    def goes_back(self) -> int:
+        """How many iterations before the last one a rollback may return to."""
+        return self.rollback_iterations if self.on_divergence == "rollback" else 0
 
     @model_validator(mode="after")
     def _has_a_gold_reward(self) -> Self:

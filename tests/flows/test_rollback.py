@@ -161,7 +161,34 @@ def test_numbers_that_are_not_finite_take_the_same_way(tmp_path: Path) -> None:
     assert (note["iteration"], note["record"]) == (3, None)
 
 
-def test_it_goes_back_although_retention_has_removed_that_checkpoint(tmp_path: Path) -> None:
-    run = guarded(tmp_path, "guards.rollback_iterations=2", "checkpoint.keep_last=1")
+def better_and_better(iteration: int, rate_factor: float) -> Mapping[str, float]:
+    """It diverges in iteration 4; retention keeps none because it was the best."""
+    return {**diverges_in_the_fourth(iteration, rate_factor), "toy/quality": float(iteration)}
+
+
+def frugal(home: Path, *overrides: str) -> ToyRun:
+    """Such a run, which keeps one checkpoint, as far as the user has a say in it."""
+    settings = (*GUARDED, "checkpoint.keep_last=1", "registry.metric=toy/quality", *overrides)
+    return ToyRun(home, settings, engines=ToyEngines(better_and_better))
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("back", [0, 1, 2])
+def test_retention_keeps_what_it_goes_back_to(back: int, every: int, tmp_path: Path) -> None:
+    """No update is made twice but those that were given up."""
+    run = frugal(tmp_path, f"guards.rollback_iterations={back}", f"checkpoint.every={every}")
     records = run.train()
+    assert [note["after"] for note in run.notes("rollbacks")] == [3 - back]
+    assert [record.attempt for record in records] == [0] * (4 - back) + [1] * (2 + back)
+    assert "making it again" not in run.said
+    assert run.engines.count("update_policy") == 5 + 1 + back
+
+
+def test_it_goes_back_although_retention_has_removed_that_checkpoint(tmp_path: Path) -> None:
+    """Until then the guards were to stop the run, so nothing was kept to go back to."""
+    run = frugal(tmp_path)
+    with pytest.raises(DivergedError):
+        run.train("guards.on_divergence=stop")
+    assert [run.place(record.checkpoint).exists() for record in run.records()] == [True, False, False, True]
+    records = run.train("guards.rollback_iterations=2")
     assert [(r.iteration, r.attempt) for r in records] == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 1), (5, 1)]
