@@ -115,7 +115,8 @@ def score_rollouts(job: Job, ahead: ScoresAhead | None = None) -> dict[str, Any]
             f"none of the {len(scores)} responses has a score ({scores[0].error}): there is nothing to learn from; see "
             "why the rewards give none, for example a judge that does not answer"
         )
-    check_enough(scores, spec.reward)
+    if not beside:  # else each batch was checked, and the chosen may have more that failed
+        check_enough(scores, spec.reward)
     write_scores(job.output / "scores.parquet", scores)
     metrics = score_metrics(scores, "score") | response_metrics(rollouts, scores)
     if spec.samples_per_prompt is not None:

@@ -12,6 +12,8 @@ from ppo_core.engines.scoring import score_rollouts
 from ppo_core.engines.selection import choose, has_signal, select_rollouts, signals
 from ppo_core.processes.protocol import Job, JobInput
 from ppo_core.records import WITH_SIGNAL, PromptRow, RolloutRow, ScoreRow
+from ppo_core.scoring.weighted import check_enough
+from ppo_core.spec import RewardSpec
 
 NUMBER: dict[str, Any] = {"sources": [{"kind": "number"}]}
 BATCHES = [
@@ -116,6 +118,24 @@ def test_where_there_are_too_few_the_first_others_fill_up(tmp_path: Path) -> Non
     assert [row.prompt_id for row in read_rollouts(folder / "rollouts.parquet")][::2] == ["a", "b", "d", "b", "e"]
     assert facts["metrics"]["rollout/prompts_without_signal"] == 1.0
     assert facts["metrics"]["rollout/dropped_prompts"] == 1.0
+
+
+def test_a_share_of_failed_scores_that_each_batch_may_have_may_be_larger_among_the_chosen(tmp_path: Path) -> None:
+    """Two of twelve have no score, and a fifth may; b and c alone are chosen, where they are two of six."""
+    reward = {**NUMBER, "max_failed_fraction": 0.2}
+    batch = write_batch(
+        tmp_path / "batch", {"a": [0.0] * 3, "b": [1.0, 0.0, None], "c": [None, 0.0, 1.0], "d": [1.0] * 3}
+    )
+    check_enough(read_scores(batch / "scores.parquet"), RewardSpec.model_validate(reward))
+    common = {"reward": reward, "answer_column": "answer", "samples_per_prompt": 3}
+    inputs = {"sources": tmp_path, "rollouts_0": batch, "scores_0": batch}
+    chosen = job(tmp_path / "chosen", inputs, num_batches=1, num_prompts=2, **common)
+    select_rollouts(chosen)
+    given = {"sources": tmp_path, "rollouts": chosen.output, "dataset": tmp_path}
+    asked = job(tmp_path / "scored", given, split="train", **common)
+    metrics = score_rollouts(asked)["metrics"]
+    assert (metrics["score/unscored"], metrics[WITH_SIGNAL]) == (2.0, 2.0)
+    assert [row.score for row in read_scores(asked.output / "scores.parquet")] == [1.0, 0.0, None, None, 0.0, 1.0]
 
 
 def test_responses_that_come_with_scores_are_scored_again_by_another_reward_only(tmp_path: Path) -> None:
