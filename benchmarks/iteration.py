@@ -39,7 +39,7 @@ STAGES = {
     "iteration": ("seconds/iteration",),
 }
 OURS = {
-    "ppoflow": (),
+    "ppoflow": ("training.compute_dtype=float32",),
     "ppoflow, products in bfloat16": ("training.compute_dtype=bfloat16",),
     # As TRL does, which keeps the logits of its sampling.
     "… and no pass for old logprobs": ("training.compute_dtype=bfloat16", "advantages.old_logprobs=sampler"),

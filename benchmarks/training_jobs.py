@@ -35,7 +35,7 @@ def measure(
     """Seconds and useful FLOP of experience and update, medians without the first iteration, and memory."""
     from ppo_core.models.precision import products_in_bf16
 
-    products = "bfloat16" if products_in_bf16(training["compute_dtype"]) else dtype
+    products = "bfloat16" if products_in_bf16(training["compute_dtype"], shape.config["hidden_size"]) else dtype
     engine = open_engine(training["num_ranks"], threads)
     shared, plain = engine.ranks.threads, training["zero_stage"] == 0 and dtype == "float32"
     used = shared.count if plain else 1

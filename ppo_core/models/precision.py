@@ -15,25 +15,27 @@ from torch import Tensor, nn
 from ppo_core.spec.sections import ComputeDtype
 
 UNITS = ("amx_bf16", "avx512_bf16")  # of CPUs; `infra.engines.hardware` looks for the same
+WORTHWHILE = 256
+"""The least hidden size for bf16 on a CPU: with smaller matrices, rounding costs nearly what products save."""
 
 
-def products_in_bf16(wanted: ComputeDtype) -> bool:
-    """What `training.compute_dtype` means on this machine."""
+def products_in_bf16(wanted: ComputeDtype, hidden_size: int) -> bool:
+    """What `training.compute_dtype` means on this machine, for a model of that hidden size."""
+    if wanted != "auto":
+        return wanted == "bfloat16"
     if torch.cuda.is_available():
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        capabilities = torch.cpu.get_capabilities()
-        fast = any(capabilities.get(name, False) for name in UNITS)
-    return wanted == "bfloat16" or (wanted == "auto" and fast)
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    capabilities = torch.cpu.get_capabilities()
+    return hidden_size >= WORTHWHILE and any(capabilities.get(name, False) for name in UNITS)
 
 
-def multiply_in(module: nn.Module, dtype: ComputeDtype) -> None:
+def multiply_in(module: Any, dtype: ComputeDtype) -> None:
     """Have the module's forward passes, and the backward passes after them, multiply in `dtype` from now on.
 
     Within the module and for each pass alone: DeepSpeed switches off on GPUs what is around its engine, threads do not
     inherit it, and autocast keeps the rounded weights as long as it lasts, also when an optimizer changes them.
     """
-    if products_in_bf16(dtype):
+    if products_in_bf16(dtype, module.config.get_text_config().hidden_size):
         # Not a closure: a copy of the module must get a copy of its own `forward`.
         module.forward = partial(_in_bf16, module.forward)
 

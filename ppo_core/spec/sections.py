@@ -168,9 +168,9 @@ class TrainingSpec(Section):
         None, description="Most sequences per backward pass and rank; none: as many as microbatch_tokens allows"
     )
     compute_dtype: ComputeDtype = Field(
-        "float32",
+        "auto",
         description="Precision of matrix products, by autocast, while weights and optimizer stay fp32; auto: bfloat16 "
-        "on GPUs and on CPUs with AVX512-BF16 or AMX",
+        "on GPUs, and on CPUs with AVX512-BF16 or AMX for models of a hidden size of at least 256",
     )
     activation_checkpointing: bool = Field(False, description="Recompute activations in the backward pass")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ppo_core.data.dataset import Limits, PromptMaker, check_room, encoded, supervised_rows
-from ppo_core.data.rows import Refusals, Row, read_rows
+from ppo_core.data.rows import PLAIN, Refusals, Row, read_rows
 from ppo_core.data.tokenization import (
     context_length,
     decode_response,
@@ -201,3 +201,13 @@ def test_tokens_of_prompts_completions_and_responses(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_context_is_found_in_every_architecture(name: str) -> None:
     assert context_length(model_config(None, tiny_config(name), VOCABULARY)) == CONTEXT
+
+
+def test_hidden_files_of_a_folder_are_no_rows(tmp_path: Path) -> None:
+    """They count in no key of a stage: with them a dataset could be stale."""
+    folder = tmp_path / ".kept/rows"
+    for name in ("a.jsonl", ".ipynb_checkpoints/a-checkpoint.jsonl", ".b.jsonl", ".DS_Store"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps({"prompt": name}))
+    rows = read_rows("rows", Sources(tmp_path / ".kept"), PLAIN)
+    assert [row.content for row in rows] == [{"prompt": "a.jsonl"}]

@@ -297,12 +297,3 @@ def test_a_path_of_windows_names_no_function(tmp_path: Path) -> None:
 def test_a_message_that_is_no_text_is_named(tmp_path: Path, prompt: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         contents(write_lines(tmp_path, {"prompt": prompt}), tmp_path)
-
-
-def test_hidden_files_of_a_folder_are_no_rows(tmp_path: Path) -> None:
-    """They count in no key of a stage: with them a dataset could be stale."""
-    folder = tmp_path / ".kept/rows"
-    for name in ("a.jsonl", ".ipynb_checkpoints/a-checkpoint.jsonl", ".b.jsonl", ".DS_Store"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(json.dumps({"prompt": name}))
-    assert contents("rows", tmp_path / ".kept") == [{"prompt": "a.jsonl"}]

@@ -155,11 +155,13 @@ def test_the_divergence_of_a_model_and_itself_is_zero_in_bf16_too() -> None:
     assert float(hidden.grad.abs().max()) < 1e-6
 
 
-def test_auto_is_bf16_where_there_are_units_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("hidden_size", [255, 256, 4096])
+def test_auto_is_bf16_where_it_gains(monkeypatch: pytest.MonkeyPatch, hidden_size: int) -> None:
     if not torch.cuda.is_available():
-        assert products_in_bf16("auto") == has_bf16_units()
+        large = hidden_size > 255
+        assert products_in_bf16("auto", hidden_size) == (has_bf16_units() and large)
         for unit in (*UNITS, None):
             monkeypatch.setattr(torch.cpu, "get_capabilities", lambda unit=unit: {unit: True} if unit else {})
-            assert products_in_bf16("auto") == (unit is not None)
-    assert products_in_bf16("bfloat16")
-    assert not products_in_bf16("float32")
+            assert products_in_bf16("auto", hidden_size) == (unit is not None and large)
+    assert products_in_bf16("bfloat16", hidden_size)
+    assert not products_in_bf16("float32", hidden_size)

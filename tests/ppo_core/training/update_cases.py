@@ -34,7 +34,7 @@ def update_job(
         iteration=iteration,
         model=ModelSpec(path="policy", dtype=dtype),
         update=UpdateSpec(**{**rates, **settings}),
-        training=TrainingSpec(zero_stage=zero_stage, microbatch_size=microbatch_size),
+        training=TrainingSpec(zero_stage=zero_stage, microbatch_size=microbatch_size, compute_dtype="float32"),
         max_response_tokens=FIXED_LENGTH,
         temperature=TEMPERATURE,
     )

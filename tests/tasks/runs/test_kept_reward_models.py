@@ -48,9 +48,7 @@ def test_a_run_of_preferences_alone_is_told_with_the_command_that_made_it(
     monkeypatch.setenv("PPOFLOW_STORE", str(tmp_path / "store"))
     keep(LocalStore(tmp_path / "store").root, "mine", [ref("reward_model", "c")], pages)
     for ask in (spec_of_run, committed):
-        with pytest.raises(
-            InputError, match=rf"run mine has no iterations: `ppoflow {command} SPEC --run mine`"
-        ):
+        with pytest.raises(InputError, match=rf"run mine has no iterations: `ppoflow {command} SPEC --run mine`"):
             ask("mine")
         with pytest.raises(InputError, match=r"run other|no run other"):
             ask("other")
