@@ -75,7 +75,7 @@ def run(shape: str, iterations: int, setting: Setting) -> dict[str, Any]:
     """One setting in a process of its own, with the environment of a run's training engine."""
     command = [sys.executable, "-m", "benchmarks.training_jobs", shape, "--iterations", str(iterations)]
     settings = Settings().model_copy(update={"engine_threads": setting.threads})
-    engine = training_environment(settings, num_ranks=setting.ranks, deterministic=False)
+    engine = training_environment(settings, num_ranks=setting.ranks)
     done = subprocess.run(
         [*command, "--ranks", str(setting.ranks), *setting.arguments],
         env={**os.environ, **engine, **setting.environment},

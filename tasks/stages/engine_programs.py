@@ -28,7 +28,8 @@ class EnginePlan:
     """Plain data that `launch` makes an engine of. `role` names the program, `name` the engine and its log.
 
     `gpus` are those that it sees of the ones that its machine shows us; None: all. `accompanied`: another engine works
-    at the same time; `takes_turns`: another one has the GPUs when this one waits.
+    at the same time; `takes_turns`: another one has the GPUs when this one waits. `deterministic` is for rollout
+    engines, which cannot change it later; jobs tell the training engine.
     """
 
     role: str
@@ -61,7 +62,6 @@ def plan_engines(spec: FlowSpec) -> dict[str, EnginePlan]:
         "training",
         "training",
         num_ranks=spec.training.num_ranks,
-        deterministic=deterministic,
         accompanied=spec.engines_overlap,
         offload_reference=spec.engines.offload_reference,
     )
@@ -157,12 +157,7 @@ def _environment(plan: EnginePlan, settings: Settings) -> Mapping[str, str]:
             settings, deterministic=plan.deterministic, gpus=plan.gpus, accompanied=plan.accompanied
         )
     if plan.role == "training":
-        return training_environment(
-            settings,
-            num_ranks=plan.num_ranks,
-            deterministic=plan.deterministic,
-            accompanied=plan.accompanied,
-        )
+        return training_environment(settings, num_ranks=plan.num_ranks, accompanied=plan.accompanied)
     return scoring_environment(settings)
 
 
@@ -220,9 +215,7 @@ def rollout_environment(
     return {**common, **switches, "VLLM_CPU_ATTN_SPLIT_KV": "0"}
 
 
-def training_environment(
-    settings: Settings, *, num_ranks: int, deterministic: bool, accompanied: bool = False
-) -> dict[str, str]:
+def training_environment(settings: Settings, *, num_ranks: int, accompanied: bool = False) -> dict[str, str]:
     """What DeepSpeed's first rank must find, launcher or not; it starts the other ranks itself."""
     return {
         "RANK": "0",
@@ -233,8 +226,9 @@ def training_environment(
         "MALLOC_ARENA_MAX": "1",
         **ONE_THREAD_PER_TOKENIZER,
         **quiet(settings, wait=_waiting(settings, accompanied=accompanied or num_ranks > 1)),
-        # What torch asks for before it makes cuBLAS deterministic; without a GPU nothing reads it.
-        **({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if deterministic else {}),
+        # Torch asks for it before it makes cuBLAS deterministic, and any job may say so: one that replays updates has
+        # the setting of their time. It costs a GPU a few MiB; without one nothing reads it.
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     }
 
 

@@ -72,7 +72,7 @@ def open_engine(name: str, folder: Path, spec: RunSpec | None = None) -> Client:
     settings = Settings(home=folder)
     environment = {"rollout": rollout_environment(settings), "scoring": scoring_environment(settings)}.get(name)
     if environment is None:
-        environment = training_environment(settings, num_ranks=spec.training.num_ranks, deterministic=False)
+        environment = training_environment(settings, num_ranks=spec.training.num_ranks)
     engine = EngineProcess(
         name,
         PROGRAMS[name],

@@ -185,8 +185,8 @@ def test_engines_spin_only_where_they_have_the_cores(
     monkeypatch.delenv("PPOFLOW_ENGINE_WAIT_POLICY", raising=False)
     settings = Settings() if policy is None else Settings(engine_wait_policy=policy)
     given = [
-        training_environment(settings, num_ranks=2 if shared else 1, deterministic=False),
-        training_environment(settings, num_ranks=1, deterministic=False, accompanied=shared),
+        training_environment(settings, num_ranks=2 if shared else 1),
+        training_environment(settings, num_ranks=1, accompanied=shared),
         rollout_environment(settings, accompanied=shared),
     ]
     assert [environment.get("OMP_WAIT_POLICY") for environment in given] == [expected] * 3
@@ -200,6 +200,14 @@ def test_several_rollout_engines_share_the_cores(changes: list[str], *, shared: 
     plans = plan_engines(smoke_spec(*changes))
     assert {plan.accompanied for plan in plans.values() if plan.role == "rollout"} == {shared}
     assert not plans["training"].accompanied
+
+
+@pytest.mark.parametrize("switch", ["true", "false"])
+def test_updates_of_a_time_with_the_other_setting_can_be_done_again(switch: str, tmp_path: Path) -> None:
+    """Torch takes no deterministic cuBLAS without it, and a replayed update is as deterministic as at its time."""
+    plan = plan_engines(smoke_spec(f"engines.deterministic={switch}"))["training"]
+    (_, (_, environment)) = started(partial(launch, plan, Settings(), tmp_path), 1)
+    assert environment["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
 def test_the_training_engine_is_told_that_its_reference_rests_in_main_memory(tmp_path: Path) -> None:
