@@ -18,7 +18,8 @@ from ppo_core.engines.rollout import needed_context
 from ppo_core.engines.rollout_limits import stored_dtype
 from ppo_core.processes.protocol import EngineDefect, Job, JobInput
 from ppo_core.processes.ranks import Ranks, first_rank_only, leading
-from ppo_core.records import GenerateJob, InputError, PromptRow
+from ppo_core.records import GenerateJob, InputError, OptimizerSettings, PromptRow
+from ppo_core.spec import UpdateSpec
 from ppo_core.training.service import TrainingEngine
 from tests.ppo_core.engines.engine_jobs import ROOT, generate_spec
 from tests.waiting import FOR_EVER_S
@@ -101,6 +102,30 @@ def test_other_errors_end_the_engine(engine: TrainingEngine, tmp_path: Path, err
     with pytest.raises(EngineDefect, match=f"{type(error).__name__}: {error}") as defect:
         leading(engine, "fail")(job_reading(tmp_path))
     assert defect.value.retryable == retryable
+
+
+TRAINED: dict[str, dict[str, Any]] = {
+    "finetune_policy": {"model": {"path": "m"}, "sft": {"data": "a"}},
+    "train_reward_model": {"model": {"path": "m"}, "fit": {}},
+    "train_dpo": {"dtype": "float32", "dpo": {}},
+    "update_policy": {"model": {"path": "m"}, "iteration": 0, "update": {}, "temperature": 1.0},
+}
+
+
+@pytest.mark.parametrize("name", [*TRAINED, "compute_advantages"])
+def test_a_job_of_another_number_of_ranks_is_refused_before_anything_is_read(
+    name: str, engine: TrainingEngine, tmp_path: Path
+) -> None:
+    spec = {"seed": 0, **TRAINED.get(name, {}), "training": {"num_ranks": 2}}
+    if name == "compute_advantages":
+        update = UpdateSpec.model_validate({})
+        spec = {
+            **{"model": {"path": "m"}, "training": {"num_ranks": 2}, "temperature": 1.0, "advantages": {}},
+            **{"max_response_tokens": 8, "optimizer": OptimizerSettings.of(update).model_dump(), "kl_coef": 0.1},
+        }
+    complaint = "training.num_ranks=2, but this engine was started with 1, .*: start an engine .* --num-ranks 2"
+    with pytest.raises(InputError, match=complaint):
+        engine.handlers[name](Job(name, {}, tmp_path / "nowhere", spec, lambda *_: None))
 
 
 def test_several_ranks_never_meet_at_a_port() -> None:

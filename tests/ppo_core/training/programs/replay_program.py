@@ -225,6 +225,8 @@ def refusals(root: Path, ranks: Ranks) -> Facts:
         facts[name] = run.update(engine, 4, f"end-{name}", start=start, full=True, notes=[], **origin)
         facts[name]["held"] = engine.learner.identity is not None
     engine.learner.forget()
+    shared = run.jobs[3].training.model_copy(update={"num_ranks": 2})
+    run.jobs[3] = run.jobs[3].model_copy(update={"training": shared})
     engine.learner.ranks.world_size = 2  # as if there were another, which nothing asks before the refusal
     facts["other ranks"] = run.update(engine, 4, "end-ranks", start=thin3, full=True, notes=[], **good)
     engine.learner.ranks.world_size = 1
