@@ -168,6 +168,7 @@ def iterate_to_the_end(
             console.say(f"! {error}")
             if damages == DAMAGES:
                 raise
+            ahead.settle()  # what is sampled has its engine to the end, which may be another one afterwards
             download_sources(context)
             dataset = prepare_dataset(context)
             report_dataset(context, dataset)

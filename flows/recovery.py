@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from flows.console import RunConsole
 from flows.iteration import make
@@ -22,6 +23,8 @@ from tasks.stages.hub_names import DOWNLOAD
 from tasks.stages.table import EVALUATE_POLICY, ITERATION
 
 MIB = 2**20
+IN_RESULTS = frozenset({"deterministic", "kv_cache_gib", "tensor_parallel_size"})
+"""What jobs carry of a spec's `engines`. No result depends on the rest: where they run, how many, and how patiently."""
 
 
 def close_dead_pages(lease: Lease, console: RunConsole) -> None:
@@ -87,26 +90,47 @@ def mend(context: RunContext, console: RunConsole, needs: Iterable[tuple[int, Ar
 def remake(context: RunContext, iteration: int, ref: ArtifactRef) -> bool:
     """Run the stages of an iteration that `ref` needs; the latest ones first, earlier ones where those do not do."""
     record = record_at(context.records, iteration)
-    then = context.with_spec(spec_at(context, record))
+    with at_its_time(context, record) as then:
+        return remake_then(then, record, ref)
+
+
+def remake_then(then: RunContext, record: IterationRecord, ref: ArtifactRef) -> bool:
+    """See `remake`; `then` has the spec of that time."""
     download_sources(then)
     if ref.kind == DOWNLOAD:
-        return set_aside_damaged(context, ref) is None
+        return set_aside_damaged(then, ref) is None
     dataset = prepare_dataset(then)
-    if iteration == 0:
+    if record.iteration == 0:
         run_stages(then, dataset, None, {}, evaluate=ref.kind == EVALUATE_POLICY.kind)
-        return set_aside_damaged(context, ref) is None
-    previous = record_at(context.records, iteration - 1)
+        return set_aside_damaged(then, ref) is None
+    previous = record_at(then.records, record.iteration - 1)
     for stage in reversed(ITERATION[: ITERATION.index(EVALUATE_POLICY)]):
         try:
             make(then, dataset, previous, record.attempt_settings, again=record, start=stage.label)
         except ArtifactError:
             continue
-        if set_aside_damaged(context, ref) is None:
+        if set_aside_damaged(then, ref) is None:
             return True
     return False
 
 
+@contextmanager
+def at_its_time(context: RunContext, record: IterationRecord) -> Iterator[RunContext]:
+    """The same means under a record's spec and with the engines that it asks for; afterwards those of now again."""
+    then = context.with_spec(spec_at(context, record))
+    then.engines.serve(then.spec)
+    try:
+        yield then
+    finally:
+        context.engines.serve(context.spec)
+
+
 def spec_at(context: RunContext, record: IterationRecord) -> RunSpec:
-    """The spec that the record was made with; some of it may have been changed since."""
-    made_with = with_changes(recorded_spec(context.records) or context.spec, record.changed)
-    return made_with.model_copy(update={"folder": context.spec.folder})
+    """The spec that the record was made with; some of it may have been changed since.
+
+    Where its folder is, and where engines run, how many and how patiently, is as now: the cluster of that time may be
+    gone, and no result depends on that.
+    """
+    made_with, now = with_changes(recorded_spec(context.records) or context.spec, record.changed), context.spec
+    engines = now.engines.model_copy(update=made_with.engines.model_dump(include=set(IN_RESULTS)))
+    return made_with.model_copy(update={"folder": now.folder, "engines": engines})

@@ -5,17 +5,18 @@ record k-1 and the record k ─► each stage of iteration k, in fresh engines a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pydantic import BaseModel, ConfigDict
 
 from flows.console import RunConsole
+from flows.recovery import spec_at
 from flows.stages import run_again
 from tasks.prefect.flow_tags import also_tag, tag_run
 from tasks.prefect.server import EmbeddedFlow
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.iteration_record import IterationRecord
-from tasks.runs.run_state import record_at, with_changes
+from tasks.runs.run_state import record_at
 from tasks.runs.verification import Comparison, check_recorded, chosen_iterations, compared, open_verification
 from tasks.stages.context import RunContext
 from tasks.stages.download_source import download_sources
@@ -47,18 +48,24 @@ def verify(run: str, iterations: str | None = None, folder: str | None = None) -
     console = RunConsole(run, 0)
     with console, open_verification(run, folder, console.progress) as context:
         also_tag(context.spec.name)
-        chosen = chosen_iterations(context.records, iterations)
         found: list[Comparison] = []
-        for iteration in chosen:
-            record = record_at(context.records, iteration)
-            then = context.with_spec(with_changes(context.spec, record.changed))
-            for comparison in verify_iteration(then, record):
-                found.append(comparison)
-                verdict = "same" if comparison.same else f"DIFFERS: {comparison.found[:12]}"
-                console.say(f"iteration {iteration}: {comparison.stage} {comparison.recorded[:12]} {verdict}")
-                if not comparison.same:
-                    return VerifyReport(run=run, comparisons=found)
+        for comparison in verify_iterations(context, chosen_iterations(context.records, iterations)):
+            found.append(comparison)
+            verdict = "same" if comparison.same else f"DIFFERS: {comparison.found[:12]}"
+            console.say(f"iteration {comparison.iteration}: {comparison.stage} {comparison.recorded[:12]} {verdict}")
         return VerifyReport(run=run, comparisons=found)
+
+
+def verify_iterations(context: RunContext, chosen: Iterable[int]) -> Iterator[Comparison]:
+    """The comparisons of these iterations up to the first that differs, each with the spec and engines of its time."""
+    for iteration in chosen:
+        record = record_at(context.records, iteration)
+        then = context.with_spec(spec_at(context, record))
+        then.engines.serve(then.spec)
+        for comparison in verify_iteration(then, record):
+            yield comparison
+            if not comparison.same:
+                return
 
 
 def verify_iteration(context: RunContext, record: IterationRecord) -> Iterator[Comparison]:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from infra.artifacts import ArtifactStore, open_store
 from infra.backend import is_remote
@@ -143,40 +143,60 @@ class Engines:
 
     `handles` has every engine by its name, `rollout_names` are those that share an iteration's prompts; `scoring`,
     which runs the user's code in the user's folder, is always here. `turns` is to be asked before a job is given out.
+    All are others after `serve`.
     """
+
+    scoring: Engine
+    rollout_names: list[str]
+    handles: dict[str, EngineHandle]
+    turns: Turns
 
     def __init__(self, spec: FlowSpec, settings: Settings, logs: Path, *, run: str = "") -> None:
         require_shared_store(spec, settings.store_root)
-        plans = plan_engines(spec)
+        self._settings, self._logs, self._run = settings, logs, run or spec.name
+        self._lock, self._closed = threading.RLock(), False  # whoever loses the lease closes, in another thread
+        self._make(spec)
+
+    def serve(self, spec: FlowSpec) -> None:
+        """Be the engines that another spec asks for: where those here are others, they end, and new ones start with
+        their first job. Nobody may be waiting for a job meanwhile. What is closed stays as it is."""
+        with self._lock:
+            if not self._closed and asked_for(spec) != self._asked_for:
+                self._end()
+                self._make(spec)
+
+    def _make(self, spec: FlowSpec) -> None:
+        self._asked_for = asked_for(spec)
+        settings, logs, plans = self._settings, self._logs, plan_engines(spec)
         scores = plans.pop("scoring")
         scoring = launch(scores, settings, logs)
         self._cluster = RayCluster(spec.engines.address)
-        self.scoring: Engine = scoring
+        self.scoring = scoring
         self.rollout_names = rollout_names(spec)
-        self.handles: dict[str, EngineHandle] = {"scoring": LocalHandle(scoring)}
+        self.handles = {"scoring": LocalHandle(scoring)}
         sides: dict[str, dict[str, Engine]] = {"scoring": {"scoring": scoring}} if scores.takes_turns else {}
         for name, plan in plans.items():
             if spec.engines.backend == "ray":
-                self.handles[name] = RayHandle(self._on_ray(plan, spec, settings, logs, run or spec.name))
+                self.handles[name] = RayHandle(self._on_ray(plan, spec))
             else:
                 engine = sides.setdefault(plan.role, {})[name] = launch(plan, settings, logs)
                 self.handles[name] = LocalHandle(engine)
         self.turns = Turns(sides if any(plan.takes_turns for plan in plans.values()) else {})
 
-    def _on_ray(self, plan: EnginePlan, spec: FlowSpec, settings: Settings, logs: Path, run: str) -> RayEngine:
-        resources = resources_of(plan.role, spec)
+    def _on_ray(self, plan: EnginePlan, spec: FlowSpec) -> RayEngine:
+        resources, settings = resources_of(plan.role, spec), self._settings
         threads = settings.engine_threads or int(resources.get("CPU", 0)) or None
         return RayEngine(
             plan.name,
             self._cluster,
             Blueprint(
-                partial(launch_on_node, plan=plan, run=run, threads=threads),
+                partial(launch_on_node, plan=plan, run=self._run, threads=threads),
                 partial(open_store, settings.store_root),
                 partial(code_facts, plan.role),
             ),
             resources=resources,
             placement_timeout_s=spec.engines.placement_timeout_s,
-            log=logs / f"{plan.name}.log",
+            log=self._logs / f"{plan.name}.log",
         )
 
     def start(self) -> None:
@@ -184,6 +204,7 @@ class Engines:
 
         RayUnavailable where there is no cluster: better now than after the first stage.
         """
+        self._closed = False
         for handle in self.handles.values():
             if not handle.reads_our_folders:
                 self._cluster.connect()
@@ -191,9 +212,23 @@ class Engines:
 
     def close(self) -> None:
         """End them and everything below them, all at once."""
+        with self._lock:
+            self._closed = True
+            self._end()
+
+    def _end(self) -> None:
         with ThreadPoolExecutor(len(self.handles)) as pool:
             list(pool.map(lambda handle: handle.close(), self.handles.values()))
         self._cluster.close()
+
+
+def asked_for(spec: FlowSpec) -> tuple[Any, ...]:
+    """What engines are started with and where: for specs with the same the same engines do."""
+    plans = plan_engines(spec)
+    if spec.engines.backend != "ray":
+        return (plans,)
+    placed = {name: resources_of(plan.role, spec) for name, plan in plans.items() if plan.role != "scoring"}
+    return plans, spec.engines.address, placed
 
 
 def resources_of(role: str, spec: FlowSpec) -> dict[str, float]:

@@ -108,6 +108,17 @@ def test_what_was_sampled_ahead_and_is_gone_is_sampled_again(whole: ToyRun, tmp_
     assert lost
 
 
+def test_engines_of_another_time_come_after_what_is_sampled_ahead(tmp_path: Path) -> None:
+    run = ToyRun(tmp_path, (*OVERLAPPED, "evaluation.every=2"))
+    start = run.place(run.train("iterations=3")[0].checkpoint)
+    run.engines.before("score_rollouts", 1, partial(lose_it, start))
+    run.engines.before("generate_rollouts", 2, lambda: until(lambda: "holds no artifact checkpoint/" in run.said))
+    run.train("iterations=5", "training.num_ranks=2")
+    assert "checkpoint of iteration 0 is undamaged again" in run.said
+    assert run.engines.ranks == [1, 2, 1, 2]
+    assert run.engines.count("generate_rollouts") == 5
+
+
 def test_a_rollback_draws_other_samples_however_often_it_dies(tmp_path: Path) -> None:
     settings = (*GUARDED, *OVERLAPPED)
     whole = ToyRun(tmp_path / "whole", settings, engines=ToyEngines(diverges_in_the_fourth))

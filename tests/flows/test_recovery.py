@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.recovery import last_resumable_record
+from flows.recovery import last_resumable_record, mend, spec_at
 from infra.artifacts import ArtifactCorrupted, ArtifactRef
 from infra.engines.protocol import EngineDied
 from tasks.prepare_dataset import prepare_dataset
@@ -111,6 +111,34 @@ def test_it_is_made_again_with_the_settings_of_its_time(dense: ToyRun, whole: To
     run.train("guards.max_skipped_steps=7", "training.microbatch_size=8")
     assert {name: run.record_bytes()[name] for name in before} == before
     assert "checkpoint of iteration 3 is undamaged again" in run.said
+
+
+@pytest.mark.parametrize("part", ["checkpoint", "experience"])
+def test_it_is_made_again_on_as_many_ranks_as_at_its_time(
+    part: str, dense: ToyRun, whole: ToyRun, tmp_path: Path
+) -> None:
+    run = dense.copy(tmp_path / "copy", best_is_the_second)
+    before = run.record_bytes()
+    ref = run.records()[3].made(part)
+    assert ref is not None
+    lose_it(run.place(ref))
+    context = run.context("training.num_ranks=2")
+    prepare_dataset(context)
+    assert mend(context, run.console(), [(3, ref)]) is None
+    context.store.fetch(ref.bare())
+    assert run.record_bytes() == before
+    assert run.engines.ranks == [2, 1, 2]  # what is done next has those of now
+
+
+def test_where_engines_run_is_as_now_and_what_their_jobs_carry_as_then(dense: ToyRun, tmp_path: Path) -> None:
+    run = dense.copy(tmp_path / "copy")
+    then = {"engines.backend": "ray", "engines.timeout_s": 7.0, "engines.kv_cache_gib": 3.0, "training.num_ranks": 2}
+    record = run.records()[3].model_copy(update={"changed": {**then, "engines.deterministic": True}})
+    now = run.context("engines.timeout_s=9", "engines.kv_cache_gib=2")
+    made_with = spec_at(now, record)
+    engines = now.spec.engines.model_copy(update={"kv_cache_gib": 3.0, "deterministic": True})
+    assert made_with.engines == engines
+    assert (made_with.training.num_ranks, now.spec.training.num_ranks) == (2, 1)
 
 
 def test_what_comes_out_differently_makes_the_run_fall_back_and_say_so(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.verify import verify_iteration
+from flows.verify import verify_iterations
 from infra.artifacts import ArtifactCorrupted
 from infra.artifacts.local_store import LocalStore
 from infra.artifacts.overlay_store import OverlayStore
@@ -16,8 +16,7 @@ from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
 from tasks.runs.fork import fork_run
-from tasks.runs.iteration_record import read_record
-from tasks.runs.run_state import recorded_spec, spec_of_run, with_changes
+from tasks.runs.run_state import recorded_spec, spec_of_run
 from tasks.runs.verification import Comparison, chosen_iterations
 from tasks.stages.context import RunContext
 from tasks.stages.engines import PROGRAMS
@@ -43,30 +42,24 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
 def verify(
     run: ToyRun, scratch: Path, wanted: str | None = None, engines: ToyEngines | None = None
 ) -> list[Comparison]:
-    """What `flows.verify.verify` does with engines of its own: all comparisons up to the first that differs."""
+    """What `flows.verify.verify` finds, with engines of our own: all comparisons up to the first that differs."""
     records = open_records(run.home / "store", run.name)
     spec = recorded_spec(records)
     assert spec is not None
+    engines = engines or ToyEngines(run.engines.measures)
+    engines.serve(spec)
     context = RunContext(
         spec=spec,
         run=run.name,
         settings=Settings(home=scratch, store=str(run.home / "store")),
         store=OverlayStore(LocalStore(scratch / "store"), LocalStore(run.home / "store")),
         records=records,
-        engines=engines or ToyEngines(run.engines.measures),
+        engines=engines,
         tracker=ToyTracker(),
         on_progress=ignore,
         fingerprints=dict.fromkeys(PROGRAMS, "toy"),
     )
-    found = []
-    for iteration in chosen_iterations(records, wanted):
-        record = read_record(records.read(iteration))
-        then = context.with_spec(with_changes(spec, record.changed))
-        for comparison in verify_iteration(then, record):
-            found.append(comparison)
-            if not comparison.same:
-                return found
-    return found
+    return list(verify_iterations(context, chosen_iterations(records, wanted)))
 
 
 def first_difference(found: list[Comparison]) -> tuple[int, str]:
@@ -213,6 +206,14 @@ def test_a_run_that_went_on_with_other_settings_passes(honest: ToyRun, tmp_path:
     assert all(comparison.same for comparison in verify(run, tmp_path / "scratch"))
     run.forge(5, changed={"iterations": 5, "guards.max_skipped_steps": 9})
     assert first_difference(verify(run, tmp_path / "forged")) == (5, "compute_advantages")
+
+
+def test_iterations_are_made_again_on_as_many_ranks_as_they_were_made_on(honest: ToyRun, tmp_path: Path) -> None:
+    run = honest.copy(tmp_path / "copy")
+    run.train("iterations=5", "training.num_ranks=2")
+    engines = ToyEngines()
+    assert all(comparison.same for comparison in verify(run, tmp_path / "scratch", engines=engines))
+    assert engines.ranks == [1, 2]
 
 
 def test_a_fork_passes_before_and_after_its_first_iteration(

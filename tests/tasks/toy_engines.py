@@ -11,10 +11,11 @@ from typing import Any
 
 from infra.engines.protocol import EngineInput, EngineJob, EngineJobError, EngineProgress, EngineReply
 from ppo_core.records import WITH_SIGNAL, Replay, UpdatePolicyJob, content_digest
-from ppo_core.spec import KlPenaltyPpoSpec
+from ppo_core.spec import KlPenaltyPpoSpec, RunSpec
 from ppo_core.training.state import derivation, identity_after, read_state
 from tasks.stages.engines import LocalHandle, Turns
 from tests.tasks.toy_checkpoints import PARTS, Weights, read_weights, write_checkpoint
+from tests.tasks.toy_files import content, fraction, has_signal, write_responses
 
 Inputs = Mapping[str, EngineInput]
 LOSSES = [2.5, 1.25, 0.5]
@@ -35,7 +36,8 @@ class ToyEngines:
     `reward` is the user's scoring code, which describe_sources tells of; `salts` make a job give other bytes although
     nothing tells of it, as another machine might; `measures(iteration, rate_factor)` are metrics of an iteration
     (counted from 1) on top of the usual ones, or raises. `done` names the jobs done, in order, but those that make
-    nothing (ASIDE); `notes` is progress.
+    nothing (ASIDE); `notes` is progress. `ranks` are those of each training engine that there was, one after the other;
+    it refuses a job for another number, as a real one does.
     """
 
     def __init__(self, measures: Measures = healthy, *, rollout_engines: int = 1, **salts: str) -> None:
@@ -44,6 +46,8 @@ class ToyEngines:
         self.measures = measures
         self.done: list[str] = []
         self.notes: list[str] = []
+        self.ranks: list[int] = []
+        self.under_way: list[str] = []
         self.scoring = ToyEngine("scoring", self)
         self.rollout_names = [
             f"rollout-{number}" if number > 1 else "rollout" for number in range(1, rollout_engines + 1)
@@ -57,6 +61,12 @@ class ToyEngines:
 
     def start(self) -> None:
         """They are there."""
+
+    def serve(self, spec: RunSpec) -> None:
+        """Have as many training ranks as the spec says; nobody may be waiting for a job then."""
+        if self.ranks[-1:] != [spec.training.num_ranks]:
+            assert self.under_way == []
+            self.ranks.append(spec.training.num_ranks)
 
     def close(self) -> None:
         """Nothing runs."""
@@ -91,21 +101,15 @@ class ToyEngine:
         if job.name == "generate_shard":
             label = f"generate_shard by {self.name}"
         self._all.asked[label] += 1
-        self._all.planned.pop((label, self._all.asked[label]), lambda: None)()
-        result = self._all.jobs[job.name](self._all, job)
+        self._all.under_way.append(label)
+        try:
+            self._all.planned.pop((label, self._all.asked[label]), lambda: None)()
+            result = self._all.jobs[job.name](self._all, job)
+        finally:
+            self._all.under_way.remove(label)
         if job.name not in ASIDE:
             self._all.done.append(label)
         return EngineReply(result, 0.0)
-
-
-def content(given: EngineInput, name: str) -> str:
-    """A file of an input."""
-    return (given.path / name).read_text()
-
-
-def fraction(digest: str) -> float:
-    """A number below 1."""
-    return int(digest[:8], 16) / 2**32
 
 
 def write(engines: ToyEngines, job: EngineJob, name: str, *read: str) -> str:
@@ -136,6 +140,7 @@ def describe_dataset(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
 
 def finetune_policy(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     """A model that has seen examples."""
+    require_ranks(engines, job)
     write(engines, job, "model.json", content(job.inputs["dataset"], "dataset.json"))
     return {"losses": LOSSES}
 
@@ -177,26 +182,12 @@ def responses(engines: ToyEngines, job: EngineJob, spec: Mapping[str, Any], numb
     return [content_digest([*read, number]) for number in numbers]
 
 
-def write_responses(job: EngineJob, lines: list[str], spec: Mapping[str, Any]) -> dict[str, Any]:
-    """One line each."""
-    assert job.output is not None
-    (job.output / "rollouts.json").write_text("\n".join(lines) + "\n")
-    number = len(lines) * spec["samples_per_prompt"]
-    metrics = {"rollout/response_length": 10.0}
-    return {"num_responses": number, "num_response_tokens": 10 * number, "metrics": metrics}
-
-
 def score_rollouts(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     """A mean score."""
     rollouts = content(job.inputs["rollouts"], "rollouts.json")
     digest = write(engines, job, "scores.json", engines.reward, rollouts)
     counted = {WITH_SIGNAL: float(sum(map(has_signal, rollouts.splitlines())))}
     return {"metrics": {"score/mean": fraction(digest), **(counted if job.spec["samples_per_prompt"] else {})}}
-
-
-def has_signal(line: str) -> bool:
-    """Of the responses to about half of the prompts."""
-    return fraction(line) < 0.5
 
 
 def select_rollouts(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
@@ -209,6 +200,7 @@ def select_rollouts(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
 
 def compute_advantages(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     """Reads the critic too, so that it needs what the update needs; the KL coefficient moves."""
+    require_ranks(engines, job)
     held = hold(engines, job.inputs)
     read = [content(job.inputs[name], f"{name}.json") for name in ("rollouts", "scores")]
     reference = content(job.inputs["reference"], PARTS["policy"])
@@ -219,8 +211,15 @@ def compute_advantages(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     return {"metrics": metrics, "next_kl_coef": next_kl_coef, "carried": carried, "num_tokens": 100}
 
 
+def require_ranks(engines: ToyEngines, job: EngineJob) -> None:
+    """Raise what a real training engine raises, which has another number of ranks than the job says."""
+    if engines.ranks and job.spec["training"]["num_ranks"] != engines.ranks[-1]:
+        raise refusal(f"training.num_ranks={job.spec['training']['num_ranks']}, and here are {engines.ranks[-1]}")
+
+
 def update_policy(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     """The next checkpoint, full or policy-only."""
+    require_ranks(engines, job)
     spec, experience = UpdatePolicyJob.model_validate(job.spec), job.inputs["experience"]
     metrics = {"policy/entropy": 0.5, "policy/clip_fraction": 0.01}
     metrics |= engines.measures(spec.iteration + 1, spec.rate_factor)

@@ -11,7 +11,8 @@ import pytest
 from infra.engines.protocol import EngineJob
 from tasks.stages.engine_programs import EnginePlan
 from tests.tasks.toy_checkpoints import CARD
-from tests.tasks.toy_engines import JOBS, LOSSES, ToyEngine, ToyEngines, content, fraction, write
+from tests.tasks.toy_engines import JOBS, LOSSES, ToyEngine, ToyEngines, write
+from tests.tasks.toy_files import content, fraction
 
 FACTS = {"model_type": "toy", "parameters": 1000, "context_length": 128}
 CLASSIFIER = {**CARD, "config.json": {"architectures": ["ToyForSequenceClassification"]}}

@@ -97,6 +97,7 @@ class ToyRun:
         )
         context = context.with_spec(effective_spec(context.spec, context.records))
         context.fingerprints.update(dict.fromkeys(PROGRAMS, self.code))
+        self.engines.serve(context.spec)
         return context
 
     def needs(self, context: RunContext) -> Reachability:

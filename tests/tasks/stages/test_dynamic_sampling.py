@@ -10,7 +10,8 @@ import pytest
 from flows.ppo import Rerun
 from infra.artifacts.local_store import LocalStore
 from tasks.policies.lineage import step_of
-from tests.tasks.toy_engines import ToyEngines, has_signal
+from tests.tasks.toy_engines import ToyEngines
+from tests.tasks.toy_files import has_signal
 from tests.tasks.toy_runs import ToyRun, digests, killed
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
