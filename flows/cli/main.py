@@ -88,7 +88,7 @@ def status(run: Annotated[str, typer.Argument(help="Name of the run")]) -> None:
 
 @app.command()
 def sample(
-    model: Annotated[str, typer.Argument(help="Name of a run, models:/NAME@ALIAS, or a Hugging Face folder")],
+    model: Annotated[str, typer.Argument(help="RUN, RUN@ITERATION, models:/NAME@ALIAS, or a Hugging Face folder")],
     prompt: Annotated[str, typer.Argument(help="Prompt to answer")],
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy")] = 0.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens")] = 64,

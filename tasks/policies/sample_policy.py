@@ -14,8 +14,7 @@ from infra.engines.protocol import EngineInput, EngineJob
 from infra.mlflow.registry import SOURCE_TAG, describe
 from infra.settings import Settings
 from ppo_core.records import InputError
-from tasks.policies.policy import CHECKPOINT_TAG
-from tasks.runs.inspect import read_run
+from tasks.policies.policy import CHECKPOINT_TAG, find_policy
 from tasks.runs.state_folder import require_writable_state
 from tasks.stages.engine_programs import EnginePlan, launch
 from tasks.stages.jobs import ask
@@ -27,7 +26,7 @@ def sample_policy(
     """`count` answers. Raises InputError where `model` names no policy."""
     settings = Settings()
     require_writable_state(settings)
-    policy = find_policy(model, settings)
+    policy = policy_folder(model, settings)
     engine = launch(EnginePlan("rollout", "sample"), settings, settings.home / "logs")
     document = {
         "prompt": prompt,
@@ -44,8 +43,11 @@ def sample_policy(
         engine.close()
 
 
-def find_policy(model: str, settings: Settings) -> Path:
-    """The Hugging Face folder of a registered model, a folder, or a run's best policy."""
+def policy_folder(model: str, settings: Settings) -> Path:
+    """The Hugging Face folder of a registered model, or of a run's policy, or a folder itself.
+
+    A run's policy is what `find_policy` finds. A registered one need not be from a run: DPO made it, or somebody else.
+    """
     if model.startswith("models:/"):
         version = describe(settings.tracking_uri, model)
         if CHECKPOINT_TAG in version.tags and (stored := stored_policy(version.tags, settings)):
@@ -59,9 +61,9 @@ def find_policy(model: str, settings: Settings) -> Path:
         return Path(model).absolute()
     if "/" in model:
         raise InputError(f"{model} is no Hugging Face folder (no config.json): give a folder, a run or models:/…")
-    run = read_run(model)
-    best = open_store(settings.store_root).fetch(run.records[-1].best.checkpoint.bare())
-    return best / (run.weights if (best / run.weights).is_dir() else "policy")
+    policy = find_policy(model)
+    made, weights = open_store(settings.store_root).fetch(policy.checkpoint.bare()), policy.spec.evaluation.weights
+    return made / (weights if (made / weights).is_dir() else "policy")
 
 
 def stored_policy(tags: Mapping[str, str], settings: Settings) -> Path | None:

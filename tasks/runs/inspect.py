@@ -9,19 +9,18 @@ from infra.settings import Settings
 from ppo_core.records import InputError
 from tasks.runs.iteration_record import IterationRecord, best_in_words
 from tasks.runs.progress import doing_now
-from tasks.runs.run_state import committed, made_by_preferences, read_spec, with_changes
+from tasks.runs.run_state import committed, made_by_preferences
 from tasks.stages.references import CheckpointRef
 
 
 @dataclass(frozen=True)
 class RunSoFar:
-    """A run's records, how many iterations it is meant to have, where its last checkpoint lies, what is evaluated."""
+    """A run's records, how many iterations it is meant to have and where its last checkpoint lies."""
 
     run: str
     records: list[IterationRecord]
     iterations: int
     location: str
-    weights: str = "policy"
 
     def summary(self) -> str:
         """Position and best policy in a few lines."""
@@ -41,9 +40,7 @@ def read_run(run: str) -> RunSoFar:
     assert chain.spec is not None
     last = chain.records[-1]
     planned = int(last.changed.get("iterations", chain.spec["iterations"]))
-    then = with_changes(read_spec(chain.spec, run), chain.records[last.best.iteration].changed)
-    weights = then.evaluation.weights
-    return RunSoFar(run, chain.records, max(planned, last.iteration), location_of(last.checkpoint), weights)
+    return RunSoFar(run, chain.records, max(planned, last.iteration), location_of(last.checkpoint))
 
 
 def read_status(run: str) -> tuple[RunSoFar | None, list[str]]:

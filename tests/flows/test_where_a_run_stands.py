@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from flows.cli import app
 from infra.artifacts import ArtifactCorrupted
 from infra.settings import Settings
-from tasks.policies.sample_policy import find_policy
+from ppo_core.records import InputError
+from tasks.policies.sample_policy import policy_folder
 from tasks.register_policy import export_best
 from tasks.reports.summary import interrupted
 from tests.tasks.toy_runs import ToyRun, flip_a_bit
@@ -51,13 +52,24 @@ def test_asking_a_damaged_copy_of_the_best_policy_is_refused(run: ToyRun) -> Non
     folder = export_best(run.context(), run.records()[-1].best)
     (folder / "config.json").write_text("{}")
     (folder / "manifest.json").unlink()
-    assert find_policy(str(folder), Settings()) == folder  # somebody's own folder
+    assert policy_folder(str(folder), Settings()) == folder  # somebody's own folder
     (folder / "config.json").unlink()
     folder = export_best(run.context(), run.records()[-1].best)
     flip_a_bit(folder)
     (folder / "config.json").touch()
     with pytest.raises(ArtifactCorrupted, match="best-policy is damaged"):
-        find_policy(str(folder), Settings())
+        policy_folder(str(folder), Settings())
+
+
+def test_any_iteration_of_a_run_can_be_asked(run: ToyRun) -> None:
+    records = run.records()
+    asked = [policy_folder(f"toy@{number}", Settings()) for number in range(3)]
+    assert asked == [run.place(record.checkpoint) / "policy" for record in records]
+    assert policy_folder("toy", Settings()) == asked[records[-1].best.iteration]
+    with pytest.raises(InputError, match=r"run toy has no iteration 9: it has 0\.\.2"):
+        policy_folder("toy@9", Settings())
+    with pytest.raises(InputError, match=r"'toy@best' does not name a policy: write .* RUN or RUN@ITERATION"):
+        policy_folder("toy@best", Settings())
 
 
 def test_where_averages_are_evaluated_the_average_is_exported_registered_and_asked(
@@ -76,6 +88,6 @@ def test_where_averages_are_evaluated_the_average_is_exported_registered_and_ask
     best = averaged.records()[-1].best
     ema = (averaged.place(best.checkpoint) / "ema/model.safetensors").read_text()
     assert (export_best(averaged.context(), best) / "model.safetensors").read_text() == ema
-    assert find_policy("averaged", Settings()) == averaged.place(best.checkpoint) / "ema"
-    assert find_policy("plain", Settings()).name == "policy"
+    assert policy_folder("averaged", Settings()) == averaged.place(best.checkpoint) / "ema"
+    assert policy_folder("plain", Settings()).name == "policy"
     assert (averaged.place(best.checkpoint) / "ema/MLmodel").is_file()
