@@ -43,3 +43,13 @@ class PromotionSpec(Section):
     @classmethod
     def _known_to_mlflow(cls, alias: str) -> str:
         return mlflow_alias(alias)
+
+    def problems(self, candidates: str | None) -> list[str]:
+        """`candidates` is the alias that every training run moves to its best policy: these gates guard another."""
+        if self.alias != candidates:
+            return []
+        return [
+            f"registry.alias={candidates} is promotion.alias too, so that every run of training would make its policy "
+            "champion, past all gates: set one of them to another alias (by default registry.alias is candidate, and "
+            "promotion.alias champion)"
+        ]

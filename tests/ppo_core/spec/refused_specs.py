@@ -110,6 +110,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"registry": {"alias": ""}}, "registry.alias: '' is not a valid MLflow alias: use letters"),
     ({"registry": {"alias": "a" * 256}}, r"registry.alias: a+\.\.\. has 256 characters, MLflow allows 255: shorten it"),
+    (
+        {"registry": {"alias": "champion"}},
+        "registry.alias=champion is promotion.alias too, .* past all gates: set one of them to another alias",
+    ),
+    ({"promotion": {"alias": "candidate"}}, "registry.alias=candidate is promotion.alias too"),
     ({"engines": {"place": "local"}}, "engines.place: unknown key"),
     ({"engines": {"backend": "slurm"}}, "engines.backend='slurm': must be 'local' or 'ray' .default: local.$"),
     (

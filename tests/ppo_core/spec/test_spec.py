@@ -163,6 +163,13 @@ def test_a_record_has_the_end_of_its_schedule_also_where_nothing_falls(tmp_path:
     assert RunSpec.model_validate(document).update.decay_iterations == 30
 
 
+def test_a_record_may_have_one_alias_for_candidates_and_champions(tmp_path: Path) -> None:
+    document = loaded(tmp_path).document()
+    document["registry"]["alias"] = "champion"
+    assert RunSpec.model_validate(document).registry.alias == "champion"
+    assert loaded(tmp_path, {"registry": {"alias": None}}).registry.alias is None
+
+
 @pytest.mark.parametrize("size", [48, 1000])
 def test_a_microbatch_need_not_divide(tmp_path: Path, size: int) -> None:
     assert loaded(tmp_path, {"training": {"microbatch_size": size}}).training.microbatch_size == size
