@@ -15,7 +15,7 @@ from ppo_core.spec.dataset import CurriculumSpec, DatasetSpec, SourceSpec
 from ppo_core.spec.dpo import DpoFitSpec, DpoSpec
 from ppo_core.spec.loading import SpecError, differing_keys, validated
 from ppo_core.spec.lora import LoraSpec
-from ppo_core.spec.promotion import PromotionSpec
+from ppo_core.spec.promotion import PromotionSpec, RegistrySpec, registered_name
 from ppo_core.spec.reference import AveragedReference, FixedReference, ReferenceSpec, SteppedReference
 from ppo_core.spec.reward.section import RewardSpec
 from ppo_core.spec.reward_model import DescentSpec, FitSpec, PreferencesSpec, RewardModelSpec
@@ -30,7 +30,6 @@ from ppo_core.spec.sections import (
     EvaluatedWeights,
     EvaluationSpec,
     ModelSpec,
-    RegistrySpec,
     RolloutSpec,
     SupervisedSpec,
     TrainingSpec,
@@ -85,5 +84,6 @@ __all__ = [
     "UpdateSpec",
     "VapoSpec",
     "differing_keys",
+    "registered_name",
     "validated",
 ]

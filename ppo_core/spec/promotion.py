@@ -1,14 +1,82 @@
-"""The section of a run's spec that says when its policy may take the champion's place."""
+"""The sections that say what a run's policy is registered as in MLflow, and when it may take the champion's place."""
 
 from __future__ import annotations
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+import re
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
 from ppo_core.spec.section import Section
-from ppo_core.spec.sections import mlflow_alias
 
 OF_THE_SCORE = ("score", "accuracy")
 """What can be compared besides single rewards."""
+LONGEST_ALIAS = 255
+NO_PART_OF_A_NAME = "/:@"
+
+
+def registered_name(name: str) -> str:
+    """A name for a registered model that models:/NAME@ALIAS can hold. Raises ValueError for any other."""
+    if not any(character.isalnum() for character in name):
+        raise ValueError(f"{name!r} cannot be the name of a registered model: it needs at least one letter or digit")
+    if name != name.strip() or not name.isprintable():
+        raise ValueError(
+            f"{name!r} begins or ends with a space, or has a character that is not printed: leave that out"
+        )
+    if found := [character for character in NO_PART_OF_A_NAME if character in name]:
+        proposal = re.sub(f"[{NO_PART_OF_A_NAME}]+", "-", name).strip("-")
+        raise ValueError(
+            f"{name!r} has {' and '.join(found)}, which MLflow, or models:/NAME@ALIAS, does not allow in the name of "
+            f"a registered model: leave that out{f', as in {proposal}' if proposal else ''}"
+        )
+    return name
+
+
+def _written_name(name: str, info: ValidationInfo) -> str:
+    return registered_name(name) if info.context else name  # a run's record may be older than this rule
+
+
+RegisteredName = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_written_name)]
+"""What a spec names a registered model."""
+
+
+def mlflow_alias(alias: str) -> str:
+    """An alias that MLflow takes. Raises ValueError for any other."""
+    if len(alias) > LONGEST_ALIAS:
+        raise ValueError(f"{alias[:20]}... has {len(alias)} characters, MLflow allows {LONGEST_ALIAS}: shorten it")
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", alias):
+        raise ValueError(f"{alias!r} is not a valid MLflow alias: use letters, digits, dashes and underscores")
+    if alias.lower() == "latest" or re.fullmatch(r"[vV][0-9]+", alias):
+        raise ValueError(f"{alias!r}: MLflow reserves latest, v1, v2 …; choose another alias, such as candidate")
+    return alias
+
+
+class RegistrySpec(Section):
+    """The MLflow model that a run's best policy becomes a version of."""
+
+    model: RegisteredName | None = Field(None, description="Name of the registered model; none: the spec's name")
+    metric: str = Field(
+        "evaluation/score", description="The best policy is that of the iteration with the highest value of this metric"
+    )
+    alias: str | None = Field("candidate", description="Alias that is moved to the new version")
+
+    @field_validator("alias")
+    @classmethod
+    def _known_to_mlflow(cls, alias: str | None) -> str | None:
+        return None if alias is None else mlflow_alias(alias)
+
+    def problems(self, rewards: Sequence[str]) -> list[str]:
+        """A metric of the evaluation that none measures; `rewards` are the names of the parts of the score."""
+        names = [f"evaluation/{way}{metric}" for way in ("", "greedy_") for metric in ("score", "accuracy")]
+        parts = [f"{name}/{reward}" for name in names if name.endswith("score") for reward in rewards]
+        others = [f"evaluation/{way}{metric}" for way in ("", "greedy_") for metric in ("response_length", "unscored")]
+        if not self.metric.startswith("evaluation/") or self.metric in (*names, *parts, *others):
+            return []
+        return [
+            f"registry.metric={self.metric} is not measured by an evaluation: set it to one of {', '.join(names)}, or "
+            "to a score with / and a reward's name behind it"
+        ]
 
 
 class PromotionSpec(Section):

@@ -10,8 +10,9 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 from ppo_core.spec.flow_spec import COMMITS, FlowSpec, check_left_alone, check_master_weights, check_ranks_divide
 from ppo_core.spec.hub import HubCommit
 from ppo_core.spec.paths import UserPath
+from ppo_core.spec.promotion import RegisteredName, mlflow_alias
 from ppo_core.spec.section import Beta, Fraction, LearningRate, NonNegative, Section, WeightDecay
-from ppo_core.spec.sections import EnginesSpec, ModelSpec, TrainingSpec, mlflow_alias
+from ppo_core.spec.sections import EnginesSpec, ModelSpec, TrainingSpec
 
 OF_ROLLOUTS = (
     "rollout_resources",
@@ -128,9 +129,7 @@ class FitSpec(DescentSpec):
 class RewardRegistrySpec(Section):
     """The MLflow model that what was trained becomes a version of."""
 
-    model: str | None = Field(
-        None, min_length=1, max_length=200, description="Name of the registered model; default: the spec's name"
-    )
+    model: RegisteredName | None = Field(None, description="Name of the registered model; default: the spec's name")
     alias: str | None = Field("candidate", description="Alias that moves to the new version")
 
     @field_validator("alias")

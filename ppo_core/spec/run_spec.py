@@ -19,14 +19,13 @@ from ppo_core.spec.flow_spec import (
     divisors,
 )
 from ppo_core.spec.hub import HubCommit
-from ppo_core.spec.promotion import OF_THE_SCORE, PromotionSpec
+from ppo_core.spec.promotion import OF_THE_SCORE, PromotionSpec, RegistrySpec
 from ppo_core.spec.reward.kinds import ModelRewardSpec
 from ppo_core.spec.reward.section import RewardSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
 from ppo_core.spec.sections import (
     EnginesSpec,
     EvaluationSpec,
-    RegistrySpec,
     RolloutSpec,
     RunModelSpec,
     SupervisedSpec,

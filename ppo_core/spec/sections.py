@@ -5,11 +5,10 @@ A class's defaults are the vetted recipe. Each stage reads only its own sections
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from ppo_core.spec.lora import LoraSpec
 from ppo_core.spec.paths import ModelPath, UserPath
@@ -17,7 +16,6 @@ from ppo_core.spec.section import Beta, Fraction, LearningRate, Section, WeightD
 
 EvaluatedWeights = Literal["policy", "ema"]
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
-LONGEST_ALIAS = 255
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 10.0
 Temperature = Annotated[float, Field(ge=LOWEST_TEMPERATURE, le=HIGHEST_TEMPERATURE)]
 
@@ -252,43 +250,3 @@ class EnginesSpec(Section):
                 "placement to auto"
             )
         return self
-
-
-class RegistrySpec(Section):
-    """The MLflow model that a run's best policy becomes a version of."""
-
-    model: str | None = Field(
-        None, min_length=1, max_length=200, description="Name of the registered model; none: the spec's name"
-    )
-    metric: str = Field(
-        "evaluation/score", description="The best policy is that of the iteration with the highest value of this metric"
-    )
-    alias: str | None = Field("candidate", description="Alias that is moved to the new version")
-
-    @field_validator("alias")
-    @classmethod
-    def _known_to_mlflow(cls, alias: str | None) -> str | None:
-        return None if alias is None else mlflow_alias(alias)
-
-    def problems(self, rewards: Sequence[str]) -> list[str]:
-        """A metric of the evaluation that none measures; `rewards` are the names of the parts of the score."""
-        names = [f"evaluation/{way}{metric}" for way in ("", "greedy_") for metric in ("score", "accuracy")]
-        parts = [f"{name}/{reward}" for name in names if name.endswith("score") for reward in rewards]
-        others = [f"evaluation/{way}{metric}" for way in ("", "greedy_") for metric in ("response_length", "unscored")]
-        if not self.metric.startswith("evaluation/") or self.metric in (*names, *parts, *others):
-            return []
-        return [
-            f"registry.metric={self.metric} is not measured by an evaluation: set it to one of {', '.join(names)}, or "
-            "to a score with / and a reward's name behind it"
-        ]
-
-
-def mlflow_alias(alias: str) -> str:
-    """An alias that MLflow takes. Raises ValueError for any other."""
-    if len(alias) > LONGEST_ALIAS:
-        raise ValueError(f"{alias[:20]}... has {len(alias)} characters, MLflow allows {LONGEST_ALIAS}: shorten it")
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", alias):
-        raise ValueError(f"{alias!r} is not a valid MLflow alias: use letters, digits, dashes and underscores")
-    if alias.lower() == "latest" or re.fullmatch(r"[vV][0-9]+", alias):
-        raise ValueError(f"{alias!r}: MLflow reserves latest, v1, v2 …; choose another alias, such as candidate")
-    return alias

@@ -16,7 +16,7 @@ from infra.mlflow.current_user import current_user
 from infra.mlflow.registry import MODEL_URI, InvalidModelName, Version, describe
 from infra.settings import Settings
 from ppo_core.records import InputError
-from ppo_core.spec import PromotionSpec
+from ppo_core.spec import PromotionSpec, registered_name
 from tasks.policies.compare_policies import ComparisonRef
 from tasks.policies.gates import Gate
 from tasks.policies.policy import Policy, registered, registered_policy
@@ -91,9 +91,12 @@ def require_model(model: str) -> str:
     """A registered model's name, also out of models:/NAME…; raises InvalidModelName for what cannot be one."""
     parts = MODEL_URI.fullmatch(model)
     name = parts["name"] if parts is not None else model
-    if not name or "/" in name or ":" in name or "@" in name:
-        raise InvalidModelName(f"{model!r} does not name a registered model: give its name, for example arithmetic")
-    return name
+    try:
+        return registered_name(name)
+    except ValueError as error:
+        raise InvalidModelName(
+            f"{model!r} does not name a registered model: give its name, for example arithmetic ({error})"
+        ) from None
 
 
 @stage("show_trial", retries=0)

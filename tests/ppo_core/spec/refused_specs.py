@@ -115,6 +115,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "registry.alias=champion is promotion.alias too, .* past all gates: set one of them to another alias",
     ),
     ({"promotion": {"alias": "candidate"}}, "registry.alias=candidate is promotion.alias too"),
+    *[
+        ({"registry": {"model": name}}, f"registry.model: '{name}' {why}")
+        for name, why in {
+            "a/b": "has /, which MLflow, .* leave that out, as in a-b",
+            "a:/b@c": "has / and : and @, .* leave that out, as in a-b-c",
+            "   ": "cannot be the name of a registered model: it needs at least one letter or digit",
+            "..": "cannot be the name",
+            "a ": "begins or ends with a space",
+        }.items()
+    ],
     ({"engines": {"place": "local"}}, "engines.place: unknown key"),
     ({"engines": {"backend": "slurm"}}, "engines.backend='slurm': must be 'local' or 'ray' .default: local.$"),
     (

@@ -153,6 +153,12 @@ def test_mistakes_in_a_part_name_the_key_and_in_a_file_the_file(tmp_path: Path) 
         RlhfSpec.from_yaml(EXAMPLE, ["run.rolout.temperature=1"])
     with pytest.raises(SpecError, match=r"nowhere\.yaml: cannot be read"):
         RlhfSpec.from_yaml(EXAMPLE, ["run.file=nowhere.yaml"])
+    with pytest.raises(SpecError, match=r"run.registry.model: 'a/b' has /, which"):
+        RlhfSpec.from_yaml(EXAMPLE, ["run.registry.model=a/b"])
+    with pytest.raises(SpecError, match=r"reward_model.registry.model: 'a@b' has @, which"):
+        RlhfSpec.from_yaml(EXAMPLE, ["reward_model.registry.model=a@b"])
+    with pytest.raises(SpecError, match=r"run: registry.alias=champion is promotion.alias too"):
+        RlhfSpec.from_yaml(EXAMPLE, ["run.registry.alias=champion"])
 
 
 def test_the_reward_model_learns_from_prompts_in_the_form_that_ppo_has() -> None:

@@ -27,6 +27,7 @@ from ppo_core.spec import (
 from ppo_core.spec import advantages as spec_advantages
 from ppo_core.spec import algorithms as spec_algorithms
 from ppo_core.spec import loading as spec_loading
+from ppo_core.spec import promotion as spec_promotion
 from ppo_core.spec import sections as spec_sections
 from tests.ppo_core.spec.refused_learning import FIXED_LOSS, PAIRS, REFUSED_LEARNING, RLOO
 from tests.ppo_core.spec.refused_specs import REFUSED, SMALLEST
@@ -163,10 +164,11 @@ def test_a_record_has_the_end_of_its_schedule_also_where_nothing_falls(tmp_path:
     assert RunSpec.model_validate(document).update.decay_iterations == 30
 
 
-def test_a_record_may_have_one_alias_for_candidates_and_champions(tmp_path: Path) -> None:
+def test_a_record_may_have_a_name_and_an_alias_that_are_refused_now(tmp_path: Path) -> None:
     document = loaded(tmp_path).document()
-    document["registry"]["alias"] = "champion"
-    assert RunSpec.model_validate(document).registry.alias == "champion"
+    document["registry"] |= {"alias": "champion", "model": "a/b"}
+    recorded = RunSpec.model_validate(document)
+    assert (recorded.registry.alias, recorded.model_name) == ("champion", "a/b")
     assert loaded(tmp_path, {"registry": {"alias": None}}).registry.alias is None
 
 
@@ -240,7 +242,7 @@ def test_differing_keys_are_named_with_both_values(tmp_path: Path) -> None:
 
 
 def all_sections() -> list[type[Section]]:
-    named = {**vars(spec_sections), **vars(spec_advantages), **vars(spec_algorithms)}
+    named = {**vars(spec_sections), **vars(spec_advantages), **vars(spec_algorithms), **vars(spec_promotion)}
     found = {value for value in named.values() if isinstance(value, type) and issubclass(value, Section)}
     return sorted(found - {Section} | {RunSpec}, key=lambda section: section.__name__)
 
