@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,6 +17,7 @@ from ppo_core.spec.section import Section
 from ppo_core.spec.sections import EnginesSpec, ModelSpec, RunModelSpec, TrainingSpec
 
 COMMITS = "Commits that hf:// names were resolved to; filled in when the run starts"
+LARGEST_TRIED, MOST_DIVISORS = 10**5, 8
 
 
 class NamedSpec(Section):
@@ -128,13 +130,23 @@ def check_ranks_divide(training: TrainingSpec, batches: dict[str, int]) -> None:
         if batch % training.num_ranks:
             raise ValueError(
                 f"training.num_ranks={training.num_ranks} does not divide the {batch} sequences of {what} evenly: "
-                f"choose one of {divisors(batch)}"
+                f"choose one of {divisors_near(batch, training.num_ranks)}"
             )
 
 
-def divisors(number: int) -> list[int]:
-    """All divisors, ascending: divisors(12) == [1, 2, 3, 4, 6, 12]."""
-    return [d for d in range(1, number + 1) if number % d == 0]
+def divisors_near(number: int, wanted: int) -> list[int]:
+    """The divisors that come closest to what was asked for, at most eight, ascending.
+
+    Of a number above 10**10 only those that are at most 10**5, or what is left when it is divided by one of these.
+
+    >>> divisors_near(12, 5)
+    [1, 2, 3, 4, 6, 12]
+    >>> divisors_near(2**20, 1000)
+    [8, 16, 32, 64, 128, 256, 512, 1024]
+    """
+    small = [d for d in range(1, min(math.isqrt(number), LARGEST_TRIED) + 1) if number % d == 0]
+    closest = sorted({*small, *(number // d for d in small)}, key=lambda divisor: abs(divisor - wanted))
+    return sorted(closest[:MOST_DIVISORS])
 
 
 def check_offloading(engines: EnginesSpec, *, asked: bool, adapters: bool) -> None:

@@ -16,7 +16,7 @@ from ppo_core.spec.flow_spec import (
     check_offloading,
     check_patience,
     check_ranks_divide,
-    divisors,
+    divisors_near,
 )
 from ppo_core.spec.hub import HubCommit
 from ppo_core.spec.promotion import OF_THE_SCORE, PromotionSpec, RegistrySpec
@@ -90,7 +90,8 @@ class RunSpec(FlowSpec):
         if responses % minibatches:
             raise ValueError(
                 f"update.num_minibatches={minibatches} does not divide the {responses} responses of an iteration "
-                f"evenly (rollout.prompts_per_iteration x samples_per_prompt): choose one of {divisors(responses)}"
+                f"evenly (rollout.prompts_per_iteration x samples_per_prompt): choose one of "
+                f"{divisors_near(responses, minibatches)}"
             )
         check_ranks_divide(self.training, self._trained_batches())
         check_master_weights(self.model, self.training)

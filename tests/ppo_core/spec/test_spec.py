@@ -46,8 +46,8 @@ def loaded(folder: Path, changes: dict[str, Any] | None = None, overrides: tuple
 
 
 def test_the_examples_hold() -> None:
-    assert flow_spec.divisors(12) == [1, 2, 3, 4, 6, 12]
-    assert [doctest.testmod(module).failed for module in (run_spec, spec_sections, spec_loading)] == [0, 0, 0]
+    modules = (flow_spec, run_spec, spec_sections, spec_loading)
+    assert [doctest.testmod(module).failed for module in modules] == [0, 0, 0, 0]
 
 
 def test_three_sections_are_enough_and_the_defaults_are_the_recipe(tmp_path: Path) -> None:
@@ -170,6 +170,20 @@ def test_a_record_may_have_a_name_and_an_alias_that_are_refused_now(tmp_path: Pa
     recorded = RunSpec.model_validate(document)
     assert (recorded.registry.alias, recorded.model_name) == ("champion", "a/b")
     assert loaded(tmp_path, {"registry": {"alias": None}}).registry.alias is None
+
+
+@pytest.mark.parametrize(
+    ("prompts", "near"),
+    [
+        (99_999_999_999, [1, 3, 9, 21_649, 64_947, 1_539_717, 4_619_151, 11_111_111_111]),
+        (2**61 - 1, [1, 2**61 - 1]),
+        (3 * 10**30 + 1, [1, 3 * 10**30 + 1]),
+    ],
+)
+def test_a_huge_number_is_answered_at_once_with_few_divisors(tmp_path: Path, prompts: int, near: list[int]) -> None:
+    with pytest.raises(SpecError) as refusal:
+        loaded(tmp_path, {"rollout": {"prompts_per_iteration": prompts}})
+    assert str(refusal.value).endswith(f"samples_per_prompt): choose one of {near}")
 
 
 @pytest.mark.parametrize("size", [48, 1000])
