@@ -41,7 +41,8 @@ class PromptMaker:
     """Makes prompts of rows; `longest` is the first of the longest so far, `refusals` are those that cannot be used.
 
     A prompt_id is what the row has in `id_column`, or a hash of prompt, answer and metadata, with a count for repeats.
-    `numbers` are columns that the run reads.
+    `numbers` are columns that the run reads, and `unread` those of them where no row had a value yet, of the columns
+    `named` so far.
     """
 
     tokenizer: Any
@@ -54,6 +55,17 @@ class PromptMaker:
     repeats: dict[str, int] = field(default_factory=dict)
     ids: dict[str, str] = field(default_factory=dict)
     refusals: Refusals = field(default_factory=Refusals)
+    unread: list[NumberColumn] = field(init=False)
+    named: set[str] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        """No row was read yet."""
+        self.unread = list(self.numbers)
+
+    def check_read(self) -> None:
+        """Raise InputError where no row had a value in a column that the run reads."""
+        for column in self.unread:
+            raise InputError(column.idle(self.named))
 
     def prompts(self, rows: Sequence[Row], tokens: Sequence[list[int]]) -> Iterator[PromptRow]:
         """Of rows and their prompts' token ids; one that cannot be used is noted in `refusals`."""
@@ -71,6 +83,9 @@ class PromptMaker:
         metadata = {key: value for key, value in row.items() if key not in ("prompt", self.answer_column)}
         for column in self.numbers:
             column.check(where, metadata)
+        if self.unread:
+            self.unread = [column for column in self.unread if column.of(metadata) is None]
+            self.named.update(metadata)
         prompt_id = self._prompt_id(where, row["prompt"], answer, metadata)
         return PromptRow(prompt_id, row["prompt"], ids, answer, metadata)
 

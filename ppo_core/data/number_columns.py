@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,14 @@ class NumberColumn:
             raise InputError(f"{where} has {self.name}={value}: {self.setting} needs {kind}{bounds}") from None
         if missing and self.required:
             raise InputError(f"{where} has no {self.name}: {self.setting} needs {kind}{bounds} in each row")
+
+    def idle(self, named: Iterable[str]) -> str:
+        """What to say where no row has a value there; `named` are the columns that there are."""
+        there = ", ".join(sorted(named)) or "none but prompt and answer"
+        return (
+            f"{self.setting}={self.name}: no row to train on has a value there (columns: {there}): name one that has, "
+            "or leave the key out"
+        )
 
 
 def columns_of(spec: PrepareDatasetJob) -> list[NumberColumn]:

@@ -123,13 +123,15 @@ class Preparation:
             yield from places.items()
 
     def finished(self) -> dict[str, pa.Table]:
-        """The table of each split. Raises InputError where no row is left to train on, or to start from."""
+        """The table of each split. Raises InputError where no row is left to train on, or to start from, or where none
+        to train on has a value in a column of numbers."""
         tables = {split: table.table() for split, table in self._tables.items()}
         for split in ("train", "sft"):
             tallies = [tally for tally in self.tallies if tally.split == split]
             if tallies and not len(tables.get(split, ())):
                 rows = "; ".join(f"{tally.source}: {tally.in_words()}" for tally in tallies)
                 raise InputError(f"no rows are left ({rows}): see dataset.duplicates, too_long and max_prompt_tokens")
+        self._makers["train"].check_read()
         return tables
 
     def longest(self) -> Longest:

@@ -230,6 +230,7 @@ class RunSpec(FlowSpec):
         components = [reward.component for reward in self.reward.rewards]
         if written:
             problems += self.registry.problems(components if len(components) > 1 else [])
+            problems += self.rollout.problems(self.dataset)
             problems += self.promotion.problems(self.registry.alias)
             problems += self.guards.problems(
                 clips="update.clip_high" not in self.algorithm.MEANINGLESS,

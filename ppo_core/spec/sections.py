@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from ppo_core.spec.dataset import DatasetSpec
 from ppo_core.spec.lora import LoraSpec
 from ppo_core.spec.paths import ModelPath, UserPath
 from ppo_core.spec.section import Beta, Fraction, LearningRate, Section, WeightDecay
@@ -136,6 +137,19 @@ class RolloutSpec(Section):
     def num_responses(self) -> int:
         """Responses of one iteration, B."""
         return self.prompts_per_iteration * self.samples_per_prompt
+
+    def problems(self, dataset: DatasetSpec) -> list[str]:
+        """Columns of numbers that hold something else, and so are none of those that a prompt has besides."""
+        keys = {dataset.prompt_column: "dataset.prompt_column", dataset.answer_column: "dataset.answer_column"}
+        named = {
+            "rollout.temperature_column": self.temperature_column,
+            "rollout.max_response_tokens_column": self.max_response_tokens_column,
+        }
+        return [
+            f"{key}={column} is {keys[column]} too, and would have no effect: name a column of its own, or leave it out"
+            for key, column in named.items()
+            if column in keys
+        ]
 
     @model_validator(mode="after")
     def _full_distribution(self) -> Self:

@@ -93,6 +93,33 @@ def test_a_row_that_does_not_say_how_hard_it_is_is_refused(level: dict[str, Any]
 def test_a_prompt_whose_own_sampling_is_out_of_bounds_is_refused(
     columns: str, row: dict[str, Any], message: str
 ) -> None:
+    made = sampled_by(columns)
+    made.add_prompts("train", "train.jsonl", located(["w3"]))
+    made.add_prompts("train", "more.jsonl", located(["w3"], heat="1"))
+    with pytest.raises(InputError, match=message):
+        made.add_prompts("train", "train.jsonl", located(["w4"], **row))
+
+
+@pytest.mark.parametrize("columns", ["temperature", "max_response_tokens"])
+@pytest.mark.parametrize(
+    ("row", "there"),
+    [({}, "none but prompt and answer"), ({"heat": None, "level": 3}, "heat, level"), ({"answer": "1", "a": 0}, "a")],
+)
+def test_a_column_in_which_no_row_to_train_on_has_a_value_is_refused(
+    columns: str, row: dict[str, Any], there: str
+) -> None:
+    made = sampled_by(columns)
+    made.add_prompts("train", "train.jsonl", located(["w3", "w4"], **row))
+    made.add_prompts("eval", "eval.jsonl", located(["w3"], heat="1"))
+    message = f"rollout.{columns}_column=heat: no row to train on has a value there .columns: {there}.: name one that"
+    with pytest.raises(InputError, match=message):
+        made.finished()
+    made.add_prompts("train", "more.jsonl", located(["w3"], heat="1"))
+    assert made.finished()["train"].num_rows == 3
+
+
+def sampled_by(columns: str) -> Preparation:
+    """Of prompts to train on that may say in their column `heat` how they are sampled."""
     job = PrepareDatasetJob.model_validate(
         {
             "dataset": {"train": "train.jsonl"},
@@ -104,11 +131,7 @@ def test_a_prompt_whose_own_sampling_is_out_of_bounds_is_refused(
             f"{columns}_column": "heat",
         }
     )
-    made = Preparation(job.dataset, tiny_tokenizer(), FREE, columns_of(job))
-    made.add_prompts("train", "train.jsonl", located(["w3"]))
-    made.add_prompts("train", "more.jsonl", located(["w3"], heat="1"))
-    with pytest.raises(InputError, match=message):
-        made.add_prompts("train", "train.jsonl", located(["w4"], **row))
+    return Preparation(job.dataset, tiny_tokenizer(), FREE, columns_of(job))
 
 
 def test_all_rows_count_by_default_and_there_is_nothing_to_tell() -> None:

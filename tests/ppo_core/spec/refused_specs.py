@@ -125,6 +125,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             "a ": "begins or ends with a space",
         }.items()
     ],
+    (
+        {"rollout": {"temperature_column": "answer"}},
+        "temperature_column=answer is dataset.answer_column too, and would have no effect: name a column of its own",
+    ),
+    (
+        {"dataset": {"train": "a", "prompt_column": "q"}, "rollout": {"max_response_tokens_column": "q"}},
+        "rollout.max_response_tokens_column=q is dataset.prompt_column too",
+    ),
     ({"engines": {"place": "local"}}, "engines.place: unknown key"),
     ({"engines": {"backend": "slurm"}}, "engines.backend='slurm': must be 'local' or 'ray' .default: local.$"),
     (
