@@ -35,6 +35,11 @@ def fork_spec(source: str, iteration: int, overrides: list[str], folder: str | N
     if fixed:
         raise InputError(f"a fork starts from the policy of {source}, so these keys cannot change: {'; '.join(fixed)}")
     committed_at(source, iteration)
+    if spec.iterations <= iteration:
+        raise InputError(
+            f"iterations={spec.iterations} leaves nothing to do after {source}@{iteration}, where the fork begins: "
+            f"--set iterations={iteration + 1} or more, or fork at an earlier iteration"
+        )
     return spec
 
 

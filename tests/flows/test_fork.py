@@ -100,6 +100,9 @@ def test_with_no_other_setting_it_repeats_the_run(source: ToyRun) -> None:
         ("toy", 2, "new", ["sft=null"], "these keys cannot change: sft: "),
         ("toy", 9, "new", [], "run toy has no iteration 9: it has 0..4"),
         ("nobody", 2, "new", [], "there is no run nobody"),
+        ("toy", 2, "new", ["iterations=1"], "iterations=1 leaves nothing to do after toy@2, .*: --set iterations=3 or"),
+        ("toy", 2, "new", ["iterations=2"], "iterations=2 leaves nothing"),
+        ("toy", 4, "new", [], "iterations=4 leaves nothing to do after toy@4"),
         ("toy", 2, "toy", [], "run toy exists already: choose another name"),
     ],
 )

@@ -113,7 +113,7 @@ def test_a_run_that_somebody_has_does_not_keep_others_from_repair(run: ToyRun) -
 
 
 def test_an_artifact_of_another_digest_is_found_whoever_has_the_right_one(run: ToyRun) -> None:
-    fork_run("toy", 4, "zz", [])
+    fork_run("toy", 4, "zz", ["iterations=5"])
     scores = run.records()[4].made("scores")
     assert scores is not None
     forged = scores.model_copy(update={"digest": "0" * 64})

@@ -69,7 +69,7 @@ def test_of_a_run_whose_settings_change_on_the_way_and_of_its_forks(home: Path) 
     assert damages("new") == []
     fork = ToyRun(home, name="new", engines=ToyEngines(up_and_down))
     fork.train(spec=spec_of_run("new"))
-    fork_run("new", 4, "newer", ["rollout.prompts_per_iteration=6"])
+    fork_run("new", 4, "newer", ["rollout.prompts_per_iteration=6", "iterations=5"])
     assert (damages("new"), damages("newer")) == ([], [])
     ToyRun(home, name="newer", engines=ToyEngines(up_and_down)).train(spec=spec_of_run("newer"))
     assert damages("newer") == []
