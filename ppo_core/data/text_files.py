@@ -16,6 +16,23 @@ SPACE = re.compile(r"\s*")
 LONGEST_CELL = 1 << 30
 
 
+class _KeyAgain(ValueError):
+    """An object has a key twice, of which one value would be lost."""
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        again = next(name for name in found if names.count(name) > 1)
+        raise _KeyAgain(f"has the key {again!r} twice in one object: remove one")
+    return found
+
+
+JSON = json.JSONDecoder(object_pairs_hook=_each_key_once)
+"""Looking for keys that come again costs less than a tenth of the time that reading rows takes."""
+
+
 class Found(NamedTuple):
     """What lies at a line of a file (None: the file has no lines): a row, or why none can be read there."""
 
@@ -35,12 +52,13 @@ def json_lines(path: Path) -> Iterator[Found]:
 def json_array(path: Path) -> Iterator[Found]:
     """The elements of an array, one after the other. Raises InputError where it ends as none."""
     text = _text(path)
-    decode = json.JSONDecoder().raw_decode
     place, counted, line = _after_space(text, _after_space(text, 0) + 1), 0, 1
     while not text.startswith("]", place):
         counted, line = place, line + text.count("\n", counted, place)
         try:
-            content, end = decode(text, place)
+            content, end = JSON.raw_decode(text, place)
+        except _KeyAgain as error:
+            raise InputError(f"{path}:{line} {error}") from None
         except ValueError as error:
             wrong = error.lineno if isinstance(error, json.JSONDecodeError) else line
             raise InputError(f"{path}:{wrong} is not JSON: {error}") from None
@@ -49,7 +67,10 @@ def json_array(path: Path) -> Iterator[Found]:
         yield Found(line, content)
         place = _after_space(text, end)
         if text.startswith(",", place):
-            place = _after_space(text, place + 1)
+            comma, place = place, _after_space(text, place + 1)
+            if text.startswith("]", place):
+                line = text.count("\n", 0, comma) + 1
+                raise InputError(f"{path}:{line} is not JSON: a comma stands before the ]: remove it")
         elif not text.startswith("]", place):
             line = text.count("\n", 0, place) + 1
             raise InputError(f"{path}:{line} is not JSON: a comma or ] is missing")
@@ -87,7 +108,9 @@ def table_of_text(path: Path, delimiter: str) -> Iterator[Found]:
 
 def _document(path: Path, number: int, line: bytes) -> Any:
     try:
-        return json.loads(line.decode())
+        return JSON.decode(line.decode())
+    except _KeyAgain as error:
+        return InputError(f"{path}:{number} {error}")
     except ValueError as error:
         return InputError(f"{path}:{number} is not JSON in UTF-8: {error} (JSONL has one JSON object per line)")
     except RecursionError:

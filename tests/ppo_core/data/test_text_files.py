@@ -21,11 +21,32 @@ GOOD = '{"prompt": "w3"}'
         ("a.json", f"[{GOOD},\n\n[1]]", r"^a.json: row 2 \(line 3\) is of type list, not an object with a `prompt`$"),
         ("a.json", f'[4,\n{GOOD},\n{{"prompt"}}]', r"^a.json: row 1 is of type int, .* \(1 more row cannot be used"),
         ("a.json", f"[{GOOD},\n{GOOD}\n{GOOD}]", r"/a.json:3 is not JSON: a comma or \] is missing$"),
+        ("a.json", f"[{GOOD},\n{GOOD},\n]", r"/a.json:2 is not JSON: a comma stands before the \]: remove it$"),
+        ("a.json", f"[{GOOD},\n  , {GOOD}]", r"/a.json:2 is not JSON: Expecting value"),
+        ("a.json", f'[{GOOD},\n{{"prompt": "a",\n"prompt": "b"}}]', "/a.json:2 has the key 'prompt' twice in one obj"),
+        (
+            "a.jsonl",
+            '{"prompt": "a"}\n{"prompt": "b", "at": {"x": 1, "y": 2, "x": 1}}',
+            "/a.jsonl:2 has the key 'x' twice in one object: remove one",
+        ),
         ("a.json", f"[{GOOD},\n{'9' * 5000}]", r"/a.json:2 is not JSON: Exceeds the limit"),
         ("a.json", f"[{GOOD},\n{'[' * 200_000}", r"/a.json:2 is nested too deeply: give flatter objects$"),
         ("a.csv", 'prompt,x\n,1\n"w3\n', r"^a.csv: row 1 \(line 2\) has prompt=None.* \(1 more row cannot be used"),
     ],
-    ids=["a row", "several", "a list", "a row, then no JSON", "no comma", "a number", "depth", "a row, then no CSV"],
+    ids=[
+        "a row",
+        "several",
+        "a list",
+        "a row, then no JSON",
+        "no comma",
+        "a last comma",
+        "two commas",
+        "a key again",
+        "a key again within",
+        "a number",
+        "depth",
+        "a row, then no CSV",
+    ],
 )
 def test_a_row_that_cannot_be_used_is_named_with_its_line_whatever_follows(
     tmp_path: Path, name: str, content: str, message: str
