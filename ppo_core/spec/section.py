@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import InitErrorDetails
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
@@ -29,6 +32,41 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False, json_schema_extra=in_order
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_truth_is_a_number(cls, values: Any) -> Any:
+        """pydantic would take true for 1."""
+        fields = cls.model_fields.items() if isinstance(values, Mapping) else ()
+        if wrong := [one for name, field in fields for one in _truths(name, values.get(name), field)]:
+            raise ValidationError.from_exception_data(cls.__name__, wrong)
+        return values
+
+
+def _truths(name: str, value: Any, field: FieldInfo) -> list[InitErrorDetails]:
+    """Where a field of numbers has true or false, also in a list or as a key's value."""
+    inside = (
+        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    )
+    places = [((name, key), one) for key, one in inside] if inside else [((name,), value)]
+    truths = [(place, one) for place, one in places if isinstance(one, bool)]
+    types = _types_in(field.annotation) if truths else set()
+    if not {float, int} & types or {bool, Any} & types:
+        return []
+    kind = "float_type" if float in types else "int_type"
+    return [InitErrorDetails(type=kind, loc=place, input=one) for place, one in truths]
+
+
+def _types_in(annotation: Any) -> set[Any]:
+    """The types that a union or a container consists of.
+
+    >>> _types_in(tuple[Fraction, ...] | dict[str, Any]) == {float, ..., str, Any}
+    True
+    """
+    if get_origin(annotation) is Literal:
+        return set(map(type, get_args(annotation)))
+    parts = get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]
+    return {one for part in parts for one in _types_in(part)} if parts else {annotation}
 
 
 def check_schedule(section: Section, schedule: str, *, coef: str, final: str) -> None:

@@ -133,6 +133,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"dataset": {"train": "a", "prompt_column": "q"}, "rollout": {"max_response_tokens_column": "q"}},
         "rollout.max_response_tokens_column=q is dataset.prompt_column too",
     ),
+    *[
+        ({section: {key: value}}, f"{place or f'{section}.{key}'}=True: must be a {kind}")
+        for section, key, value, place, kind in (
+            ("rollout", "temperature", True, "", "number"),
+            ("rollout", "top_k", True, "", "whole number"),
+            ("sft", "num_steps", True, "", "whole number"),
+            ("update", "value_clip", True, "", "number"),
+            ("update", "betas", [0.9, True], r"update.betas\[1\]", "number"),
+            ("engines", "rollout_resources", {"GPU": True}, "engines.rollout_resources.GPU", "number"),
+        )
+    ],
+    ({"iterations": False}, "iterations=False: must be a whole number"),
     ({"engines": {"place": "local"}}, "engines.place: unknown key"),
     ({"engines": {"backend": "slurm"}}, "engines.backend='slurm': must be 'local' or 'ray' .default: local.$"),
     (

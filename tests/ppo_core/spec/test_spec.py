@@ -28,6 +28,7 @@ from ppo_core.spec import advantages as spec_advantages
 from ppo_core.spec import algorithms as spec_algorithms
 from ppo_core.spec import loading as spec_loading
 from ppo_core.spec import promotion as spec_promotion
+from ppo_core.spec import section as spec_section
 from ppo_core.spec import sections as spec_sections
 from tests.ppo_core.spec.refused_learning import FIXED_LOSS, PAIRS, REFUSED_LEARNING, RLOO
 from tests.ppo_core.spec.refused_specs import REFUSED, SMALLEST
@@ -46,8 +47,8 @@ def loaded(folder: Path, changes: dict[str, Any] | None = None, overrides: tuple
 
 
 def test_the_examples_hold() -> None:
-    modules = (flow_spec, run_spec, spec_sections, spec_loading)
-    assert [doctest.testmod(module).failed for module in modules] == [0, 0, 0, 0]
+    modules = (flow_spec, run_spec, spec_section, spec_sections, spec_loading)
+    assert [doctest.testmod(module).failed for module in modules] == [0] * len(modules)
 
 
 def test_three_sections_are_enough_and_the_defaults_are_the_recipe(tmp_path: Path) -> None:
