@@ -14,7 +14,7 @@ from flows.cli.application import Overrides, Wait, app
 from flows.cli.friendly_errors import friendly_errors, leaving_soon, say
 from flows.cli.run_training import run_training
 from ppo_core.spec import RlhfSpec, RunSpec
-from ppo_core.spec.kinds import load_any
+from ppo_core.spec.kinds import load_any, load_as
 
 __all__ = ["app", "deploy", "preferences", "registry", "runs", "store"]
 
@@ -35,7 +35,7 @@ def train(
 ) -> None:
     """Train a policy, or resume the run of this name."""
     with friendly_errors(f"run {run} from {spec}" if run else f"a run from {spec}"):
-        loaded = RunSpec.from_yaml(spec, overrides or [])
+        loaded = load_as(RunSpec, spec, overrides or [])
         run_training(loaded, run, again(spec, run, overrides), wait=wait)
 
 

@@ -12,6 +12,7 @@ from flows.cli.friendly_errors import command_line, ending_well, friendly_errors
 from flows.cli.run_training import CHECKING
 from flows.starting import tell_step
 from ppo_core.spec import DpoSpec, RewardModelSpec, RlhfSpec
+from ppo_core.spec.kinds import load_as
 
 Run = Annotated[str | None, typer.Option(help="Name of the run; one that exists is resumed. Default: the spec's name")]
 
@@ -25,7 +26,7 @@ def reward_model(
 ) -> None:
     """Train a reward model on preferences; finished stages with the same settings are reused."""
     with friendly_errors(f"reward model {run} from {spec}" if run else f"a reward model from {spec}"):
-        loaded = RewardModelSpec.from_yaml(spec, overrides or [])
+        loaded = load_as(RewardModelSpec, spec, overrides or [])
         from flows.reward_model import reward_model as flow
 
         tell("reward model", finished(flow, loaded, run, goes_on_by("reward-model", spec, run, overrides), wait))
@@ -40,7 +41,7 @@ def dpo(
 ) -> None:
     """Train a policy on preferences (DPO); finished stages with the same settings are reused."""
     with friendly_errors(f"DPO run {run} from {spec}" if run else f"a DPO run from {spec}"):
-        loaded = DpoSpec.from_yaml(spec, overrides or [])
+        loaded = load_as(DpoSpec, spec, overrides or [])
         from flows.dpo import dpo as flow
 
         tell("policy", finished(flow, loaded, run, goes_on_by("dpo", spec, run, overrides), wait))
@@ -78,7 +79,7 @@ def rlhf(
 ) -> None:
     """Run the full pipeline, or resume it: SFT, reward model, PPO, evaluation, promotion."""
     with friendly_errors(f"run {run} from {spec}" if run else f"a run from {spec}"):
-        loaded = RlhfSpec.from_yaml(spec, overrides or [])
+        loaded = load_as(RlhfSpec, spec, overrides or [])
         tell_step(CHECKING)
         from flows.rlhf import rlhf as flow
         from tasks.checks.rlhf import check_rlhf

@@ -12,6 +12,7 @@ from flows.cli import again, app
 from flows.cli.friendly_errors import with_set
 from tests.tasks.run_contexts import ARITHMETIC
 
+DPO = str(ARITHMETIC.parent / "helpful" / "dpo.yaml")
 SMOKE = str(ARITHMETIC / "smoke.yaml")
 
 
@@ -30,6 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["train", SMOKE, "--set", "update.num_minibatches=5"], "choose one of [1, 2, 4, 8, 16, 32]"),
         (["train", SMOKE, "--set", "rollout.top_p=0.9"], "Set top_p: 1"),
         (["train", SMOKE, "--set", "iterations"], "is not section.key=value"),
+        (["train", DPO], f"Error: {DPO}: this is a spec of `ppoflow dpo`: use that command\n"),
         (["status", "unknown"], "run unknown has no committed iteration"),
         (["status", "../evil"], "run name '../evil'"),
         (["resume", "unknown"], "there is no run unknown"),
