@@ -17,7 +17,7 @@ from tasks.register_policy import export_best, usable_best
 from tasks.runs.errors import LeaseHeld
 from tasks.runs.fsck import Findings
 from tasks.runs.repair import repair_records, set_aside
-from tasks.runs.run_state import effective_spec, last_record, spec_of_run
+from tasks.runs.run_state import effective_spec, last_record, spec_to_go_on
 from tasks.stages.context import RunContext, open_run_context
 
 Wanted = list[tuple[int, ArtifactRef]]
@@ -52,7 +52,7 @@ def remake_damaged(run: str, damaged: Wanted, folder: str | None = None) -> list
         damaged: The artifacts, each with its iteration
         folder: Where the spec's folder (data, reward functions) is now, if it has moved
     """
-    console, spec = RunConsole(run, 0), spec_of_run(run, folder)
+    console, spec = RunConsole(run, 0), spec_to_go_on(run, folder)
     also_tag(spec.name)
     opened = open_run_context(RunContext, spec, run, console.progress, effective_spec, note=holder_note())
     with console, opened as context:

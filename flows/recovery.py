@@ -12,12 +12,14 @@ from infra.artifacts import ArtifactError, ArtifactRef
 from ppo_core.spec import RunSpec
 from tasks.prefect.crashed_runs import mark_crashed
 from tasks.prepare_dataset import prepare_dataset
+from tasks.runs.errors import EngineError
 from tasks.runs.iteration_record import IterationRecord, resume_inputs
 from tasks.runs.retention import remove_orphans
 from tasks.runs.run_state import last_record, record_at, recorded_spec, with_changes
 from tasks.set_aside_damaged import set_aside_damaged
 from tasks.stages.context import RunContext
 from tasks.stages.download_source import download_sources
+from tasks.stages.engines import asked_for
 from tasks.stages.holding import Lease
 from tasks.stages.hub_names import DOWNLOAD
 from tasks.stages.table import EVALUATE_POLICY, ITERATION
@@ -80,18 +82,25 @@ def mend(context: RunContext, console: RunConsole, needs: Iterable[tuple[int, Ar
         if complaint is None:
             continue
         console.say(f"! {complaint}; making it again")
-        if not remake(context, iteration, ref):
+        if not remake(context, console, iteration, ref):
             console.say(f"! {ref.kind} of iteration {iteration} could not be made again to the same digest")
             return ref
         console.say(f"{ref.kind} of iteration {iteration} is undamaged again, with the same digest")
     return None
 
 
-def remake(context: RunContext, iteration: int, ref: ArtifactRef) -> bool:
+def remake(context: RunContext, console: RunConsole, iteration: int, ref: ArtifactRef) -> bool:
     """Run the stages of an iteration that `ref` needs; the latest ones first, earlier ones where those do not do."""
     record = record_at(context.records, iteration)
     with at_its_time(context, record) as then:
-        return remake_then(then, record, ref)
+        try:
+            return remake_then(then, record, ref)
+        except EngineError as error:
+            lost = context.lease is not None and context.lease.lost
+            if lost or asked_for(then.spec) == asked_for(context.spec):
+                raise
+            console.say(f"! the engines of iteration {iteration} cannot be had here any more: {error}")
+            return False
 
 
 def remake_then(then: RunContext, record: IterationRecord, ref: ArtifactRef) -> bool:

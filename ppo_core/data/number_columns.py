@@ -54,7 +54,7 @@ class NumberColumn:
         there = ", ".join(sorted(named)) or "none but prompt and answer"
         return (
             f"{self.setting}={self.name}: no row to train on has a value there (columns: {there}): name one that has, "
-            "or leave the key out"
+            "or leave the key out (of a run that exists: `ppoflow fork` it with that key set to null)"
         )
 
 

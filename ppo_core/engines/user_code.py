@@ -19,7 +19,8 @@ def describe_sources(job: Job) -> dict[str, Any]:
     """Digest of every piece of user code the spec names: what makes a cached stage stale when the code changes."""
     sources = sources_of(job)
     found = {name: source_digest(name, sources) for name in job.spec["functions"]}
-    LOADED.update({(sources.folder, name): digest for name, digest in found.items()})
+    for name, digest in found.items():
+        LOADED.setdefault((sources.folder, name), digest)
     return found
 
 

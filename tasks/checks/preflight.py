@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from infra.settings import Settings
+from ppo_core.spec import RunSpec, SpecError
 from ppo_core.spec.flow_spec import FlowSpec
 from ppo_core.spec.hub import is_hub_name
+from ppo_core.spec.promotion import registered_name
 from tasks.checks.disk import require_room
 from tasks.checks.model_folder import check_model_folder, require_folder, require_model, transformers_may_know
 from tasks.prefect.listening import require_prefect
@@ -23,6 +25,8 @@ def preflight(spec: FlowSpec) -> list[str]:
     What is of the hub, `tasks.checks.hub` looks at.
     """
     settings = Settings()
+    if isinstance(spec, RunSpec):
+        require_registrable(spec)
     require_writable_state(settings)
     require_room(settings)
     require_prefect(settings.prefect_api_url)
@@ -45,3 +49,17 @@ def preflight(spec: FlowSpec) -> list[str]:
     if not is_hub_name(tokenizer):
         require_folder(folder / tokenizer)
     return notes
+
+
+def require_registrable(spec: RunSpec) -> None:
+    """Raise SpecError where a model could not be registered, or would be champion past all gates.
+
+    A spec that was changed by `--set` or in a form was not read from a file, where this is refused already.
+    """
+    try:
+        if spec.registry.model is not None:
+            registered_name(spec.registry.model)
+    except ValueError as error:
+        raise SpecError(f"registry.model: {error}") from None
+    if problems := spec.promotion.problems(spec.registry.alias):
+        raise SpecError("; ".join(problems))

@@ -9,7 +9,7 @@ from infra.settings import Settings
 from ppo_core.records import InputError
 from tasks.runs.iteration_record import IterationRecord, best_in_words
 from tasks.runs.progress import doing_now
-from tasks.runs.run_state import committed, made_by_preferences
+from tasks.runs.run_state import committed, made_by_preferences, own_changes
 from tasks.stages.references import CheckpointRef
 
 
@@ -39,7 +39,7 @@ def read_run(run: str) -> RunSoFar:
     chain = committed(run)
     assert chain.spec is not None
     last = chain.records[-1]
-    planned = int(last.changed.get("iterations", chain.spec["iterations"]))
+    planned = int(own_changes(last).get("iterations", chain.spec["iterations"]))
     return RunSoFar(run, chain.records, max(planned, last.iteration), location_of(last.checkpoint))
 
 

@@ -55,7 +55,12 @@ def spec_to_go_on(run: str, folder: str | None = None) -> RunSpec:
     """The same with what had changed when it made its last record: more iterations, another number of ranks."""
     spec = spec_of_run(run, folder)
     last = last_record(open_records(open_store(Settings().store_root).root, run))
-    return spec if last is None else with_changes(spec, last.changed)
+    return spec if last is None else with_changes(spec, own_changes(last))
+
+
+def own_changes(record: IterationRecord) -> Mapping[str, Any]:
+    """What had changed of the run's own spec; of a record that a fork shares it is the source's spec that differed."""
+    return {} if record.forked_from is not None else record.changed
 
 
 def no_such_run(run: str, root: str, known: Iterable[str] | None = None) -> InputError:

@@ -15,11 +15,12 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from infra.artifacts import ArtifactRef, ArtifactStore
+from infra.artifacts import ArtifactError, ArtifactRef, ArtifactStore
 from infra.engines.protocol import (
     Engine,
     EngineError,
@@ -30,6 +31,7 @@ from infra.engines.protocol import (
     EngineReply,
     OnProgress,
 )
+from infra.storage.objects import StoreUnavailable
 from ppo_core.records import InputError
 
 STATS = "stats.json"
@@ -95,13 +97,15 @@ def run_job(
     """Run the job into a new folder and store it; after a failure the folder is gone."""
     started = time.perf_counter()
     inputs = {name: EngineInput(store.fetch(ref), ref.digest) for name, ref in stage_job.inputs.items()}
+    uploaded = {name: given.ref for name, given in stage_job.folders.items() if isinstance(given, UploadedSource)}
+    fetched = {**stage_job.inputs, **uploaded}
     for name, given in stage_job.folders.items():
         inputs[name] = EngineInput(store.fetch(given.ref), given.digest) if isinstance(given, UploadedSource) else given
     output = store.scratch()
     try:
         asked = time.perf_counter()
         job = EngineJob(stage_job.job, inputs, output, stage_job.spec, stage_job.reports_rows)
-        reply = ask(engine, job, silence_s=silence_s, on_progress=keeping(stage_job.inputs, store, on_progress))
+        reply = ask(engine, job, silence_s=silence_s, on_progress=keeping(fetched, store, on_progress))
         answered = time.perf_counter()
         if stage_job.finish is not None:
             stage_job.finish(output)
@@ -131,7 +135,8 @@ def keeping(inputs: Mapping[str, ArtifactRef], store: ArtifactStore, on_progress
         nonlocal fetched
         if time.monotonic() - fetched >= FETCH_AGAIN_S:
             for ref in inputs.values():
-                store.fetch(ref)
+                with suppress(ArtifactError, OSError, StoreUnavailable):  # a real loss the job meets by itself
+                    store.fetch(ref)
             fetched = time.monotonic()
         if on_progress is not None:
             on_progress(progress)

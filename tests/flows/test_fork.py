@@ -10,7 +10,8 @@ from flows.recovery import last_resumable_record
 from infra.runs.records import InvalidRunName
 from ppo_core.records import InputError
 from tasks.runs.fork import fork_run, parse_place
-from tasks.runs.run_state import spec_of_run
+from tasks.runs.inspect import read_run
+from tasks.runs.run_state import spec_of_run, spec_to_go_on
 from tests.tasks.toy_runs import ToyRun, digests, flip_a_bit, lose_it, snapshot
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -41,7 +42,7 @@ def forked(source: ToyRun, iteration: int, *overrides: str) -> ToyRun:
 
 def go_on(fork: ToyRun) -> None:
     """As `ppoflow resume` does."""
-    fork.train(spec=spec_of_run(fork.name))
+    fork.train(spec=spec_to_go_on(fork.name))
 
 
 def test_it_shares_every_artifact_before_and_goes_on_from_there(source: ToyRun) -> None:
@@ -54,6 +55,7 @@ def test_it_shares_every_artifact_before_and_goes_on_from_there(source: ToyRun) 
     assert {name: after[name] for name in store} == store
     assert digests(fork.records()) == digests(source.records())[:3]
     assert {(r.run, r.forked_from, r.lease) for r in fork.records()} == {("new", "toy@2", 0)}
+    assert read_run("new").iterations == 5
     go_on(fork)
     old, new = digests(source.records()), digests(fork.records())
     assert [record.iteration for record in fork.records()] == [0, 1, 2, 3, 4, 5]

@@ -15,7 +15,7 @@ from tasks.runs.fork import fork_run, shared_records, shared_rollbacks
 from tasks.runs.fsck import check_run
 from tasks.runs.guards import DivergedError
 from tasks.runs.iteration_record import IterationRecord
-from tasks.runs.run_state import spec_of_run
+from tasks.runs.run_state import spec_of_run, spec_to_go_on
 from tests.flows.test_rollback import GUARDED, diverges_in_the_fourth
 from tests.flows.test_verify import verify
 from tests.infra.storage.faulty_files import Died
@@ -104,7 +104,7 @@ def forked(
 
 def go_on(fork: ToyRun) -> list[IterationRecord]:
     """As `ppoflow resume` does."""
-    return fork.train(spec=spec_of_run(fork.name))
+    return fork.train(spec=spec_to_go_on(fork.name))
 
 
 def damages(run: ToyRun) -> list[str]:

@@ -130,6 +130,27 @@ def test_it_is_made_again_on_as_many_ranks_as_at_its_time(
     assert run.engines.ranks == [2, 1, 2]  # what is done next has those of now
 
 
+def test_where_the_engines_of_its_time_cannot_be_had_it_counts_as_lost(dense: ToyRun, tmp_path: Path) -> None:
+    """On a machine with fewer GPUs, say: the run falls back then, and does not end."""
+    run = dense.copy(tmp_path / "copy", best_is_the_second)
+    ref = run.records()[3].made("experience")
+    assert ref is not None
+    lose_it(run.place(ref))
+
+    def no_such_engine() -> None:
+        raise EngineDied("2 GPUs are here")
+
+    context = run.context("training.num_ranks=2")
+    prepare_dataset(context)
+    for number in range(1, 9):
+        run.engines.before("compute_advantages", number, no_such_engine)
+    assert mend(context, run.console(), [(3, ref)]) == ref
+    assert "the engines of iteration 3 cannot be had here any more: 2 GPUs are here" in run.said
+    assert "experience of iteration 3 could not be made again" in run.said
+    with pytest.raises(EngineDied):
+        mend(run.context(), run.console(), [(3, ref)])
+
+
 def test_where_engines_run_is_as_now_and_what_their_jobs_carry_as_then(dense: ToyRun, tmp_path: Path) -> None:
     run = dense.copy(tmp_path / "copy")
     then = {"engines.backend": "ray", "engines.timeout_s": 7.0, "engines.kv_cache_gib": 3.0, "training.num_ranks": 2}

@@ -15,6 +15,7 @@ import pytest
 
 from infra.settings import Settings
 from ppo_core.records import InputError
+from ppo_core.spec import SpecError
 from tasks.checks.disk import require_free
 from tasks.checks.model_folder import require_folder, require_model
 from tasks.checks.preflight import check_model_folder, preflight, transformers_may_know
@@ -54,6 +55,24 @@ def test_code_beside_a_known_type_does_not_run_and_the_user_is_told(folder: Fold
         f"the model in {found} has custom code (auto_map), which does not run here: transformers' own class for "
         "llama is used instead"
     )
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ("registry.alias=champion", "registry.alias=champion is promotion.alias too"),
+        ("registry.model=a/b", "registry.model: 'a/b' has /"),
+    ],
+)
+def test_what_no_file_of_a_spec_may_say_is_refused_in_changes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str, message: str
+) -> None:
+    """As of `ppoflow resume RUN --set`, or of a form."""
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path))
+    spec = smoke_spec()
+    preflight(spec)
+    with pytest.raises(SpecError, match=message):
+        preflight(spec.with_overrides([changed]))
 
 
 @pytest.mark.parametrize("trusted", [False, True])
