@@ -25,7 +25,6 @@ from infra.storage.rereading import read_again
 
 HEAD = "head.json"
 RUNS = "runs"
-REMEDY = "put back an earlier version of this object, or remove {place}: the run then begins anew, from what it made"
 
 
 class LeaseState(BaseModel):
@@ -152,7 +151,8 @@ class RunHead:
         return Version(RunPointer(), None) if read is None else Version(read[0], read[1].etag)
 
     def _remedy(self) -> str:
-        return REMEDY.format(place=self.place())
+        anew = f"remove {self.place()}: the run then begins anew, from what it made"
+        return f"put back an earlier version of this object, or {anew}"
 
     def _has_records(self) -> bool:
         """Whether there are records by holders of the run, not only what a broken `create` left."""

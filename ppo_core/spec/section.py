@@ -45,16 +45,14 @@ class Section(BaseModel):
 
 def _truths(name: str, value: Any, field: FieldInfo) -> list[InitErrorDetails]:
     """Where a field of numbers has true or false, also in a list or as a key's value."""
-    inside = (
-        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
-    )
-    places = [((name, key), one) for key, one in inside] if inside else [((name,), value)]
-    truths = [(place, one) for place, one in places if isinstance(one, bool)]
+    inside = dict(enumerate(value)) if isinstance(value, list | tuple) else value
+    places = {(name, key): one for key, one in inside.items()} if isinstance(inside, Mapping) else {(name,): value}
+    truths = {place: one for place, one in places.items() if isinstance(one, bool)}
     types = _types_in(field.annotation) if truths else set()
     if not {float, int} & types or {bool, Any} & types:
         return []
     kind = "float_type" if float in types else "int_type"
-    return [InitErrorDetails(type=kind, loc=place, input=one) for place, one in truths]
+    return [InitErrorDetails(type=kind, loc=place, input=one) for place, one in truths.items()]
 
 
 def _types_in(annotation: Any) -> set[Any]:

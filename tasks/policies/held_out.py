@@ -7,7 +7,8 @@ that a run has made of its own policy is found again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
@@ -49,8 +50,7 @@ def open_evaluation(policy: Policy, spec: RunSpec, title: str, on_progress: OnPr
         )
     settings, spec = Settings(), with_commits(spec)
     store = open_store(settings.store_root)
-    lease = acquire_any_lease(store.root)
-    try:
+    with any_lease(store.root) as lease:
         context = RunContext(
             spec=spec,
             run=policy.run,
@@ -70,31 +70,28 @@ def open_evaluation(policy: Policy, spec: RunSpec, title: str, on_progress: OnPr
                 yield context
             finally:
                 context.engines.close()
-    finally:
-        lease.release()
 
 
 @contextmanager
 def pinned(root: str, refs: Iterable[ArtifactRef]) -> Iterator[None]:
     """Keep the collector from these artifacts, which nothing names yet, while the context is open."""
-    lease = acquire_any_lease(root)
+    with any_lease(root) as lease, Heartbeat(lease, on_lost=lambda: None):
+        for ref in refs:
+            lease.pin(ref.kind, ref.key)
+        yield
+
+
+@contextmanager
+def any_lease(root: str) -> Iterator[Lease]:
+    """The first lease for evaluations, and for what is kept of them, that nobody holds; released at the end."""
+    for number in count(1):
+        with suppress(LeaseHeld):
+            lease = acquire_lease(root, f"{PRIVATE}evaluation-{number}")
+            break
     try:
-        with Heartbeat(lease, on_lost=lambda: None):
-            for ref in refs:
-                lease.pin(ref.kind, ref.key)
-            yield
+        yield lease
     finally:
         lease.release()
-
-
-def acquire_any_lease(root: str) -> Lease:
-    """The first lease for evaluations, and for what is kept of them, that nobody holds."""
-    number = 1
-    while True:
-        try:
-            return acquire_lease(root, f"{PRIVATE}evaluation-{number}")
-        except LeaseHeld:
-            number += 1
 
 
 def evaluate_held_out(

@@ -78,8 +78,8 @@ def registered_policy(version: Version, name: str, folder: str | None) -> Policy
     missing = [tag for tag in (RUN_TAG, ITERATION_TAG, CHECKPOINT_TAG) if tag not in version.tags]
     if missing == [ITERATION_TAG]:
         raise InputError(
-            f"{name} was made by `ppoflow dpo`, which has no iterations: `ppoflow sample {name}` asks it, and "
-            "`ppoflow rlhf` and a spec's model.path take it, but it cannot be traced, evaluated or promoted"
+            f"{name} was made by `ppoflow dpo`, which has no iterations: it cannot be traced, evaluated or promoted; "
+            f"`ppoflow sample {name}` asks it, and a spec of `ppoflow rlhf` takes it as given.policy"
         )
     if missing:
         raise InputError(

@@ -65,8 +65,8 @@ def own_changes(record: IterationRecord) -> Mapping[str, Any]:
 
 def no_such_run(run: str, root: str, known: Iterable[str] | None = None) -> InputError:
     """The refusal of a run, naming those that are known: without any given, those that have a record."""
-    if (command := made_by_preferences(run, root)) is not None:
-        return InputError(command)
+    if (only := made_by_preferences(run, root)) is not None:
+        return InputError(only)
     names = ", ".join(open_runs(root).names() if known is None else known) or "none"
     return InputError(
         f"there is no run {run} in {root} (runs there: {names}): check the name; where it was ended before its first "
@@ -76,8 +76,8 @@ def no_such_run(run: str, root: str, known: Iterable[str] | None = None) -> Inpu
 
 def made_by_preferences(run: str, root: str) -> str | None:
     """What to say of a run that learned from preferences alone, and so has no iterations; None for any other name."""
-    commands = (page.command for page in pages_of(root, *FLOWS) if page.run == run)
-    return next((f"run {run} has no iterations: {command} made it, and goes on with it" for command in commands), None)
+    page = next((page for page in pages_of(root, *FLOWS) if page.run == run), None)
+    return None if page is None else f"run {run} has no iterations: {page.command} made it, and goes on with it"
 
 
 def known_runs(root: str) -> list[str]:
