@@ -52,14 +52,14 @@ def spec_of_run(run: str, folder: str | None = None) -> RunSpec:
 
 
 def spec_to_go_on(run: str, folder: str | None = None) -> RunSpec:
-    """The same with what had changed when it made its last record: more iterations, another number of ranks."""
+    """The spec of a run that exists, with the changes that its last record was made with, such as more iterations."""
     spec = spec_of_run(run, folder)
     last = last_record(open_records(open_store(Settings().store_root).root, run))
     return spec if last is None else with_changes(spec, own_changes(last))
 
 
 def own_changes(record: IterationRecord) -> Mapping[str, Any]:
-    """What had changed of the run's own spec; of a record that a fork shares it is the source's spec that differed."""
+    """What had changed of the spec that the run began with; nothing for a record that a fork took from its source."""
     return {} if record.forked_from is not None else record.changed
 
 

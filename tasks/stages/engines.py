@@ -158,8 +158,8 @@ class Engines:
         self._make(spec)
 
     def serve(self, spec: FlowSpec) -> None:
-        """Be the engines that another spec asks for: where those here are others, they end, and new ones start with
-        their first job. Nobody may be waiting for a job meanwhile. What is closed stays as it is."""
+        """Switch to the engines that another spec asks for: where they differ, these end, and new ones start with their
+        first job. No job may be running meanwhile. Engines that were closed stay closed."""
         with self._lock:
             if not self._closed and asked_for(spec) != self._asked_for:
                 self._end()
@@ -223,7 +223,7 @@ class Engines:
 
 
 def asked_for(spec: FlowSpec) -> tuple[Any, ...]:
-    """What engines are started with and where: for specs with the same the same engines do."""
+    """What a spec's engines are started with, and where. Specs for which this is equal can share engines."""
     plans = plan_engines(spec)
     if spec.engines.backend != "ray":
         return (plans,)
