@@ -25,7 +25,9 @@ SILENT_S = 3 * HEARTBEAT_S
 SETTLE_S = 10
 """A dead process is reported twice, by its runner and by the worker, up to seconds apart: a second "Crashed" after the
 flow run was started again would end it for good."""
-STARTED_AGAIN = ("Scheduled", "AwaitingRetry", "Pending", "Running")
+SETTLED = ("Scheduled", "AwaitingRetry", "Pending", "Running", "Cancelled")
+"""What ends the wait after a crash. A run that is cancelled crashes first where its process is too busy to answer its
+runner within a second: Prefect marks it Cancelled once the process has ended."""
 ENDED = ("Completed", "Failed", "Cancelled", "Cancelling", "Paused", "Suspended")
 """What ends the wait for a heartbeat. Not Crashed and AwaitingRetry: on SQLite, Prefect can lose an event for which an
 automation reads its counter before it writes it, and with it all later ones of that flow run for 15 minutes. Prefect
@@ -68,7 +70,7 @@ def go_on_after_crash() -> AutomationCore:
     return AutomationCore(
         name="ppoflow: a crashed run goes on",
         description="Starts the same flow run again when its process has died; it goes on where it stopped.",
-        trigger=missing({"prefect.flow-run.Crashed"}, events(STARTED_AGAIN), SETTLE_S),
+        trigger=missing({"prefect.flow-run.Crashed"}, events(SETTLED), SETTLE_S),
         actions=[
             ChangeFlowRunState(
                 state=StateType.SCHEDULED, name="AwaitingRetry", message="Its process had died; it goes on.", force=True
