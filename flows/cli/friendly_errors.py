@@ -7,10 +7,11 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, NoReturn
+from types import FrameType
+from typing import NoReturn
 
 import typer
 from rich.console import Console
@@ -18,7 +19,7 @@ from rich.console import Console
 from flows.starting import begin
 
 REFUSED, INTERRUPTED = 2, 130
-LEAVE_S = 15.0
+LEAVE_S, AGAIN_S = 15.0, 0.05
 
 
 @contextmanager
@@ -134,24 +135,6 @@ def unwrapped_interrupts(*others: type[BaseException]) -> Iterator[None]:
 
 
 @contextmanager
-def heeding_interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the end, too, for a Ctrl-C that a library swallowed while it was imported."""
-    heard = list[int]()
-
-    def hear(number: int, _: Any) -> None:
-        heard.append(number)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, hear)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if heard:
-        raise KeyboardInterrupt
-
-
-@contextmanager
 def stopping_on_sigterm() -> Iterator[None]:
     """End on SIGTERM as on Ctrl-C: Prefect then marks the run Crashed, and everything is closed.
 
@@ -160,13 +143,36 @@ def stopping_on_sigterm() -> Iterator[None]:
     """
     from prefect.exceptions import TerminationSignal
 
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
+    signal.signal(signal.SIGTERM, interrupt)
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # and not ignored, as in the background of a shell
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        with unwrapped_interrupts(TerminationSignal):
+            yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
-    handler: Callable[..., Any] = interrupt
-    signal.signal(signal.SIGTERM, handler)
-    with unwrapped_interrupts(TerminationSignal):
-        yield
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, but in the middle of an import only when it has ended.
+
+    Python 3.11 may otherwise keep its import lock, for which all other threads would wait for ever.
+    """
+    if not in_import(frame):
+        raise KeyboardInterrupt
+    again = threading.Timer(AGAIN_S, signal.pthread_kill, (threading.main_thread().ident, number))
+    again.daemon = True
+    again.start()
+
+
+def in_import(frame: FrameType | None) -> bool:
+    """Whether what runs there is called by an import statement."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def quiet_prefect() -> None:

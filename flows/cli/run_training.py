@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import typer
@@ -10,7 +12,6 @@ import typer
 from flows.cli.friendly_errors import (
     INTERRUPTED,
     REFUSED,
-    heeding_interrupts,
     leave,
     say,
     stopping_on_sigterm,
@@ -27,16 +28,22 @@ CHECKING = "checking the spec, its data, rewards and model"
 
 
 def check_first(spec: RunSpec, run: str | None, *, wait: bool = False) -> None:
-    """Refuse what cannot run before anything starts, while the slow libraries of the flow are imported."""
+    """Refuse what cannot run before anything starts, while the slow libraries of the flow are imported.
+
+    Not by the main thread, which Ctrl-C would interrupt in the middle of that; see `interrupt`.
+    """
     from tasks.checks.run import checking
     from tasks.runs.progress import announced
 
     tell_step(CHECKING)
     try:
-        with unwrapped_interrupts(), announced(run or spec.name, CHECKING), checking(spec, run, wait=wait) as answer:
-            with heeding_interrupts():
-                import tasks.reports.summary  # noqa: F401
-
+        with (
+            unwrapped_interrupts(),
+            ThreadPoolExecutor(1) as aside,
+            announced(run or spec.name, CHECKING),
+            checking(spec, run, wait=wait) as answer,
+        ):
+            aside.submit(import_module, "tasks.reports.summary")
             findings = answer.result()
     except KeyboardInterrupt:
         say("interrupted; nothing was started")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,10 +21,11 @@ from prefect.client.schemas.filters import FlowFilter
 from prefect.exceptions import TerminationSignal
 from typer.testing import CliRunner
 
-from flows.cli import app
-from flows.cli.friendly_errors import friendly_errors, heeding_interrupts, stopping_on_sigterm
+from flows.cli import app, run_training
+from flows.cli.friendly_errors import friendly_errors, stopping_on_sigterm
+from tasks.checks.run import Findings
 from tasks.prefect.server import EmbeddedFlow
-from tests.tasks.run_contexts import ARITHMETIC
+from tests.tasks.run_contexts import ARITHMETIC, smoke_spec
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_reward_models import toy_engines
 from tests.tasks.toy_runs import replace
@@ -114,13 +118,39 @@ def test_a_damaged_record_does_not_hide_that_a_run_was_interrupted(toys: ToyEngi
     assert "000001.json is no JSON" in done.output
 
 
-def test_an_interrupt_that_a_library_swallows_is_raised_all_the_same() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), heeding_interrupts(), suppress(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
-    with heeding_interrupts():
-        pass
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_import_is_not_interrupted_in_its_middle(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python would keep its import lock now and then, and another thread that imports anything hang for ever."""
+    name, before = f"interrupted_by_{number.name.lower()}", signal.getsignal(signal.SIGINT)
+    lines = ("import os, time", f"os.kill(os.getpid(), {number})", "time.sleep(0.2)", "done = True")
+    (tmp_path / f"{name}.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def run() -> None:
+        import_module(name)
+        threading.Event().wait(LONG_S)
+
+    with pytest.raises(KeyboardInterrupt), stopping_on_sigterm():
+        run()
+    assert sys.modules[name].done
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_main_thread_imports_nothing_while_it_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    importing: Future[str] = Future()
+    monkeypatch.setattr(run_training, "import_module", lambda _: importing.set_result(threading.current_thread().name))
+
+    @contextmanager
+    def checking(*_: Any, **__: Any) -> Iterator[Future[Findings]]:
+        answer: Future[Findings] = Future()
+        answer.set_result(Findings())
+        yield answer
+
+    monkeypatch.setattr("tasks.checks.run.checking", checking)
+    run_training.check_first(smoke_spec(), None)
+    assert importing.result(LONG_S) != threading.main_thread().name
 
 
 def test_a_command_that_was_stopped_does_not_wait_for_threads_for_long() -> None:
