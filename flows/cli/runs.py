@@ -1,7 +1,8 @@
-"""Commands on runs that exist: go on, fork, do a stage again, and verify."""
+"""Commands on runs that exist: go on, fork, do a stage again, verify, and make preferences of their samples."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from flows.cli.application import Folder, Overrides, Wait, app
 from flows.cli.friendly_errors import command_line, friendly_errors, say, set_options
 from flows.cli.run_training import check_first, run_training
 
+Iterations = Annotated[str | None, typer.Option(help="FIRST..LAST or one number. Default: all")]
 Place = Annotated[str, typer.Argument(help="RUN@ITERATION, for example demo@12", show_default=False)]
 DIFFERS = 1
 
@@ -94,7 +96,7 @@ def rerun(
 @app.command(rich_help_panel="Runs that exist")
 def verify(
     run: Annotated[str, typer.Argument(help="Name of the run", show_default=False)],
-    iterations: Annotated[str | None, typer.Option(help="FIRST..LAST or one number. Default: all")] = None,
+    iterations: Iterations = None,
     folder: Folder = None,
 ) -> None:
     """Recompute iterations from their recorded inputs, and compare the digests. Exit status 1: a stage differs."""
@@ -115,3 +117,16 @@ def verify(
             "type of CPU or number of threads have changed since it was made"
         )
         raise typer.Exit(DIFFERS)
+
+
+@app.command(rich_help_panel="Runs that exist")
+def preferences(
+    run: Annotated[str, typer.Argument(help="Name of the run", show_default=False)],
+    output: Annotated[Path, typer.Option(help="File to write, JSON lines; refused if it exists", show_default=False)],
+    iterations: Iterations = None,
+) -> None:
+    """Write preference pairs for DPO or a reward model: of each prompt the best-scored sample against the worst."""
+    with friendly_errors():
+        from tasks.preferences.from_samples import write_pairs
+
+        say(f"{output}: {write_pairs(run, output, iterations).in_words()}")

@@ -1,4 +1,4 @@
-"""The scoring engine's jobs for reward models: preferences read and checked, and held-out ones scored."""
+"""The scoring engine's jobs on preferences: read and checked, made of scored samples, and held-out ones scored."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from ppo_core.data.description import describe_preferences
 from ppo_core.data.preferences import SPLITS, Preferences, Sides, read_preferences
 from ppo_core.data.rankings import RankingMaker, RankingsWriter, read_rankings
 from ppo_core.data.rows import Columns
+from ppo_core.data.sampled_pairs import SampledPairs
 from ppo_core.data.sieve import packed
+from ppo_core.data.tables import read_prompts, read_rollouts, read_scores
 from ppo_core.engines.start import ROWS_PER_REPORT, sources_of
 from ppo_core.models.weight_files import tensor_shapes
 from ppo_core.processes.protocol import Job
-from ppo_core.records import EvaluateRewardModelJob, InputError, PreparePreferencesJob
+from ppo_core.records import EvaluateRewardModelJob, InputError, PairSamplesJob, PreparePreferencesJob
 from ppo_core.scoring.preferences import calibration, distribution, pair_metrics
 
 CLASSIFIER = "ForSequenceClassification"
@@ -107,6 +109,21 @@ def _given(job: Job, spec: PreparePreferencesJob) -> list[Preferences]:
     if data.evaluation is not None:
         given.append(read_preferences(data.evaluation, sources, columns, "eval"))
     return given
+
+
+def pair_samples(job: Job) -> dict[str, Any]:
+    """Write `pairs.jsonl`: of each prompt of each iteration the best response and the worst; see `PairSamplesJob`."""
+    numbers, found = PairSamplesJob.model_validate(job.spec).iterations, SampledPairs()
+    with (job.output / "pairs.jsonl").open("w", encoding="utf-8") as file:
+        for done, number in enumerate(numbers):
+            job.progress(done, len(numbers), f"iteration {number}")
+            place = {name: job.inputs[f"{name}_{number}"].path for name in ("dataset", "rollouts", "scores")}
+            rollouts = read_rollouts(place["rollouts"] / "rollouts.parquet")
+            prompts = read_prompts(place["dataset"] / "train.parquet", named={row.prompt_id for row in rollouts})
+            scores = read_scores(place["scores"] / "scores.parquet")
+            for row in found.rows({prompt.prompt_id: prompt for prompt in prompts}, rollouts, scores):
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return found.counts
 
 
 def evaluate_reward_model(job: Job) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The scoring engine: runs user code (reward functions, row generators), away from models and orchestration.
 
 Jobs: describe_sources, describe_dataset, check_run, try_reward, prepare_dataset, score_ahead, score_rollouts,
-select_rollouts, score_evaluation, compare_evaluations; check_preferences, prepare_preferences, evaluate_reward_model;
-make_room.
+select_rollouts, score_evaluation, compare_evaluations; check_preferences, prepare_preferences, evaluate_reward_model,
+pair_samples; make_room.
 Jobs that run user code get `folder`, where the spec's relative paths start, as the input `sources`.
 """
 
@@ -25,7 +25,12 @@ from ppo_core.data.tables import (
     write_scores,
     write_sources,
 )
-from ppo_core.engines.reward_models import check_preferences, evaluate_reward_model, prepare_preferences
+from ppo_core.engines.reward_models import (
+    check_preferences,
+    evaluate_reward_model,
+    pair_samples,
+    prepare_preferences,
+)
 from ppo_core.engines.selection import scores_beside, select_rollouts, signals
 from ppo_core.engines.start import example_completions, read_start, rows_of_splits, scan, sources_of
 from ppo_core.engines.user_code import describe_sources, require_same_code
@@ -269,9 +274,9 @@ def _join(prefix: str, name: str) -> str:
 def main() -> None:
     """Serve scoring jobs on standard input and output."""
     preparing = (describe_sources, describe_dataset, check_run, try_reward, prepare_dataset)
-    of_reward_models = (check_preferences, prepare_preferences, evaluate_reward_model)
+    of_preferences = (check_preferences, prepare_preferences, evaluate_reward_model, pair_samples)
     others = (select_rollouts, score_evaluation, compare_evaluations, make_room)
-    jobs = {job.__name__: job for job in (*preparing, *others, *of_reward_models)}
+    jobs = {job.__name__: job for job in (*preparing, *others, *of_preferences)}
     ahead = ScoresAhead()
     scoring = {job.__name__: partial(job, ahead=ahead) for job in (score_ahead, score_rollouts)}
     serve({**jobs, **scoring}, take_over_stdout(), permissions_of(sys.argv[1:]))

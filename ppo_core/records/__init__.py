@@ -27,7 +27,12 @@ from ppo_core.records.jobs import (
     UpdatePolicyJob,
 )
 from ppo_core.records.progress import LOSS_DIGITS, NOTED_LOSS, loss_note, noted_loss
-from ppo_core.records.reward_model_jobs import EvaluateRewardModelJob, PreparePreferencesJob, TrainRewardModelJob
+from ppo_core.records.reward_model_jobs import (
+    EvaluateRewardModelJob,
+    PairSamplesJob,
+    PreparePreferencesJob,
+    TrainRewardModelJob,
+)
 from ppo_core.records.rows import Messages, PromptRow, RolloutRow, ScoreRow, TokenSequence
 
 __all__ = [
@@ -48,6 +53,7 @@ __all__ = [
     "InputError",
     "Messages",
     "OptimizerSettings",
+    "PairSamplesJob",
     "PrepareDatasetJob",
     "PreparePreferencesJob",
     "PromptRow",

@@ -1,4 +1,4 @@
-"""The specs of the jobs that make a reward model."""
+"""The specs of the jobs that make preferences and reward models."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ class PreparePreferencesJob(Section):
     by_policy: bool = False
     chat: bool = False
     system_prompt: str | None = None
+
+
+class PairSamplesJob(Section):
+    """Make preferences of scored samples. Inputs: dataset_N, rollouts_N and scores_N of each iteration N."""
+
+    iterations: tuple[int, ...]
 
 
 class TrainRewardModelJob(Section):

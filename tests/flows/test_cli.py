@@ -40,6 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["rerun", "unknown@3", "--from", "scoring"], "one of generate, score, advantages, update, evaluate"),
         (["rerun", "unknown@0", "--from", "score"], "an iteration from 1 on"),
         (["verify", "unknown"], "there is no run unknown"),
+        (["preferences", "unknown", "--output", "pairs.jsonl"], "run unknown has no committed iteration"),
         (["sample", "/no/such/folder", "1+1="], "is no Hugging Face folder"),
     ],
 )
