@@ -6,6 +6,9 @@ Each row is examples/arithmetic/demo.yaml with a few other settings, of which th
 iterations. The supervised start of a seed is made once. Prints held-out accuracy, the last iteration's KL per response
 and the response tokens that were learned from, and writes `benchmarks/results/variants.json` after each run: what that
 has of a row is not run again.
+
+DPO learns from preferences: a run whose policy stays what it was samples as many responses, and `ppoflow preferences`
+makes pairs of them, from which `ppoflow dpo` teaches the same start.
 """
 
 from __future__ import annotations
@@ -13,14 +16,17 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.learning import run_seed
+from benchmarks.learning import SPEC, run_seed
 from benchmarks.report import machine
 
 RESULTS = Path("benchmarks/results/variants.json")
@@ -70,7 +76,14 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
         "dataset.curriculum={column: terms, prompts: 1280}",
     ),
     "bf16 and the sampler's logprobs": ("training.compute_dtype=bfloat16", "advantages.old_logprobs=sampler"),
+    # Steps of 1e-30 change no weight in fp32; a rate of 0 is refused.
+    "dpo": (
+        *("algorithm.kind=reinforce", *GROUPS, "update.learning_rate=1e-30"),
+        *("update.num_ppo_epochs=1", "update.num_minibatches=1", "evaluation.every=10"),
+    ),
 }
+DPO = ("dpo.beta=0.1", "dpo.num_steps=100", "dpo.learning_rate=1.5e-4")
+"""What the row of that name learns with."""
 RESPONSES = 256
 """Of an iteration that are learned from, in every row."""
 SCHEDULE = ("update.decay_iterations=30", "evaluation.every=5")
@@ -87,12 +100,47 @@ def main() -> None:
     runs: list[dict[str, Any]] = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
     for seed in given.seeds:
         for variant in given.only:
-            settings = [*VARIANTS[variant], *SCHEDULE, f"iterations={given.iterations}"]
-            if (seed, settings) in ((run["seed"], run["settings"]) for run in runs):
+            pairs = DPO if variant == "dpo" else ()
+            settings = [*VARIANTS[variant], *(() if pairs else SCHEDULE), f"iterations={given.iterations}"]
+            if (seed, [*settings, *pairs]) in ((run["seed"], run["settings"]) for run in runs):
                 continue
-            runs.append({"variant": variant, "machine": machine(), **run_seed(seed, given.home, settings)})
+            run = run_seed(seed, given.home, settings)
+            runs.append({"variant": variant, "machine": machine(), **(dpo(run, given.home, pairs) if pairs else run)})
             RESULTS.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
     show(runs, given.iterations)
+
+
+def dpo(run: Mapping[str, Any], home: Path, settings: Sequence[str]) -> dict[str, Any]:
+    """What DPO makes of the start and the samples of a run, measured as at its end; nobody measures KL."""
+    name, demo = run["run"], yaml.safe_load(SPEC.read_text())
+    start = json.loads((home / f"store/runs/{name}/iterations/000000.json").read_text())["reference"]["uri"]
+    pairs, spec = home.absolute() / f"{name}.jsonl", home.absolute() / f"{name}.yaml"
+    same = {section: demo[section] for section in ("name", "dataset", "reward", "engines")}
+    others = {
+        "folder": str(SPEC.parent.absolute()),
+        "preferences": {"train": str(pairs), "evaluation_fraction": 0.1, "max_tokens": 64},
+        "model": {"path": f"{start.removeprefix('file://')}/policy"},
+        "rollout": {"max_response_tokens": demo["rollout"]["max_response_tokens"]},
+        "evaluation": {"num_prompts": demo["evaluation"]["num_prompts"]},
+    }
+    spec.write_text(json.dumps({**same, **others, "seed": run["seed"]}))
+    said = command(home, "preferences", name, "--output", str(pairs))
+    said += command(home, "dpo", str(spec), "--run", name, *(part for one in settings for part in ("--set", one)))
+    words = [line.split() for line in said.splitlines()]
+    found = {line[0]: float(line[1]) for line in words if len(line) == 2 and "evaluation/" in line[0]}
+    ends = {0: "before/evaluation", len(run["score"]): "evaluation"}
+    measured = {
+        name: {step: found[f"{place}/{name}"] for step, place in ends.items()}
+        for name in ("accuracy", "greedy_accuracy")
+    }
+    counted = said.splitlines()[0].partition(": ")[2]
+    return {**run, **measured, "kl": {}, "pairs": counted, "settings": [*run["settings"], *settings]}
+
+
+def command(home: Path, *words: str) -> str:
+    """What a command of ppoflow says."""
+    program = ["env", f"PPOFLOW_HOME={home.absolute()}", sys.executable, "-m", "flows.cli", *words]
+    return subprocess.run(program, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def show(runs: Sequence[Mapping[str, Any]], iterations: int) -> None:
@@ -103,10 +151,12 @@ def show(runs: Sequence[Mapping[str, Any]], iterations: int) -> None:
         table.add_column(name, justify="right")
     for variant in dict.fromkeys(run["variant"] for run in runs):
         own = [run for run in runs if run["variant"] == variant]
-        cells = [spread([accuracies(run)[step] for run in own]) for step in measured]
-        kl = statistics.fmean([*run["kl"].values()][-1] for run in own)
+        cells = [spread([accuracies(run)[step] for run in own if step in accuracies(run)]) for step in measured]
+        kl = [[*run["kl"].values()][-1] for run in own if run["kl"]]
         tokens = statistics.fmean(RESPONSES * sum(run["response_length"].values()) for run in own)
-        table.add_row(variant, str(len(own)), *cells, f"{kl:.2f}", f"{tokens / 1000:.0f}")
+        table.add_row(
+            variant, str(len(own)), *cells, f"{statistics.fmean(kl):.2f}" if kl else "", f"{tokens / 1000:.0f}"
+        )
     Console(width=160).print(table)
 
 
@@ -116,8 +166,8 @@ def accuracies(run: Mapping[str, Any]) -> dict[int, float]:
 
 
 def spread(values: Sequence[float]) -> str:
-    """`mean (lowest to highest)`."""
-    return f"{statistics.fmean(values):.3f} ({min(values):.2f} to {max(values):.2f})"
+    """`mean (lowest to highest)`; empty where nothing was measured."""
+    return "" if not values else f"{statistics.fmean(values):.3f} ({min(values):.2f} to {max(values):.2f})"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks import chaos, report
+from benchmarks import chaos, report, variants
 from benchmarks.attacks import DPO, TRAINING, Flow
 from benchmarks.overhead import after_warm_up, medians
 from benchmarks.scaling import fitted, gained, series_of
@@ -21,7 +21,7 @@ from benchmarks.variants import SCHEDULE, VARIANTS, spread
 from flows.console import RunConsole
 from flows.starting import timed
 from infra.engines.protocol import EngineProgress
-from ppo_core.spec import RunSpec
+from ppo_core.spec import DpoSpec, RunSpec
 from tests.flows.samples import record
 
 
@@ -141,6 +141,17 @@ def test_every_variant_is_a_spec_of_as_many_responses_as_the_demo(name: str) -> 
     spec = RunSpec.from_yaml(demo, [*VARIANTS[name], *SCHEDULE, "iterations=10"])
     assert spec.rollout.num_responses == RunSpec.from_yaml(demo).rollout.num_responses
     assert (spec == RunSpec.from_yaml(demo, [*SCHEDULE, "iterations=10"])) is (name == "demo")
+
+
+def test_the_row_of_dpo_stands_among_the_others_with_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert DpoSpec.from_yaml(Path(__file__).parents[2] / "examples" / "helpful" / "dpo.yaml", list(variants.DPO))
+    length = {"1": 10.0}
+    demo = {"variant": "demo", "accuracy": {"0": 0.25, "5": 0.5, "10": 0.75}, "kl": {"1": 0.0, "10": 1.5}}
+    dpo = {"variant": "dpo", "accuracy": {"0": 0.25, "10": 0.875}, "kl": {}}
+    variants.show([{**demo, "response_length": length}, {**dpo, "response_length": length}], 10)
+    rows = {line.split()[1]: line.split("│")[2:-1] for line in capsys.readouterr().out.splitlines() if "│" in line}
+    assert [cell.strip() for cell in rows["demo"]][-2:] == ["1.50", "3"]
+    assert [cell.strip()[:5] for cell in rows["dpo"]] == ["1", "0.250", "", "0.875", "", "3"]
 
 
 def test_a_spread_is_the_mean_between_the_ends() -> None:
