@@ -82,7 +82,7 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
         *("update.num_ppo_epochs=1", "update.num_minibatches=1", "evaluation.every=10"),
     ),
 }
-DPO = ("dpo.beta=0.1", "dpo.num_steps=100", "dpo.learning_rate=1.5e-4")
+DPO = ("dpo.beta=0.1", "dpo.num_steps=60", "dpo.learning_rate=1.5e-4")
 """What the row of that name learns with."""
 RESPONSES = 256
 """Of an iteration that are learned from, in every row."""
