@@ -123,8 +123,7 @@ def gone_wrong(
             raise diverged(context.run, iteration, passed, evidence)
         record = roll_back(context, iteration, passed)
         if record is None:
-            spent = f"It was rolled back {context.spec.guards.max_rollbacks} times (guards.max_rollbacks) before. "
-            raise diverged(context.run, iteration, passed, evidence, spent)
+            raise diverged(context.run, iteration, passed, evidence, spent=context.spec.guards.max_rollbacks)
         attempt = current_attempt(context, record.iteration + 1)
     except RecordError as error:
         raise diverged(context.run, iteration, passed, evidence, damage=error) from error

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from flows.console import RunConsole
 from flows.recovery import clean_up
+from infra.artifacts.export import exported_from
 from ppo_core.spec import DpoSpec, RewardModelSpec
 from tasks.checks.preferences import before_start
 from tasks.prefect.crashed_runs import holder_note, page_is_open
@@ -24,7 +25,7 @@ from tasks.runs.progress import ProgressFile
 from tasks.stages.context import open_run_context
 from tasks.stages.download_source import download_sources
 from tasks.stages.holding import lease_name
-from tasks.stages.references import DownloadRef
+from tasks.stages.references import DownloadRef, StageRef
 
 C = TypeVar("C", bound=PreferenceContext)
 
@@ -40,6 +41,16 @@ class PreferenceReport(BaseModel):
     artifact: str
     version: str | None
     complaints: list[str]
+
+
+def tell_replaced(console: RunConsole, folder: Path, model: StageRef) -> None:
+    """Where the run's folder has another model, which specs may name, say that it becomes this one."""
+    before = exported_from(folder)
+    if before is not None and before.digest != model.digest:
+        console.say(
+            f"! {folder} has another model of this run, {before.digest[:12]}; it becomes {model.digest[:12]} "
+            "(registered versions stay as they are; --run NAME gives another setting a folder of its own)"
+        )
 
 
 @contextmanager

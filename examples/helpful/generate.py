@@ -159,7 +159,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Write the files that the command line asks for."""
     parser = argparse.ArgumentParser(description="Write the preferences over answers, or their tokenizer.")
     parser.add_argument(
-        "--out", type=Path, help="folder for preferences.jsonl, eval.jsonl, sft.jsonl and prompts.jsonl"
+        "--out",
+        type=Path,
+        help="folder for preferences.jsonl, eval.jsonl, sft.jsonl, prompts.jsonl and held_out.jsonl",
     )
     parser.add_argument("--tokenizer", type=Path, help="folder for tokenizer.json and tokenizer_config.json")
     parser.add_argument("--pairs", type=int, default=4096, help="number of pairs to train on")
@@ -175,6 +177,7 @@ def main(arguments: list[str] | None = None) -> None:
         write_rows(chosen.out / "eval.jsonl", held_out_preferences(chosen.eval, chosen.seed))
         write_rows(chosen.out / "sft.jsonl", sft_examples(seed=chosen.seed))
         write_rows(chosen.out / "prompts.jsonl", prompts())
+        write_rows(chosen.out / "held_out.jsonl", held_out())
 
 
 if __name__ == "__main__":

@@ -49,9 +49,11 @@ def dpo(
 
 def finished(flow: Any, spec: RewardModelSpec | DpoSpec, run: str | None, again: str, wait: bool) -> Any:
     """The flow's report. Where it is cut off, `again` is named and the command ends."""
-    from tasks.checks.preferences import before_start
+    from tasks.checks.preferences import before_start, require_free
 
     before_start(spec, run or spec.name)
+    if not wait:
+        require_free(spec, run or spec.name)
     tell_step("starting Prefect's server")
     with ending_well(again):
         return flow.checked(spec, run, wait)

@@ -25,6 +25,12 @@ def before_start(spec: RewardModelSpec | DpoSpec, run: str) -> list[str]:
     return [*notes, *more, *(f"{one}, which is downloaded first" for one in missing)]
 
 
+def require_free(spec: RewardModelSpec | DpoSpec, run: str, *, noted: bool = False) -> list[str]:
+    """Raise LeaseHeld where another process trains this, or note it."""
+    flow = flow_of(spec)
+    return holder_notes(open_store(Settings().store_root), lease_name(flow, run), f"{flow} {run}", noted=noted)
+
+
 def flow_of(spec: RewardModelSpec | DpoSpec) -> str:
     """The flow that has it for a spec, as leases and pages name it."""
     return DPO if isinstance(spec, DpoSpec) else REWARD_MODEL
@@ -40,8 +46,7 @@ def check_preferences(
     started = time.monotonic()
     settings, name = Settings(), run or spec.name
     notes, store = preflight(spec), open_store(settings.store_root)
-    lease = lease_name(flow_of(spec), name)
-    notes += holder_notes(store, lease, noted=again) if again or not wait else []
+    notes += require_free(spec, name, noted=again) if again or not wait else []
     spec = with_own_commits(store.root, spec, name, flow_of(spec), keep=False)
     downloads, more, missing = find_sources(spec, store)
     notes += more

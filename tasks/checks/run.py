@@ -169,12 +169,13 @@ def checked_in(started: float) -> str:
     return f"in {time.monotonic() - started:.1f} s; nothing was started"
 
 
-def holder_notes(store: ArtifactStore, run: str, *, noted: bool) -> list[str]:
-    """Raises LeaseHeld where a process has the run, or notes it."""
+def holder_notes(store: ArtifactStore, run: str, shown: str = "", *, noted: bool) -> list[str]:
+    """Raises LeaseHeld where a process has the run, or notes it. `shown`: what people call it, if not so."""
     try:
         require_free(open_leases(store.root, run))
     except LeaseHeld as held:
-        message = f"{held}; or use --wait, and this command waits for it"
+        told = str(held).replace(f"run {run}:", f"{shown}:", 1) if shown else held
+        message = f"{told}; or use --wait, and this command waits for it"
         if not noted:
             raise LeaseHeld(message, held.holder) from None
         return [message]

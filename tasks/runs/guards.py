@@ -147,18 +147,26 @@ def diverged(
     iteration: int,
     passed: list[str],
     evidence: str | None = None,
-    cure: str = "",
     *,
+    spent: int | None = None,
     damage: RecordError | None = None,
 ) -> DivergedError:
-    """The message to a person. `damage`: what of the run could not be read on the way, and the remedy."""
+    """The message to a person.
+
+    `spent`: how often the run was rolled back, where that may not go on. `damage`: what of the run could not be read
+    on the way, and the remedy.
+    """
+    cure, retry = "", "continue with --set guards.on_divergence=rollback"
+    if spent is not None:
+        cure = f"It was rolled back {spent} times (guards.max_rollbacks) before. "
+        retry = f"continue with --set guards.max_rollbacks={spent + 1}"
     last, kept = iteration - 1, "no evidence was kept" if evidence is None else f"its evidence is kept: {evidence}"
     if damage is not None:
         cure = f"Besides, what the run has written could not be read: {damage}. {cure}"
     return DivergedError(
         f"iteration {iteration} of run {run} diverged: {'; '.join(passed)}. It was not committed, so the run is at "
         f"iteration {last}; {kept}. {cure}To go back and retry with lower learning rates and "
-        "other samples, continue with --set guards.on_divergence=rollback; to change settings: "
+        f"other samples, {retry}; to change settings: "
         f"ppoflow fork {run}@{last} NEW --set update.learning_rate=…; to ignore it: --set guards.on_divergence=warn"
     )
 

@@ -86,8 +86,12 @@ def test_no_held_out_prompt_is_trained_on() -> None:
 def test_files_hold_the_same_rows_and_the_tokenizer_is_the_one_that_is_written(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLE / "generate.py"), "--out", str(tmp_path), "--tokenizer", str(tmp_path / "t")]
     subprocess.run(command, check=True)
-    rows = [json.loads(line) for line in (tmp_path / "preferences.jsonl").read_text().splitlines()]
-    assert rows == list(generate.preferences())
+    made = {
+        **{"preferences": generate.preferences(), "eval": generate.held_out_preferences()},
+        **{"sft": generate.sft_examples(), "prompts": generate.prompts(), "held_out": generate.held_out()},
+    }
+    for file, rows in made.items():
+        assert [json.loads(line) for line in (tmp_path / f"{file}.jsonl").read_text().splitlines()] == list(rows)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / "t" / name).read_bytes() == (EXAMPLE / "tokenizer" / name).read_bytes()
 

@@ -133,8 +133,10 @@ def test_after_too_many_it_stops(tmp_path: Path) -> None:
 
     run = ToyRun(tmp_path, (*GUARDED, "guards.max_rollbacks=2", "guards.rollback_rate_factor=0.1"))
     run.engines = ToyEngines(always)
-    with pytest.raises(DivergedError, match=r"It was rolled back 2 times \(guards.max_rollbacks\) before"):
+    with pytest.raises(DivergedError, match=r"It was rolled back 2 times \(guards.max_rollbacks\) before") as told:
         run.train()
+    assert "continue with --set guards.max_rollbacks=3;" in str(told.value)
+    assert "on_divergence=rollback" not in str(told.value)
     assert rates == pytest.approx([1.0, 0.1, 0.01])
     assert [record.iteration for record in run.records()] == [0, 1]
     before = run.record_bytes()
