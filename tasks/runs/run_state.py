@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -120,8 +121,10 @@ def refuse_other_spec(run: str, recorded: Mapping[str, Any], requested: Mapping[
     keys = [line for line in differing_keys(recorded, requested) if not line.startswith(MAY_CHANGE)]
     if keys:
         listed = "\n  ".join(keys)
+        homes = list(dict.fromkeys(re.findall(rf"(/[^'\s]*)/runs/{re.escape(run)}/", listed)))
+        own = f"its own models lie below PPOFLOW_HOME={homes[0]}: set it so here too; else " if homes[1:] else ""
         raise InputError(
-            f"run {run} exists with another spec (recorded -> requested):\n  {listed}\n"
+            f"run {run} exists with another spec (recorded -> requested):\n  {listed}\n{own}"
             "choose another --run name, or restore these keys; to continue with other settings: "
             f"ppoflow fork {run}@ITERATION NEW --set …"
         )

@@ -133,6 +133,23 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(
     assert {job: again.count(job) for job in once} == {job: done[job] for job in once}
 
 
+def test_it_goes_on_where_only_the_store_is_left_with_its_home_at_the_same_place(
+    home: Path, toys: ToyEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPOFLOW_STORE", str(tmp_path / "store"))
+    asked = spec("promote=false", "evaluate=false")
+    toys.before("update_policy", 2, killed)
+    with pytest.raises(Killed):
+        rlhf(asked, "moved")
+    shutil.rmtree(home)
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "elsewhere"))
+    with pytest.raises(InputError, match=rf"its own models lie below PPOFLOW_HOME={home}: set it so here too"):
+        rlhf(asked, "moved")
+    monkeypatch.setenv("PPOFLOW_HOME", str(home))
+    rlhf(asked, "moved")
+    assert toys.count("update_policy") == 2
+
+
 def test_what_ppo_starts_from_stays_while_the_reward_model_trains(home: Path, toys: ToyEngines) -> None:
     """No record names it yet, and a run of PPO that had to make it again might come to another one."""
     toys.before("train_reward_model", 1, lambda: remove_garbage(find_garbage()))
