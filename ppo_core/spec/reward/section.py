@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from ppo_core.spec.reward.kinds import FunctionRewardSpec, ModelRewardSpec, RewardKind
 from ppo_core.spec.section import Fraction, Section
+
+OF_THE_WHOLE_SCORE = ("mean", "std", "unscored", "positions", "ahead", "prompts_with_signal")
+"""Metrics `score/NAME` of all rewards together: no single one has such a name."""
 
 
 class RewardSpec(Section):
@@ -77,7 +80,7 @@ class RewardSpec(Section):
         return {**values, "sources": said}
 
     @model_validator(mode="after")
-    def _named(self) -> Self:
+    def _named(self, info: ValidationInfo) -> Self:
         rewards = self.rewards
         if not rewards:
             raise ValueError(
@@ -92,4 +95,17 @@ class RewardSpec(Section):
                 f"two rewards have the same name ({', '.join(columns)}), which also names their columns: give one of "
                 "them another `name`"
             )
+        taken = next((reward for reward in rewards if reward.component in OF_THE_WHOLE_SCORE), None)
+        if taken is not None and info.context:  # a run's record may be older than this rule
+            raise ValueError(
+                f"the reward {taken.label} is called {taken.component}, but score/{taken.component} is a metric of all "
+                f"rewards together, as {', '.join(OF_THE_WHOLE_SCORE)} are: give it another `name`, as in sources: "
+                f"{_renamed(taken)}"
+            )
         return self
+
+
+def _renamed(reward: RewardKind) -> str:
+    """An entry of `sources` with a name that is free."""
+    what = f"function: {reward.function}" if isinstance(reward, FunctionRewardSpec) else f"kind: {reward.kind}"
+    return f"[{{{what}, name: my_{reward.component}}}]"

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 
 from infra.engines.process import EngineJobError
 from ppo_core.data.tables import write_rollouts
 from ppo_core.engines.scoring import prepare_dataset, score_metrics
 from ppo_core.processes.protocol import Job, JobInput
-from ppo_core.records import RolloutRow, ScoreRow
+from ppo_core.records import WITH_SIGNAL, RolloutRow, ScoreRow
+from ppo_core.spec import RewardSpec
+from ppo_core.spec.reward.section import OF_THE_WHOLE_SCORE
 from tests.ppo_core.engines.engine_jobs import Client
 from tests.ppo_core.scoring.scoring_jobs import prepare, score, write_lines
 
@@ -54,6 +58,18 @@ def test_the_mean_of_nothing_is_no_metric() -> None:
     assert score_metrics([unscored, scored], "score") == {
         "score/unscored": 1.0, "score/mean": 3.0, "score/std": 0.0, "score/judge": 1.0, "score/length": 2.0,
     }  # fmt: skip
+
+
+def test_no_reward_may_have_the_name_of_a_metric_of_the_whole_score() -> None:
+    row = ScoreRow("a", 0, 3.0, {}, False, None, {0: 3.0})
+    measured = {*score_metrics([row], "score"), WITH_SIGNAL}
+    documented = re.findall(r"`(score/\w+)`", (Path(__file__).parents[3] / "docs" / "metrics.md").read_text())
+    assert {*measured, *documented} == {f"score/{name}" for name in OF_THE_WHOLE_SCORE}
+    for name in OF_THE_WHOLE_SCORE:
+        written = {"function": f"rewards.py:{name}"}
+        with pytest.raises(ValidationError, match=f"rewards.py:{name} is called {name}, but score/{name} is a metric"):
+            RewardSpec.model_validate(written, context="written")
+        assert RewardSpec.model_validate(written).rewards[0].component == name, "the record of an earlier run"
 
 
 def test_an_evaluation_without_scores_fails_unless_it_may(scoring: Client, sources: Path, model: Path) -> None:

@@ -180,6 +180,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"reward": {"function": {"a.py:f": 1, "b.py:f": 1}}},
         "two rewards have the same name .*: give one of them another `name`",
     ),
+    *[
+        (
+            rule("length", max=9, name=name),
+            f"reward length is called {name}, but score/{name} is a metric of all rewards .* name: my_{name}}}\\]",
+        )
+        for name in ("std", "unscored", "positions", "ahead", "prompts_with_signal")
+    ],
+    (
+        {"reward": {"function": "reward.py:mean"}},
+        r"reward reward.py:mean is called mean, .* as mean, std, .*: .* name: my_mean",
+    ),
     ({"guards": {"max_gold_fall": 1}}, "guards: max_gold_fall=1 has no effect without gold_reward: set"),
     ({"guards": {"gold_reward": "gold"}}, r"guards.gold_reward=gold is not one of the rewards \(correct\): name"),
     (
