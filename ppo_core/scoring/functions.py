@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from ppo_core.processes.plugins import RAISED, Sources, load_function, place_of
@@ -21,6 +21,7 @@ from ppo_core.scoring.reward import (
     ignore_progress,
     pause_after,
     shorten,
+    written,
 )
 from ppo_core.scoring.signatures import (
     TOKENS,
@@ -28,6 +29,7 @@ from ppo_core.scoring.signatures import (
     VERIFIERS,
     Arguments,
     batch_arguments,
+    check_options,
     form_of,
     measures_in,
     one_by_one_arguments,
@@ -73,6 +75,7 @@ class FunctionReward:
             )
         parameters = self.parameters = inspect.signature(self.function).parameters
         self.form = form_of(list(parameters))
+        check_options(self.name, self.form, self.options)
         self.reads_tokens = self.form is TRL and TOKENS in parameters
         self._needs_tokens = self.reads_tokens and parameters[TOKENS].default is inspect.Parameter.empty
 
@@ -106,14 +109,14 @@ class FunctionReward:
         if self.form.one_by_one:
             given = [one_by_one_arguments(self.form, one, row) for one, row in zip(samples, columns, strict=True)]
             returned: Any = self._run_each([{**row, **self.options} for row in given])
-            scores: Any = [scores_in(self.form, one) for one in returned]
+            scores: Any = [scores_in(self.name, self.form, one) for one in returned]
         else:
             given_once = batch_arguments(self.form, samples, columns)
             fixed = {name: given_once[name] for name in self.form.given}
             if self.reads_tokens and sampled:
                 fixed[TOKENS] = [list(one.token_ids or ()) for one in samples]
             returned = self._run({**given_once, **self.options, **fixed})
-            scores = scores_in(self.form, returned)
+            scores = scores_in(self.name, self.form, returned)
         checked = checked_scores(self.name, scores, samples, one_by_one=self.form.one_by_one, others=self.answered > 0)
         return with_measures(checked, measures_in(self.name, self.form, returned, len(samples)))
 
@@ -251,9 +254,14 @@ def checked_scores(
     """
     expected = len(samples)
     try:
-        values = list(scores)
+        values = None if isinstance(scores, str | bytes | Mapping | Set) else list(scores)
     except TypeError:
-        raise InputError(f"{name} returned {type(scores).__name__}, not a list of {expected} scores") from None
+        values = None
+    if values is None:
+        raise InputError(
+            f"{name} returned {type(scores).__name__}, not a list of {expected} scores: return a list with one (or "
+            "None) for each completion, in their order"
+        )
     if len(values) != expected:
         raise InputError(
             f"{name} returned {len(values)} scores for {expected} completions: return one (or None) for each"
@@ -277,7 +285,9 @@ def _checked(whose: str, value: Any, sample: Sample) -> Score:
     if number is None:
         parts = span_scores(whose, value, sample)
         if parts is None:
-            raise InputError(f"{whose} is {value!r} ({type(value).__name__}): return a float, or None, or {FORM}")
+            raise InputError(
+                f"{whose} is {written(value)} ({type(value).__name__}): return a float, or None, or {FORM}"
+            )
         return parts
     if not math.isfinite(number):
         raise NotFinite(whose, f"is {number}: return a finite number, or None where there is no score")

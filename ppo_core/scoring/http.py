@@ -48,7 +48,7 @@ class HttpReward:
                 'object with the list "scores", as in {"scores": [0.5, null]}'
             )
         given, whose = answer["scores"], f"{self.spec.url} (the reward {self.spec.component})"
-        checked = checked_scores(whose, scores_in(VERL_BATCH, given), samples)
+        checked = checked_scores(whose, scores_in(whose, VERL_BATCH, given), samples)
         return with_measures(checked, measures_in(whose, VERL_BATCH, given, len(samples)))
 
 

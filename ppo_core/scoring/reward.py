@@ -128,7 +128,17 @@ def content_of(message: Mapping[str, Any]) -> str:
     return str(message.get("content") or "")
 
 
+def written(value: Any) -> str:
+    """Its repr; of an integer with more digits than Python writes in decimal, also inside, what can be said of it."""
+    try:
+        return repr(value)
+    except ValueError:
+        if isinstance(value, int):
+            return f"an integer of {value.bit_length()} bits"
+        return f"a {type(value).__name__} with an integer in it that is too large to be written"
+
+
 def shorten(prompt: Any, limit: int = 60) -> str:
     """A prompt as an error message shows it."""
-    text = repr(prompt)
+    text = written(prompt)
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -9,9 +9,11 @@ verifiers   reward(prompt, completion, answer, info, state, **columns) -> float
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from ppo_core.records import InputError
@@ -41,11 +43,46 @@ VERL_BATCH = Form("solution_strs", False, frozenset(f"{name}s" for name in VERL.
 OPENRLHF = Form("queries", False, frozenset({"queries", "prompts", "labels"}), "labels")
 VERIFIERS = Form("completion", True, frozenset({"prompt", "completion", "answer", "info", "state"}), "answer")
 FORMS = (TRL, VERL, VERL_BATCH, OPENRLHF, VERIFIERS)
+GIVEN = frozenset({TOKENS}).union(*(form.given for form in FORMS))
 
 
 def form_of(parameters: Sequence[str]) -> Form:
     """The form that a function with these parameters has."""
     return next((form for form in FORMS if form.mark in parameters), TRL)
+
+
+def check_options(name: str, form: Form, options: Iterable[str]) -> None:
+    """Raise InputError for an option that would take the place of what the form gives, or be given for nothing."""
+    given = sorted({*form.given, *((TOKENS,) if form is TRL else ())})
+    for option in options:
+        if option in given:
+            raise InputError(
+                f"the option {option} of the reward function {name} has the name of an argument that functions of its "
+                f"form get anyway ({', '.join(given)}): leave it out, or give it, and the parameter that reads it, "
+                "another name"
+            )
+
+
+def untaken(parameters: Mapping[str, inspect.Parameter], options: Iterable[str]) -> list[str]:
+    """Those that a function with these parameters does not take."""
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return []
+    return [option for option in options if option not in takes(parameters)]
+
+
+def unknown_option(option: str, functions: Mapping[str, Mapping[str, inspect.Parameter]]) -> str:
+    """The message that none of the functions, by their names with their parameters, takes an option."""
+    lists = {name: takes(parameters) for name, parameters in functions.items()}
+    there = "; ".join(f"{name} takes {', '.join(names) or 'nothing'}" for name, names in lists.items())
+    close = get_close_matches(option, [one for names in lists.values() for one in names if one not in GIVEN], n=1)
+    hint = f"; did you mean {close[0]}?" if close else ": leave it out, or add the parameter"
+    return f"the option {option} is taken by no reward function that it is given to ({there}){hint}"
+
+
+def takes(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    """The names of the arguments that a function takes by name."""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [one.name for one in parameters.values() if one.kind in named]
 
 
 def batch_arguments(form: Form, samples: Sequence[Sample], columns: Sequence[Arguments]) -> Arguments:
@@ -89,14 +126,20 @@ def one_by_one_arguments(form: Form, sample: Sample, columns: Arguments) -> Argu
     }
 
 
-def scores_in(form: Form, returned: Any) -> Any:
-    """What a function returned without what its form wraps it in."""
+def scores_in(name: str, form: Form, returned: Any) -> Any:
+    """What a function returned without what its form wraps it in. Raises InputError where the scores are missing."""
     if form is OPENRLHF and isinstance(returned, Mapping):
-        return returned.get("rewards", returned)
+        if "rewards" not in returned:
+            there = ", ".join(map(str, returned)) or "nothing"
+            raise InputError(
+                f"{name} returned a mapping without the key 'rewards' (it has: {there}): return "
+                'the scores under it, as in {"rewards": [0.5, 1.0]}, or as a list'
+            )
+        return returned["rewards"]
     if form is VERL and isinstance(returned, Mapping):
         return returned.get("score", returned)
     if form is VERL_BATCH and isinstance(returned, Sequence):
-        return [scores_in(VERL, one) for one in returned]
+        return [scores_in(name, VERL, one) for one in returned]
     return returned
 
 

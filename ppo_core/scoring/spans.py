@@ -38,7 +38,7 @@ class NotFinite(InputError):
 def number_of(value: Any) -> float | None:
     """A number of Python, numpy or torch as a float; None for anything else, also for text that looks like one."""
     try:
-        return float(value) if isinstance(value, SupportsFloat) else None
+        return float(value) if isinstance(value, SupportsFloat) and not isinstance(value, str | bytes) else None
     except (TypeError, ValueError, ArithmeticError, RuntimeError):
         return None
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ppo_core.processes.plugins import Sources
-from ppo_core.records import PromptRow, RolloutRow, ScoreRow, content_digest
+from ppo_core.records import InputError, PromptRow, RolloutRow, ScoreRow, content_digest
 from ppo_core.scoring.ahead import RememberedReward, ScoresAhead
 from ppo_core.scoring.functions import FunctionReward
 from ppo_core.scoring.http import HttpReward
@@ -26,6 +26,7 @@ from ppo_core.scoring.reward import (
     plain,
 )
 from ppo_core.scoring.rules import ExactMatch, Format, JsonSchema, Length, Number, Regex
+from ppo_core.scoring.signatures import unknown_option, untaken
 from ppo_core.scoring.spans import Decode, tokens_of
 from ppo_core.scoring.unit_tests import UnitTests
 from ppo_core.spec import RewardSpec
@@ -128,6 +129,18 @@ class WeightedRewards:
             else make_remembered(reward, sources, answer_column, progress, ahead)
             for reward in rewards
         }
+        self._check_options(spec)
+
+    def _check_options(self, spec: RewardSpec) -> None:
+        """Raise InputError for an option that no function takes: one of `reward.options` is for any of them."""
+        inner = (reward.reward if isinstance(reward, RememberedReward) else reward for reward in self.rewards.values())
+        functions = {reward.name: reward.parameters for reward in inner if isinstance(reward, FunctionReward)}
+        listed = [one for one in spec.sources if isinstance(one, FunctionRewardSpec)]
+        own = [({one.function: functions[one.function]}, one.options) for one in listed]
+        for takers, options in ((functions, spec.options), *own):
+            for option in options if takers else ():
+                if all(untaken(parameters, [option]) for parameters in takers.values()):
+                    raise InputError(unknown_option(option, takers))
 
     def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
         """Raise InputError where a row lacks what one of them needs."""

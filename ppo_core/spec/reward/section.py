@@ -96,6 +96,11 @@ class RewardSpec(Section):
                 "them another `name`"
             )
         taken = next((reward for reward in rewards if reward.component in OF_THE_WHOLE_SCORE), None)
+        if self.options and info.context and not any(isinstance(one, FunctionRewardSpec) for one in rewards):
+            raise ValueError(
+                f"options={', '.join(self.options)} is for functions, and no reward is one: leave it out, or give each "
+                "reward in `sources` its own keys"
+            )
         if taken is not None and info.context:  # a run's record may be older than this rule
             raise ValueError(
                 f"the reward {taken.label} is called {taken.component}, but score/{taken.component} is a metric of all "

@@ -161,7 +161,16 @@ def test_numbers_of_all_kinds_are_scores(scores: Any) -> None:
         ([1.0, 1j], r"f: score 1 is 1j \(complex\): return a float"),
         ([1.0, 10**400], r"score 1 is 1000.* \(int\): return a float"),
         ([1.0, torch.ones(2)], r"score 1 has 2 numbers, for a response of 3 tokens"),
-        ({"a": 1, "b": 2}, r"f: score 0 is 'a' \(str\)"),
+        ({"a": 1, "b": 2}, r"f returned dict, not a list of 2 scores: return a list with one \(or None\) for each"),
+        ({0: 1.0, 1: 0.0}, "f returned dict, not a list of 2 scores"),
+        ({0.0, 1.0}, "f returned set, not a list of 2 scores"),
+        ("10", "f returned str, not a list of 2 scores"),
+        (b"10", "f returned bytes, not a list of 2 scores"),
+        ([1.0, 10**5000], r"score 1 is an integer of 16610 bits \(int\): return a float"),
+        ([[10**5000], 1.0], r"score 0 is a list with an integer in it that is too large .* \(list\): return a float"),
+        ([[{"start": 0, "end": 10**5000, "score": 1}], 1.0], "score 0 has the span a dict with an integer in it"),
+        ([1.0, np.str_("1.5")], r"score 1 is np.str_\('1.5'\) \(str_\): return a float"),
+        (np.array(["1.5", "2"]), r"score 0 is np.str_\('1.5'\) \(str_\): return a float"),
     ],
 )
 def test_what_is_no_score_is_refused(scores: Any, message: str) -> None:

@@ -211,6 +211,44 @@ def test_options_reach_a_function_that_is_called_for_each_sample(folder: Path) -
     assert [p.scores["compute_score"] for p in rewards(folder, "compute_score", bonus=0.5).score(SAMPLES)] == [1.5, 0.5]
 
 
+FIXED = {
+    "compute_score": ("solution_str", "data_source", "ground_truth", "extra_info"),
+    "in_a_batch": ("solution_strs", "extra_infos"),
+    "verified": ("completion", "prompt", "answer", "info", "state"),
+    "reward_func": ("queries", "prompts", "labels"),
+    "trl": ("prompts", "completions", "completion_ids"),
+}
+
+
+@pytest.mark.parametrize(("name", "option"), [(name, option) for name, given in FIXED.items() for option in given])
+def test_no_option_takes_the_place_of_what_the_form_gives(folder: Path, name: str, option: str) -> None:
+    refusal = rf"the option {option} of the reward function theirs.py:{name} has the name of an argument .*{option}.*: "
+    with pytest.raises(InputError, match=rf"{refusal}leave it out, or give it, .* another name$"):
+        rewards(folder, name, **{option: "mine"})
+
+
+def test_an_option_that_no_function_takes_is_refused(folder: Path) -> None:
+    listed = r"\(theirs.py:compute_score takes data_source, solution_str, ground_truth, extra_info, bonus\)"
+    with pytest.raises(InputError, match=rf"option bonsu is taken by no .* given to {listed}; did you mean bonus\?$"):
+        rewards(folder, "compute_score", bonsu=1.0)
+    with pytest.raises(InputError, match=r"option limit .*takes solution_str\): leave it out, or add the parameter$"):
+        rewards(folder, "slow", limit=1)
+    rewards(folder, "verified", limit=1)
+
+
+def test_an_option_for_all_functions_is_for_any_of_them(folder: Path) -> None:
+    def load(*names: str, **spec: Any) -> None:
+        spec["function"] = {f"theirs.py:{name}": 1.0 for name in names}
+        WeightedRewards(RewardSpec.model_validate(spec), Sources(folder), "ground_truth")
+
+    load("compute_score", "slow", options={"bonus": 0.5})
+    with pytest.raises(InputError, match=r"option factor .*\(theirs.py:compute_score takes .*; theirs.py:slow takes"):
+        load("compute_score", "slow", options={"factor": 0.5})
+    own = {"function": "theirs.py:not_finite", "options": {"bonus": 1.0}}
+    with pytest.raises(InputError, match=r"option bonus .*\(theirs.py:not_finite takes solution_str\)"):
+        load("compute_score", options={"bonus": 0.5}, sources=[own])
+
+
 def test_a_chat_has_a_completion_of_messages(folder: Path) -> None:
     row = PromptRow("c", [{"role": "user", "content": "5+5="}], [1], "10", {})
     assert [p.scores for p in rewards(folder, "of_a_chat").score([Sample(row, "10")])] == [{"of_a_chat": 1.0}]
@@ -241,5 +279,6 @@ def test_a_parser_of_verifiers_is_asked_for_in_vain(folder: Path) -> None:
 
 
 def test_a_mapping_without_rewards_is_no_list_of_scores(folder: Path) -> None:
-    with pytest.raises(InputError, match="broken returned 1 scores for 2 completions"):
+    missing = r"broken returned a mapping without the key 'rewards' \(it has: reward\): return the scores under it"
+    with pytest.raises(InputError, match=missing):
         rewards(folder, "broken").score(SAMPLES)

@@ -180,6 +180,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"reward": {"function": {"a.py:f": 1, "b.py:f": 1}}},
         "two rewards have the same name .*: give one of them another `name`",
     ),
+    (
+        {"reward": {"sources": [{"kind": "number"}], "options": {"limit": 3}}},
+        "reward: options=limit is for functions, and no reward is one: leave it out, or give each reward in `sources`",
+    ),
     *[
         (
             rule("length", max=9, name=name),
