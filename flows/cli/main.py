@@ -116,7 +116,7 @@ def reward(
 ) -> None:
     """Try the spec's rewards on five rows, without a policy."""
     with friendly_errors():
-        loaded = RunSpec.from_yaml(spec, overrides or [])
+        loaded = load_as(RunSpec, spec, overrides or [])
         from tasks.checks.try_reward import complaints, try_reward
 
         rows = try_reward(loaded, completion or [])

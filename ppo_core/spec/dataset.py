@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, field_validator, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from ppo_core.spec.paths import UserPath
 from ppo_core.spec.section import Section
@@ -139,6 +148,17 @@ class DatasetSpec(Section):
         if self.prompt_column == self.answer_column:
             raise ValueError(
                 f"prompt_column and answer_column are both {self.prompt_column!r}: give each its own column"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _curriculum_has_a_column_of_numbers(self, info: ValidationInfo) -> Self:
+        keys = {self.prompt_column: "prompt_column", self.answer_column: "answer_column"}
+        column = self.curriculum.column if self.curriculum else ""
+        if column in keys and info.context:  # a run's record may be older than this rule
+            raise ValueError(
+                f"curriculum.column={column} is {keys[column]} too, whose values are taken as text, not as numbers: "
+                "name a column of its own, with a number for each prompt"
             )
         return self
 

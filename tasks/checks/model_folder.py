@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from infra.settings import Settings
 from ppo_core.records import InputError, needs_own_code
 from ppo_core.spec.hub import SCHEME, is_repository
 
@@ -22,7 +23,7 @@ def require_model(folder: Path, key: str = "model.path", what: str = "causal LM"
     if not folder.is_dir():
         hint = f"; for a model on the Hugging Face Hub, write {SCHEME}{given}" if is_repository(given) else ""
         if folder.name == "reward-model" and folder.parent.parent.name == "runs":
-            hint = f"; ppoflow reward-model SPEC --run {folder.parent.name} makes this one"
+            hint = _how_to_make(folder)
         raise InputError(
             f"there is no folder {folder}: give a path relative to the spec, or an absolute one, in {key}{hint}"
         )
@@ -38,6 +39,17 @@ def require_model(folder: Path, key: str = "model.path", what: str = "causal LM"
         raise InputError(f"{path} begins with a byte order mark (BOM): save it as UTF-8 without one")
     if not _config(folder):
         raise InputError(f"{path} is not a JSON object: copy or download the file again")
+
+
+def _how_to_make(folder: Path) -> str:
+    """How to come by a reward model that is missing where `ppoflow reward-model` puts its models."""
+    run, home, ours = folder.parent.name, folder.parents[2].resolve(), Settings().home.resolve()
+    if home == ours:
+        return f"; ppoflow reward-model SPEC --run {run} makes this one"
+    return (
+        f"; it would be made under another PPOFLOW_HOME than the present one ({ours}), by PPOFLOW_HOME={home} ppoflow "
+        f"reward-model SPEC --run {run}: make it there, or name the folder of one that there is"
+    )
 
 
 def require_folder(folder: Path) -> None:

@@ -16,6 +16,7 @@ from tasks.stages.references import CheckpointRef
 
 REGISTERED = "models:/"
 RUN_TAG, ITERATION_TAG, CHECKPOINT_TAG = "ppoflow.run", "ppoflow.iteration", "ppoflow.checkpoint"
+REWARD_MODEL_TAG = "ppoflow.reward_model"
 KL = "kl/reference"
 
 
@@ -76,6 +77,12 @@ def find_policy(name: str, folder: str | None = None) -> Policy:
 def registered_policy(version: Version, name: str, folder: str | None) -> Policy:
     """The policy behind a registered version. Raises InputError where ppoflow did not register it."""
     missing = [tag for tag in (RUN_TAG, ITERATION_TAG, CHECKPOINT_TAG) if tag not in version.tags]
+    if REWARD_MODEL_TAG in version.tags:
+        raise InputError(
+            f"{name} is a reward model, made by `ppoflow reward-model`, not a policy: it cannot be traced, evaluated "
+            "or promoted; a spec of `ppoflow rlhf` takes it as given.reward_model, other specs its exported folder "
+            "as a reward of kind model"
+        )
     if missing == [ITERATION_TAG]:
         raise InputError(
             f"{name} was made by `ppoflow dpo`, which has no iterations: it cannot be traced, evaluated or promoted; "

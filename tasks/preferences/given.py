@@ -16,8 +16,8 @@ from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RlhfSpec
 from ppo_core.spec.rlhf import REGISTERED
-from tasks.policies.policy import CHECKPOINT_TAG
-from tasks.preferences.register_reward_model import MODEL_TAG, export_reward_model
+from tasks.policies.policy import CHECKPOINT_TAG, REWARD_MODEL_TAG
+from tasks.preferences.register_reward_model import export_reward_model
 from tasks.preferences.stages import MODEL
 from tasks.runs.kept import RLHF_REWARD_MODEL, with_own_commits
 from tasks.runs.run_state import recorded_spec
@@ -64,7 +64,7 @@ def places_now(spec: RlhfSpec, run: str) -> Places:
         return str(store.fetch(found.ref) / found.part)
 
     return Places(
-        place(spec.given.reward_model, MODEL_TAG, later.reward_model),
+        place(spec.given.reward_model, REWARD_MODEL_TAG, later.reward_model),
         place(spec.given.policy, CHECKPOINT_TAG, later.policy),
     )
 
@@ -84,7 +84,7 @@ def fetch_given(spec: RlhfSpec, run: str) -> None:
     store, later = open_store(Settings().store_root), places_of(spec, run)
     model, policy = spec.given.reward_model, spec.given.policy
     if model is not None and model.startswith(REGISTERED):
-        export_reward_model(store, stored(model, MODEL_TAG).ref, run, Path(later.reward_model))
+        export_reward_model(store, stored(model, REWARD_MODEL_TAG).ref, run, Path(later.reward_model))
     if policy is not None and policy.startswith(REGISTERED):
         found, target = stored(policy, CHECKPOINT_TAG), Path(later.policy)
         require_same_start(store.root, run, target, found.ref, policy)
@@ -127,8 +127,8 @@ def stored(name: str, tag: str) -> StoredModel:
     """What ppoflow has registered under this name, as its `tag` says. Raises InputError for what has no such tag."""
     version = describe(Settings().tracking_uri, name)
     if tag not in version.tags:
-        what = "reward model" if tag == MODEL_TAG else "policy"
+        what = "reward model" if tag == REWARD_MODEL_TAG else "policy"
         raise InputError(f"{name} is no {what} that ppoflow has registered (its tag {tag} is missing): give a folder")
     ref = ArtifactRef.model_validate(json.loads(version.tags[tag]))
-    part = MODEL if tag == MODEL_TAG else version.tags.get(SOURCE_TAG, "policy").rpartition("/")[2]
+    part = MODEL if tag == REWARD_MODEL_TAG else version.tags.get(SOURCE_TAG, "policy").rpartition("/")[2]
     return StoredModel(ref, part)

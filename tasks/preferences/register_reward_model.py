@@ -10,12 +10,11 @@ from infra.artifacts.export import export_part, exported_from
 from infra.backend import open_records
 from infra.mlflow.registry import DIGEST_TAG, Registered, register
 from ppo_core.records import InputError
+from tasks.policies.policy import REWARD_MODEL_TAG
 from tasks.preferences.context import RewardModelContext
 from tasks.preferences.stages import MODEL, PreferencesRef, RewardEvaluationRef, RewardModelRef
 from tasks.runs.run_state import recorded_spec
 from tasks.stages.stage import completed, stage
-
-MODEL_TAG = "ppoflow.reward_model"
 
 
 @stage("register_reward_model", retries=1)
@@ -28,7 +27,7 @@ def register_reward_model(
         DIGEST_TAG: model.digest,
         "ppoflow.run": context.run,
         "ppoflow.dataset_digest": dataset.digest,
-        MODEL_TAG: json.dumps(model.bare().model_dump()),
+        REWARD_MODEL_TAG: json.dumps(model.bare().model_dump()),
         "ppoflow.reward_evaluation": json.dumps({"metrics": evaluation.metrics, **evaluation.bare().model_dump()}),
     }
     context.tracker.open()  # a server that cannot read our store gets the files through this MLflow run

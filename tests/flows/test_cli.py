@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -10,9 +11,13 @@ from typer.testing import CliRunner
 
 from flows.cli import again, app
 from flows.cli.friendly_errors import with_set
+from infra.mlflow.registry import Version
+from ppo_core.records import InputError
+from tasks.policies.policy import registered_policy
 from tests.tasks.run_contexts import ARITHMETIC
 
 DPO = str(ARITHMETIC.parent / "helpful" / "dpo.yaml")
+RLHF = str(ARITHMETIC.parent / "helpful" / "rlhf.yaml")
 SMOKE = str(ARITHMETIC / "smoke.yaml")
 
 
@@ -32,6 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["train", SMOKE, "--set", "rollout.top_p=0.9"], "Set top_p: 1"),
         (["train", SMOKE, "--set", "iterations"], "is not section.key=value"),
         (["train", DPO], f"Error: {DPO}: this is a spec of `ppoflow dpo`: use that command\n"),
+        (["reward", RLHF], f"Error: {RLHF}: this is a spec of `ppoflow rlhf`: use that command\n"),
         (["status", "unknown"], "run unknown has no committed iteration"),
         (["status", "../evil"], "run name '../evil'"),
         (["resume", "unknown"], "there is no run unknown"),
@@ -52,6 +58,15 @@ def test_what_cannot_be_done_is_said_in_a_line_and_leaves_nothing(
     assert message in result.stderr
     assert "Traceback" not in result.output
     assert not home.exists()
+
+
+def test_a_registered_reward_model_is_not_taken_for_a_policy() -> None:
+    version = Version("rm", "1", "", {"ppoflow.run": "r", "ppoflow.reward_model": "{}"}, 0)
+    with pytest.raises(InputError, match=r"^models:/rm/1 is a reward model, .* not a policy: it cannot be traced, "):
+        registered_policy(version, "models:/rm/1", None)
+    unknown = r"models:/rm/1 has no lineage \(the tags ppoflow.run, .*: only versions that ppoflow has registered"
+    with pytest.raises(InputError, match=unknown):
+        registered_policy(replace(version, tags={}), "models:/rm/1", None)
 
 
 def test_reward_shows_scores_and_components(home: Path) -> None:

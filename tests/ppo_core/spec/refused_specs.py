@@ -43,6 +43,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"dataset": {"evaluation": "hf://owner/name@v1:../x"}}, "hf://owner/name@v1:../x points outside its repository"),
     ({"dataset": {"train": "a", "curriculum": {"column": "level"}}}, "curriculum.prompts: is required but missing"),
+    *[
+        (
+            {"dataset": {"train": "a", "curriculum": {"column": name, "prompts": 4}}},
+            f"dataset: curriculum.column={name} is {name}_column too, whose values are taken as text, not as numbers",
+        )
+        for name in ("answer", "prompt")
+    ],
     ({"dataset": {"train": "a", "drop_columns": ["answer"]}}, "drop_columns has 'answer', which another key .* names"),
     ({"dataset": {"train": "a", "prompt_column": "answer"}}, "prompt_column and answer_column are both 'answer'"),
     (

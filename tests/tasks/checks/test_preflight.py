@@ -149,10 +149,27 @@ def test_what_stands_where_a_model_should_is_called_by_its_name(folder: Folder) 
         ("small", ""),
     ],
 )
-def test_only_what_may_be_of_the_hub_is_said_to_be(tmp_path: Path, given: str, hint: str) -> None:
+def test_only_what_may_be_of_the_hub_is_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, hint: str
+) -> None:
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path))
     spec = smoke_spec(f"model.path={given}", "model.config=null", "model.tokenizer=null", "sft=null")
     with pytest.raises(InputError, match=rf"there is no folder .*, in model.path{hint}$"):
         preflight(spec.model_copy(update={"folder": str(tmp_path)}))
+
+
+@pytest.mark.parametrize("home", ["", "elsewhere"])
+def test_how_a_missing_reward_model_is_made_depends_on_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / home))
+    made = "ppoflow reward-model SPEC --run mine"
+    other = (
+        rf"made under another PPOFLOW_HOME than the present one \({tmp_path}/elsewhere\), by PPOFLOW_HOME={tmp_path}"
+    )
+    hint = rf"it would be {other} {made}: make it there, or name the .*" if home else f"{made} makes this one"
+    with pytest.raises(InputError, match=rf"there is no folder .*, in model.path; {hint}$"):
+        require_model(tmp_path / "runs" / "mine" / "reward-model")
 
 
 UNREADABLE = """
