@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
+from ppo_core.spec.reward.section import OF_THE_WHOLE_SCORE
 from ppo_core.spec.section import Section
 
 OF_THE_SCORE = ("score", "accuracy")
 """What can be compared besides single rewards."""
+MEASURED = (
+    *("advantage", "critic", "evaluation", "gold", "kl", "memory", "policy", "response", "reward", "rollout"),
+    *("sampler", "score", "seconds", "sft", "system", "throughput", "update"),
+)
+"""What the names of metrics begin with, in docs/metrics.md."""
 LONGEST_ALIAS = 255
 NO_PART_OF_A_NAME = "/:@"
 
@@ -67,16 +74,37 @@ class RegistrySpec(Section):
         return None if alias is None else mlflow_alias(alias)
 
     def problems(self, rewards: Sequence[str]) -> list[str]:
-        """A metric of the evaluation that none measures; `rewards` are the names of the parts of the score."""
-        names = [f"evaluation/{way}{metric}" for way in ("", "greedy_") for metric in ("score", "accuracy")]
-        parts = [f"{name}/{reward}" for name in names if name.endswith("score") for reward in rewards]
-        others = [f"evaluation/{way}{metric}" for way in ("", "greedy_") for metric in ("response_length", "unscored")]
-        if not self.metric.startswith("evaluation/") or self.metric in (*names, *parts, *others):
+        """A metric that no run measures; `rewards` are the names of the parts of the score."""
+        part, _, name = self.metric.partition("/")
+        names = [f"evaluation/{way}{metric}" for way in ("", "greedy_") for metric in OF_THE_SCORE]
+        if part == "evaluation":
+            parts = [f"{one}/{reward}" for one in names if one.endswith("score") for reward in rewards]
+            others = [f"evaluation/{way}{one}" for way in ("", "greedy_") for one in ("response_length", "unscored")]
+            if len(rewards) < 2:
+                parts = []
+            if self._is_one_of((*names, *others), parts):
+                return []
+            return [
+                f"registry.metric={self.metric} is not measured by an evaluation: set it to one of {', '.join(names)}, "
+                "or, with several rewards, to a score with / and a reward's name behind it"
+            ]
+        scores, parts = [f"score/{one}" for one in OF_THE_WHOLE_SCORE], [f"score/{one}" for one in rewards]
+        if part == "score" and name:
+            if self._is_one_of(scores, parts):
+                return []
+            there = f"of score/… there are {', '.join([*OF_THE_WHOLE_SCORE, *rewards])}"
+        elif part in MEASURED and name:
             return []
-        return [
-            f"registry.metric={self.metric} is not measured by an evaluation: set it to one of {', '.join(names)}, or "
-            "to a score with / and a reward's name behind it"
-        ]
+        else:
+            there = f"metrics begin with {', '.join(f'{one}/' for one in MEASURED)}"
+        right = [f"{one}/{name}" for one in get_close_matches(part, MEASURED, n=1) if name and one != part]
+        close = right or get_close_matches(self.metric, [*names, *scores, *parts], n=1)
+        hint = f"; did you mean {close[0]}?" if close else ": set it to evaluation/score, or to one of docs/metrics.md"
+        return [f"registry.metric={self.metric} is measured by no run ({there}){hint}"]
+
+    def _is_one_of(self, names: Sequence[str], parts: Sequence[str]) -> bool:
+        """Whether the metric is one of these, or measured beside the score of one of these parts."""
+        return self.metric in (*names, *parts) or any(self.metric.startswith(f"{one}/") for one in parts)
 
 
 class PromotionSpec(Section):

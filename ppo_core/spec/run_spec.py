@@ -229,7 +229,7 @@ class RunSpec(FlowSpec):
             problems += self.advantages.overlong.problems(self.rollout)
         components = [reward.component for reward in self.reward.rewards]
         if written:
-            problems += self.registry.problems(components if len(components) > 1 else [])
+            problems += self.registry.problems(components)
             problems += self.rollout.problems(self.dataset)
             problems += self.promotion.problems(self.registry.alias)
             problems += self.guards.problems(

@@ -16,7 +16,7 @@ from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_runs import DAMAGES, ToyRun, digests, flip_a_bit, killed, lose_it
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
-ALWAYS = ("dataset.evaluation=null", "registry.metric=toy/quality")
+ALWAYS = ("dataset.evaluation=null", "registry.metric=policy/quality")
 NEEDS: dict[str, Callable[[IterationRecord], ArtifactRef]] = {
     "reference": lambda record: record.reference,
     "best": lambda record: record.best.checkpoint,
@@ -29,7 +29,7 @@ NEEDS: dict[str, Callable[[IterationRecord], ArtifactRef]] = {
 
 def best_is_the_second(iteration: int, rate_factor: float) -> Mapping[str, float]:
     """Iteration 2 is the best of all."""
-    return {"toy/quality": 9.0 if iteration == 2 else 1 / iteration}
+    return {"policy/quality": 9.0 if iteration == 2 else 1 / iteration}
 
 
 def undisturbed(home: Path, *overrides: str) -> ToyRun:

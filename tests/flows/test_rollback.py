@@ -165,12 +165,12 @@ def test_numbers_that_are_not_finite_take_the_same_way(tmp_path: Path) -> None:
 
 def better_and_better(iteration: int, rate_factor: float) -> Mapping[str, float]:
     """It diverges in iteration 4; retention keeps none because it was the best."""
-    return {**diverges_in_the_fourth(iteration, rate_factor), "toy/quality": float(iteration)}
+    return {**diverges_in_the_fourth(iteration, rate_factor), "policy/quality": float(iteration)}
 
 
 def frugal(home: Path, *overrides: str) -> ToyRun:
     """Such a run, which keeps one checkpoint, as far as the user has a say in it."""
-    settings = (*GUARDED, "checkpoint.keep_last=1", "registry.metric=toy/quality", *overrides)
+    settings = (*GUARDED, "checkpoint.keep_last=1", "registry.metric=policy/quality", *overrides)
     return ToyRun(home, settings, engines=ToyEngines(better_and_better))
 
 

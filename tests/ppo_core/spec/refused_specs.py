@@ -109,6 +109,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"iterations": "many"}, "iterations='many': must be a whole number"),
     ({"seed": True}, "seed=True: must be a whole number"),
+    *[
+        ({"registry": {"metric": metric}}, f"registry.metric={metric} is measured by no run {why}")
+        for metric, why in {
+            "evalution/score": r".metrics begin with advantage/, .*, update/.; did you mean evaluation/score\?",
+            "polcy/entropy": r".*; did you mean policy/entropy\?",
+            "foo": ".*: set it to evaluation/score, or to one of docs/metrics.md",
+            "policy/": ".metrics begin with",
+            "score": ".metrics begin with",
+            "score/corect": r".of score/… there are mean, .*, correct.; did you mean score/correct\?",
+            "score/nope": ".of score/… there are mean, std, .*, correct.",
+        }.items()
+    ],
+    ({"registry": {"metric": "evaluation/score/correct"}}, "is not measured by an evaluation: set it to one of eval"),
     ({"registry": {"alias": "Latest"}}, r"registry.alias: 'Latest': MLflow reserves latest, v1, .* choose another"),
     ({"registry": {"alias": "v12"}}, r"registry.alias: 'v12': MLflow reserves"),
     (

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("prefect_server")
 SHORT = ("dataset.evaluation=null", "iterations=4")
 SETTINGS = {
     "evaluated": ("evaluation.every=2", "iterations=3"),
-    "never measured": (*SHORT, "registry.metric=toy/nothing"),
+    "never measured": (*SHORT, "registry.metric=policy/nothing"),
     "thin": (*SHORT, "checkpoint.every=3", "checkpoint.keep_last=1"),
     "overlapped": (*SHORT, "schedule=overlapped", "update.importance_correction=token"),
     "dynamic sampling": (
@@ -29,7 +29,7 @@ SETTINGS = {
     ),
     "a price that adapts": (*SHORT, "algorithm.kind=kl_penalty_ppo"),
     "several epochs": (*SHORT, "rollout.prompts_per_iteration=40"),
-    "not a number": (*SHORT, "registry.metric=toy/nan"),
+    "not a number": (*SHORT, "registry.metric=policy/nan"),
 }
 
 
@@ -48,7 +48,7 @@ def damages(name: str = "toy") -> list[str]:
 
 def up_and_down(iteration: int, rate_factor: float) -> Mapping[str, float]:
     """The best is amid them, and twice as good; iteration 3 diverges at full rates."""
-    quality = {"toy/quality": [0.0, 1.0, 3.0, 2.0, 3.0, 0.5, 1.0][iteration], "toy/nan": math.nan}
+    quality = {"policy/quality": [0.0, 1.0, 3.0, 2.0, 3.0, 0.5, 1.0][iteration], "policy/nan": math.nan}
     return quality | ({"kl/reference": 9.0} if iteration == 3 and rate_factor == 1 else {})
 
 
@@ -63,7 +63,7 @@ def test_of_a_run_after_each_iteration(home: Path, settings: str) -> None:
 def test_of_a_run_whose_settings_change_on_the_way_and_of_its_forks(home: Path) -> None:
     run = ToyRun(home, SHORT, engines=ToyEngines(up_and_down))
     run.train()
-    run.train("iterations=5", "registry.metric=toy/quality")
+    run.train("iterations=5", "registry.metric=policy/quality")
     assert (damages(), run.records()[-1].best.iteration) == ([], 4)
     fork_run("toy", 3, "new", ["advantages.kl.coef=0.7", "registry.metric=kl/reference"])
     assert damages("new") == []

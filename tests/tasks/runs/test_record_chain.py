@@ -28,7 +28,7 @@ from tests.tasks.run_contexts import smoke_spec
 from tests.tasks.toy_runs import ToyRun, old_form, replace, snapshot, with_artifact
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
-SHORT = ("iterations=4", "dataset.evaluation=null", "registry.metric=toy/quality")
+SHORT = ("iterations=4", "dataset.evaluation=null", "registry.metric=policy/quality")
 
 
 @pytest.fixture(scope="module")

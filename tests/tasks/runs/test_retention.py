@@ -21,12 +21,12 @@ from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_runs import ToyRun, digests, killed, snapshot
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
-SHORT = ("dataset.evaluation=null", "registry.metric=toy/quality", "iterations=6")
+SHORT = ("dataset.evaluation=null", "registry.metric=policy/quality", "iterations=6")
 
 
 def worse_and_worse_from_the_second(iteration: int, rate_factor: float) -> Mapping[str, float]:
     """Iteration 2 is the best; before it, iteration 1 was."""
-    return {"toy/quality": 9.0 if iteration == 2 else 1 / iteration}
+    return {"policy/quality": 9.0 if iteration == 2 else 1 / iteration}
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ def test_the_last_ones_stay_and_every_so_many_and_the_best_and_the_reference(
 @pytest.mark.parametrize("every", [1, 3])
 def test_every_kept_iteration_can_be_gone_on_from(every: int, tmp_path: Path) -> None:
     def up_and_down(iteration: int, rate_factor: float) -> Mapping[str, float]:
-        return {"toy/quality": [0.0, 1.0, 3.0, 2.0, 0.5, 5.0, 4.0][iteration]}
+        return {"policy/quality": [0.0, 1.0, 3.0, 2.0, 0.5, 5.0, 4.0][iteration]}
 
     run = quality(tmp_path, f"checkpoint.every={every}")
     run.engines.measures = up_and_down
