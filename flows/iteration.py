@@ -23,6 +23,7 @@ from tasks.runs.guards import (
     current_attempt,
     diverged,
     keep_evidence,
+    last_attempt,
     passed_limits,
     roll_back,
     unseen,
@@ -123,7 +124,8 @@ def gone_wrong(
             raise diverged(context.run, iteration, passed, evidence)
         record = roll_back(context, iteration, passed)
         if record is None:
-            raise diverged(context.run, iteration, passed, evidence, spent=context.spec.guards.max_rollbacks)
+            done = last_attempt(context.records.notes("rollbacks")).number
+            raise diverged(context.run, iteration, passed, evidence, spent=done)
         attempt = current_attempt(context, record.iteration + 1)
     except RecordError as error:
         raise diverged(context.run, iteration, passed, evidence, damage=error) from error

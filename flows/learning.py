@@ -25,7 +25,7 @@ from tasks.runs.progress import ProgressFile
 from tasks.stages.context import open_run_context
 from tasks.stages.download_source import download_sources
 from tasks.stages.holding import lease_name
-from tasks.stages.references import DownloadRef, StageRef
+from tasks.stages.references import DownloadRef
 
 C = TypeVar("C", bound=PreferenceContext)
 
@@ -43,12 +43,15 @@ class PreferenceReport(BaseModel):
     complaints: list[str]
 
 
-def tell_replaced(console: RunConsole, folder: Path, model: StageRef) -> None:
-    """Where the run's folder has another model, which specs may name, say that it becomes this one."""
+@contextmanager
+def told_if_replaced(console: RunConsole, folder: Path) -> Iterator[None]:
+    """Around the export of a model: where the folder had another one, which specs may name, say so."""
     before = exported_from(folder)
-    if before is not None and before.digest != model.digest:
+    yield
+    now = exported_from(folder)
+    if before is not None and now is not None and before.digest != now.digest:
         console.say(
-            f"! {folder} has another model of this run, {before.digest[:12]}; it becomes {model.digest[:12]} "
+            f"! {folder} had another model of this run, {before.digest[:12]}; now it is {now.digest[:12]} "
             "(registered versions stay as they are; --run NAME gives another setting a folder of its own)"
         )
 

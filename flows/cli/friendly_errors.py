@@ -144,6 +144,7 @@ def stopping_on_sigterm() -> Iterator[None]:
     from prefect.exceptions import TerminationSignal
 
     signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGALRM, interrupt)
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # and not ignored, as in the background of a shell
         signal.signal(signal.SIGINT, interrupt)
@@ -155,15 +156,14 @@ def stopping_on_sigterm() -> Iterator[None]:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, but in the middle of an import only when it has ended.
+    """Raise KeyboardInterrupt, but in the middle of an import only when it has ended, as SIGALRM then, once.
 
     Python 3.11 may otherwise keep its import lock, for which all other threads would wait for ever.
     """
-    if not in_import(frame):
+    waiting = in_import(frame)
+    signal.setitimer(signal.ITIMER_REAL, AGAIN_S if waiting else 0)
+    if not waiting:
         raise KeyboardInterrupt
-    again = threading.Timer(AGAIN_S, signal.pthread_kill, (threading.main_thread().ident, number))
-    again.daemon = True
-    again.start()
 
 
 def in_import(frame: FrameType | None) -> bool:

@@ -81,7 +81,7 @@ def check_run(job: Job) -> dict[str, Any]:
     model, critic = (job.inputs[name].path if name in job.inputs else None for name in ("model", "critic"))
     for folder in filter(None, (model, critic)):
         tensor_shapes(folder)
-    found = read_start(job, spec.dataset)
+    found = read_start(job, spec.dataset, new=spec.new)
     from ppo_core.engines.model_checks import check_model  # torch: seconds
 
     facts = check_model(
@@ -164,6 +164,8 @@ def try_reward(job: Job) -> dict[str, Any]:
     spec = PrepareDatasetJob.model_validate(job.spec["dataset"])
     sources, column = sources_of(job), spec.dataset.answer_column
     rewards = WeightedRewards(spec.reward, sources, column, job.progress)
+    if job.spec.get("new"):
+        rewards.check_options()
     given = rows_of_splits(spec, sources)
     prompts = scan(given["train"], rewards, column, job).first
     wanted = "sft" in given and not job.spec["completions"]

@@ -96,13 +96,16 @@ class Scanned:
     first: list[PromptRow]
 
 
-def read_start(job: Job, spec: PrepareDatasetJob) -> Start:
+def read_start(job: Job, spec: PrepareDatasetJob, *, new: bool = False) -> Start:
     """Every row, tokenized, after every check that needs no model weights. Raises InputError, and RewardFailed.
 
-    What needs no tokenizer comes first: transformers takes seconds to import.
+    With `new` no run has begun by it yet: rewards' options are checked too. What needs no tokenizer comes first:
+    transformers takes seconds to import.
     """
     sources, column = sources_of(job), spec.dataset.answer_column
     rewards = WeightedRewards(spec.reward, sources, column, job.progress)
+    if new:
+        rewards.check_options()
     rows = rows_of_splits(spec, sources)
     scanned = {split: scan(rows[split], rewards, column, job) for split in PROMPT_SPLITS if split in rows}
     if "eval" in scanned:

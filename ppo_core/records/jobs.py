@@ -130,11 +130,12 @@ class CheckRunJob(Section):
     `gpu`: whether the rollout engines have one; None where that is another machine's. `gpu_gib` is the memory of the
     smallest of the `gpus`, where it is known, and `sharing` how engines share it; `learner` is what is trained there.
     `fixed` are keys of the spec that it could not have otherwise, `learned` the prompts that its reward model learns
-    from, as `check_preferences` gives them.
+    from, as `check_preferences` gives them. `new`: no run has begun by this spec yet.
     """
 
     dataset: PrepareDatasetJob
     learned: str = ""
+    new: bool = False
     engines: EnginesSpec
     gpu: bool | None
     gpu_gib: float | None = None

@@ -29,7 +29,6 @@ from ppo_core.scoring.signatures import (
     VERIFIERS,
     Arguments,
     batch_arguments,
-    check_options,
     form_of,
     measures_in,
     one_by_one_arguments,
@@ -75,7 +74,6 @@ class FunctionReward:
             )
         parameters = self.parameters = inspect.signature(self.function).parameters
         self.form = form_of(list(parameters))
-        check_options(self.name, self.form, self.options)
         self.reads_tokens = self.form is TRL and TOKENS in parameters
         self._needs_tokens = self.reads_tokens and parameters[TOKENS].default is inspect.Parameter.empty
 

@@ -27,23 +27,25 @@ TOKENS = "completion_ids"
 
 @dataclass(frozen=True)
 class Form:
-    """How a function is called: the parameter that tells it, whether once for each sample, what it always gets, and
-    which of that is the reference answer."""
+    """How a function is called: the parameter that tells it, whether once for each sample, what it always gets, which
+    of that is the reference answer, and which of it an option may replace."""
 
     mark: str
     one_by_one: bool
     given: frozenset[str]
     answer: str = ""
+    optional: frozenset[str] = frozenset()
 
 
 TRL = Form("completions", False, frozenset({"prompts", "completions"}))
 VERL_GIVEN = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
-VERL = Form("solution_str", True, VERL_GIVEN, "ground_truth")
+VERL = Form("solution_str", True, VERL_GIVEN, "ground_truth", frozenset({"data_source", "extra_info"}))
 VERL_BATCH = Form("solution_strs", False, frozenset(f"{name}s" for name in VERL.given), "ground_truths")
 OPENRLHF = Form("queries", False, frozenset({"queries", "prompts", "labels"}), "labels")
-VERIFIERS = Form("completion", True, frozenset({"prompt", "completion", "answer", "info", "state"}), "answer")
+VERIFIERS_GIVEN = frozenset({"prompt", "completion", "answer", "info", "state"})
+VERIFIERS = Form("completion", True, VERIFIERS_GIVEN, "answer", frozenset({"info", "state"}))
 FORMS = (TRL, VERL, VERL_BATCH, OPENRLHF, VERIFIERS)
-GIVEN = frozenset({TOKENS}).union(*(form.given for form in FORMS))
+KEPT = frozenset({TOKENS}).union(*(form.given - form.optional for form in FORMS))
 
 
 def form_of(parameters: Sequence[str]) -> Form:
@@ -51,30 +53,27 @@ def form_of(parameters: Sequence[str]) -> Form:
     return next((form for form in FORMS if form.mark in parameters), TRL)
 
 
-def check_options(name: str, form: Form, options: Iterable[str]) -> None:
-    """Raise InputError for an option that would take the place of what the form gives, or be given for nothing."""
-    given = sorted({*form.given, *((TOKENS,) if form is TRL else ())})
+def check_names(name: str, form: Form, options: Iterable[str]) -> None:
+    """Raise InputError for an option with the name of what the form gives, and no option may replace."""
+    given = sorted({*form.given, *((TOKENS,) if form is TRL else ())} - form.optional)
     for option in options:
         if option in given:
             raise InputError(
                 f"the option {option} of the reward function {name} has the name of an argument that functions of its "
-                f"form get anyway ({', '.join(given)}): leave it out, or give it, and the parameter that reads it, "
-                "another name"
+                f"form get anyway ({', '.join(given)}): leave it out, or rename it, with the parameter that reads it"
             )
 
 
-def untaken(parameters: Mapping[str, inspect.Parameter], options: Iterable[str]) -> list[str]:
-    """Those that a function with these parameters does not take."""
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        return []
-    return [option for option in options if option not in takes(parameters)]
+def takes_option(parameters: Mapping[str, inspect.Parameter], option: str) -> bool:
+    """Whether a function with these parameters takes it."""
+    return option in takes(parameters) or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 def unknown_option(option: str, functions: Mapping[str, Mapping[str, inspect.Parameter]]) -> str:
     """The message that none of the functions, by their names with their parameters, takes an option."""
-    lists = {name: takes(parameters) for name, parameters in functions.items()}
-    there = "; ".join(f"{name} takes {', '.join(names) or 'nothing'}" for name, names in lists.items())
-    close = get_close_matches(option, [one for names in lists.values() for one in names if one not in GIVEN], n=1)
+    lists = {name: [one for one in takes(found) if one not in KEPT] for name, found in functions.items()}
+    there = "; ".join(f"{name} takes {', '.join(names) or 'no options'}" for name, names in lists.items())
+    close = get_close_matches(option, [one for names in lists.values() for one in names], n=1)
     hint = f"; did you mean {close[0]}?" if close else ": leave it out, or add the parameter"
     return f"the option {option} is taken by no reward function that it is given to ({there}){hint}"
 
@@ -138,7 +137,7 @@ def scores_in(name: str, form: Form, returned: Any) -> Any:
         return returned["rewards"]
     if form is VERL and isinstance(returned, Mapping):
         return returned.get("score", returned)
-    if form is VERL_BATCH and isinstance(returned, Sequence):
+    if form is VERL_BATCH and isinstance(returned, Sequence) and not isinstance(returned, str | bytes):
         return [scores_in(name, VERL, one) for one in returned]
     return returned
 

@@ -26,7 +26,7 @@ from ppo_core.scoring.reward import (
     plain,
 )
 from ppo_core.scoring.rules import ExactMatch, Format, JsonSchema, Length, Number, Regex
-from ppo_core.scoring.signatures import unknown_option, untaken
+from ppo_core.scoring.signatures import check_names, takes_option, unknown_option
 from ppo_core.scoring.spans import Decode, tokens_of
 from ppo_core.scoring.unit_tests import UnitTests
 from ppo_core.spec import RewardSpec
@@ -121,7 +121,7 @@ class WeightedRewards:
         progress: Progress = ignore_progress,
         ahead: ScoresAhead | None = None,
     ) -> None:
-        rewards = spec.rewards
+        self._spec, rewards = spec, spec.rewards
         self.weights = {reward.component: reward.weight for reward in rewards}
         self.rewards: dict[str, Reward] = {
             reward.component: make_reward(reward, sources, answer_column, progress)
@@ -129,17 +129,22 @@ class WeightedRewards:
             else make_remembered(reward, sources, answer_column, progress, ahead)
             for reward in rewards
         }
-        self._check_options(spec)
 
-    def _check_options(self, spec: RewardSpec) -> None:
-        """Raise InputError for an option that no function takes: one of `reward.options` is for any of them."""
-        inner = (reward.reward if isinstance(reward, RememberedReward) else reward for reward in self.rewards.values())
-        functions = {reward.name: reward.parameters for reward in inner if isinstance(reward, FunctionReward)}
-        listed = [one for one in spec.sources if isinstance(one, FunctionRewardSpec)]
+    def check_options(self) -> None:
+        """Raise InputError for an option that would replace what is scored, or that no function takes: one of
+        `reward.options` is for any of them.
+
+        For specs that begin a run: those of records may be older than this rule.
+        """
+        made = [reward for reward in self.rewards.values() if isinstance(reward, FunctionReward)]
+        for reward in made:
+            check_names(reward.name, reward.form, reward.options)
+        functions = {reward.name: reward.parameters for reward in made}
+        listed = [one for one in self._spec.sources if isinstance(one, FunctionRewardSpec)]
         own = [({one.function: functions[one.function]}, one.options) for one in listed]
-        for takers, options in ((functions, spec.options), *own):
+        for takers, options in ((functions, self._spec.options), *own):
             for option in options if takers else ():
-                if all(untaken(parameters, [option]) for parameters in takers.values()):
+                if not any(takes_option(parameters, option) for parameters in takers.values()):
                     raise InputError(unknown_option(option, takers))
 
     def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:

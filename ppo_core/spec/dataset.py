@@ -157,8 +157,8 @@ class DatasetSpec(Section):
         column = self.curriculum.column if self.curriculum else ""
         if column in keys and info.context:  # a run's record may be older than this rule
             raise ValueError(
-                f"curriculum.column={column} is {keys[column]} too, whose values are taken as text, not as numbers: "
-                "name a column of its own, with a number for each prompt"
+                f"curriculum.column={column} is {keys[column]} too, which is not kept with the other columns, "
+                "where the curriculum reads: copy it to a column of its own, with a number for each prompt"
             )
         return self
 

@@ -57,7 +57,7 @@ def check_preferences(
         job = preferences_job(spec).model_dump(mode="json")
         facts = ask_check(engine, "check_preferences", spec, job, "the data", downloads)
         if isinstance(spec, DpoSpec):
-            prompts = check_job(spec, dataset_job(spec))
+            prompts = check_job(spec, dataset_job(spec)).model_copy(update={"new": True})
             what = f"{spec.reward.labels} and the data"
             ask_check(engine, "check_run", spec, prompts.model_dump(mode="json"), what, downloads)
     if repeated := facts["held_out_trained"]:

@@ -147,9 +147,11 @@ def _check(
     if missing:
         notes += [f"{one}, which training downloads first; data, rewards and model are checked then" for one in missing]
         return Findings(notes, {"run": f"{name}, {stands(standing.iteration, spec.iterations)}"})
-    job = check_job(tried, dataset_job(tried)).model_copy(update={"learned": learned})
+    job = check_job(tried, dataset_job(tried)).model_copy(
+        update={"learned": learned, "new": standing.iteration is None}
+    )
     if standing.iteration is not None and standing.unchanged and not again:
-        ask_check(engine, "try_reward", tried, reward_trial(tried, []), what, downloads)
+        ask_check(engine, "try_reward", tried, reward_trial(tried, [], new=False), what, downloads)
         return Findings(notes)
     facts = ask_check(engine, "check_run", tried, job.model_dump(mode="json"), what, downloads)
     if trial is None:

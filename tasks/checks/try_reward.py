@@ -51,7 +51,7 @@ def try_reward(spec: RunSpec, completions: list[str]) -> list[TrialRow]:
     require_writable_state(settings)
     engine = launch(EnginePlan("scoring", "reward"), settings, settings.home / "logs")
     inputs = {"sources": EngineInput(Path(spec.folder).absolute(), ""), **_downloads(spec, settings)}
-    job = EngineJob("try_reward", inputs, None, reward_trial(spec, completions))
+    job = EngineJob("try_reward", inputs, None, reward_trial(spec, completions, new=True))
     try:
         rows = ask(engine, job, silence_s=spec.engines.reward_timeout_s).result["rows"]
     except EngineTimeout:

@@ -121,8 +121,9 @@ def refuse_other_spec(run: str, recorded: Mapping[str, Any], requested: Mapping[
     keys = [line for line in differing_keys(recorded, requested) if not line.startswith(MAY_CHANGE)]
     if keys:
         listed = "\n  ".join(keys)
-        homes = list(dict.fromkeys(re.findall(rf"(/[^'\s]*)/runs/{re.escape(run)}/", listed)))
-        own = f"its own models lie below PPOFLOW_HOME={homes[0]}: set it so here too; else " if homes[1:] else ""
+        tail = rf"/runs/{re.escape(run)}/"
+        moved = re.search(rf"'(/[^']*){tail}([^']*)'.* -> .*'(?!\1/)/[^']*{tail}\2'", listed)
+        own = f"its own models lie below PPOFLOW_HOME={moved[1]}: set it so here too; else " if moved else ""
         raise InputError(
             f"run {run} exists with another spec (recorded -> requested):\n  {listed}\n{own}"
             "choose another --run name, or restore these keys; to continue with other settings: "

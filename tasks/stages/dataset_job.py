@@ -28,6 +28,6 @@ def dataset_job(spec: RunSpec | DpoSpec) -> PrepareDatasetJob:
     )
 
 
-def reward_trial(spec: RunSpec, completions: list[str]) -> dict[str, Any]:
-    """The spec of the scoring engine's job `try_reward`."""
-    return {"dataset": dataset_job(spec).model_dump(mode="json"), "completions": completions}
+def reward_trial(spec: RunSpec, completions: list[str], *, new: bool) -> dict[str, Any]:
+    """The spec of the scoring engine's job `try_reward`. `new`: no run has begun by it yet."""
+    return {"dataset": dataset_job(spec).model_dump(mode="json"), "completions": completions, "new": new}

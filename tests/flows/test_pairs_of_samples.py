@@ -113,12 +113,12 @@ def test_every_prompt_of_every_iteration_gives_its_best_response_and_its_worst(r
     assert (tmp_path / "one.jsonl").read_text().splitlines() == output.read_text().splitlines()[2:4]
 
 
-def refused(done: Result, message: str, folder: Path) -> None:
-    """In words, and nothing is left beside what was there."""
+def refused(done: Result, message: str, folder: Path, *there: str) -> None:
+    """In words, and nothing is left beside ppoflow's state and what was `there`."""
     assert done.exit_code == 2, done.output
     assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.output
-    assert [path.name for path in folder.iterdir() if "pairs" in path.name] == []
+    assert sorted(path.name for path in folder.iterdir()) == sorted(("home", *there))
 
 
 def test_without_a_pair_the_reason_and_the_remedy_are_named(run: ToyRun, tmp_path: Path) -> None:
@@ -153,6 +153,11 @@ def test_samples_that_are_damaged_or_gone_are_named(kind: str, run: ToyRun, tmp_
 
 def test_a_file_that_is_there_stays_as_it_is(run: ToyRun, tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text("mine")
-    refused(pairs(tmp_path / "mine.jsonl"), "mine.jsonl exists already: remove it", tmp_path)
+    refused(pairs(tmp_path / "mine.jsonl"), "mine.jsonl exists already: remove it", tmp_path, "mine.jsonl")
     assert (tmp_path / "mine.jsonl").read_text() == "mine"
-    refused(pairs(tmp_path / "nowhere" / "pairs.jsonl"), "pairs.jsonl cannot be written: No such file", tmp_path)
+    refused(
+        pairs(tmp_path / "nowhere" / "pairs.jsonl"),
+        "pairs.jsonl cannot be written: No such file",
+        tmp_path,
+        "mine.jsonl",
+    )

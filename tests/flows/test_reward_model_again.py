@@ -34,8 +34,10 @@ def train(*changes: str) -> tuple[int, str]:
 def test_a_second_process_is_refused_before_a_server_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.reward_model.reward_model.checked", lambda *_: pytest.fail("it began"))
     lease = acquire_lease(open_store(Settings().store_root).root, lease_name(REWARD_MODEL, "mine"))
-    status, said = train()
-    lease.release()
+    try:
+        status, said = train()
+    finally:
+        lease.release()
     assert status == 2
     assert "LeaseHeld: reward-model mine: process " in said
     assert "or use --wait, and this command waits for it" in said
@@ -44,7 +46,7 @@ def test_a_second_process_is_refused_before_a_server_starts(monkeypatch: pytest.
 @pytest.mark.usefixtures("prefect_server")
 def test_another_model_in_the_folder_of_the_name_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toy_engines(monkeypatch)
-    told = f"! {home}/runs/mine/reward-model has another model of this run, "
+    told = f"! {home}/runs/mine/reward-model had another model of this run, "
     for changes, other in [((), False), ((), False), (("--set", "fit.num_steps=41"), True)]:
         status, said = train(*changes)
         assert (status, told in said) == (0, other), said

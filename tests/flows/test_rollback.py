@@ -144,6 +144,8 @@ def test_after_too_many_it_stops(tmp_path: Path) -> None:
         run.train()
     assert (len(run.notes("rollbacks")), len(run.notes("divergences"))) == (2, 3)
     assert run.record_bytes() == before
+    with pytest.raises(DivergedError, match=r"rolled back 2 times .* --set guards.max_rollbacks=3;"):
+        run.train("guards.max_rollbacks=1")
 
 
 def test_numbers_that_are_not_finite_take_the_same_way(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from ppo_core.processes.plugins import Sources, load_function, source_digest
 from ppo_core.records import InputError, PromptRow, RolloutRow
 from ppo_core.scoring.functions import checked_scores
 from ppo_core.scoring.reward import RewardFailed, Sample
+from ppo_core.scoring.signatures import VERL_BATCH, scores_in
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
 
@@ -254,3 +255,8 @@ def test_a_digest_follows_a_package_and_not_its_neighbours(tmp_path: Path) -> No
     digests = digests_after_each_change(tmp_path, name, changed)
     assert len(set(digests)) == 3
     assert digests[2] == digests[3]
+
+
+def test_a_text_is_no_list_of_scores_in_verls_form_either() -> None:
+    for text in ("10", b"10"):
+        assert scores_in("f", VERL_BATCH, text) is text

@@ -46,7 +46,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     *[
         (
             {"dataset": {"train": "a", "curriculum": {"column": name, "prompts": 4}}},
-            f"dataset: curriculum.column={name} is {name}_column too, whose values are taken as text, not as numbers",
+            f"dataset: curriculum.column={name} is {name}_column too, which is not kept with the other columns",
         )
         for name in ("answer", "prompt")
     ],
