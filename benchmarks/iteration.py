@@ -27,7 +27,7 @@ from pyarrow import parquet
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.report import arguments, machine, versions
+from benchmarks.report import arguments, machine, ppoflow, versions
 from benchmarks.shapes import PROMPT, SHAPES, write_tokenizer
 
 TRL = "trl==1.12.0"  # the last version with a PPOTrainer
@@ -167,9 +167,9 @@ def environment(folder: Path) -> Path:
 
 def train(case: Case, home: Path, run: str, *settings: str) -> list[dict[str, Any]]:
     """A run, and its records."""
-    command = [sys.executable, "-m", "flows.cli", "train", str(case.spec), "--run", run]
     changes = [part for setting in settings for part in ("--set", setting)]
-    subprocess.run(["env", f"PPOFLOW_HOME={home}", *command, *changes], check=True, stdout=subprocess.DEVNULL)
+    command = ppoflow(home, "train", str(case.spec), "--run", run, *changes)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return [json.loads(path.read_text()) for path in sorted((home / f"store/runs/{run}/iterations").glob("*.json"))]
 
 

@@ -14,7 +14,6 @@ import argparse
 import json
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +23,7 @@ from pyarrow import parquet
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.report import machine, versions
+from benchmarks.report import machine, ppoflow, versions
 
 SPEC = Path("examples/arithmetic/demo.yaml")
 RESULTS = Path("benchmarks/results/learning.json")
@@ -96,9 +95,8 @@ def run_seed(seed: int, home: Path, settings: list[str]) -> dict[str, Any]:
     """One run with some settings, `spec.path=value`; its curves come from its records."""
     name = f"seed-{seed}-{int(time.time())}"
     changes = [part for change in (f"seed={seed}", *settings) for part in ("--set", change)]
-    command = [sys.executable, "-m", "flows.cli", "train", str(SPEC), "--run", name, *changes]
     started = time.perf_counter()
-    subprocess.run(["env", f"PPOFLOW_HOME={home.absolute()}", *command], check=True)
+    subprocess.run(ppoflow(home, "train", str(SPEC), "--run", name, *changes), check=True)
     seconds = time.perf_counter() - started
     files = sorted((home / "store" / "runs" / name / "iterations").glob("*.json"))
     records = [json.loads(path.read_text())["metrics"] for path in files]

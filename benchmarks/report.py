@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +23,11 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), help="the folder of the file")
     return parser
+
+
+def ppoflow(home: Path, *words: str) -> list[str]:
+    """A command of ppoflow, with its state in `home`, as a program and its arguments."""
+    return ["env", f"PPOFLOW_HOME={home.absolute()}", sys.executable, "-m", "flows.cli", *words]
 
 
 def save(name: str, given: argparse.Namespace, figures: Any) -> None:

@@ -17,7 +17,6 @@ import argparse
 import json
 import statistics
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.learning import SPEC, run_seed
-from benchmarks.report import machine
+from benchmarks.report import machine, ppoflow
 
 RESULTS = Path("benchmarks/results/variants.json")
 GROUPS = ("rollout.prompts_per_iteration=64", "rollout.samples_per_prompt=4")
@@ -139,8 +138,7 @@ def dpo(run: Mapping[str, Any], home: Path, settings: Sequence[str]) -> dict[str
 
 def command(home: Path, *words: str) -> str:
     """What a command of ppoflow says."""
-    program = ["env", f"PPOFLOW_HOME={home.absolute()}", sys.executable, "-m", "flows.cli", *words]
-    return subprocess.run(program, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(ppoflow(home, *words), check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def show(runs: Sequence[Mapping[str, Any]], iterations: int) -> None:

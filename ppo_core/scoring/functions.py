@@ -33,6 +33,7 @@ from ppo_core.scoring.signatures import (
     measures_in,
     one_by_one_arguments,
     scores_in,
+    takes,
 )
 from ppo_core.scoring.spans import FORM, NotFinite, number_of, span_scores
 from ppo_core.spec.reward.kinds import FunctionRewardSpec
@@ -120,8 +121,7 @@ class FunctionReward:
 
     def _arguments(self) -> list[str]:
         """Those without a default."""
-        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        return [p.name for p in self.parameters.values() if p.default is p.empty and p.kind in named]
+        return [name for name in takes(self.parameters) if self.parameters[name].default is inspect.Parameter.empty]
 
     def _required(self) -> list[str]:
         given = {*self.form.given, *self.options, *((TOKENS,) if self.reads_tokens else ())}

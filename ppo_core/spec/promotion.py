@@ -78,16 +78,7 @@ class RegistrySpec(Section):
         part, _, name = self.metric.partition("/")
         names = [f"evaluation/{way}{metric}" for way in ("", "greedy_") for metric in OF_THE_SCORE]
         if part == "evaluation":
-            parts = [f"{one}/{reward}" for one in names if one.endswith("score") for reward in rewards]
-            others = [f"evaluation/{way}{one}" for way in ("", "greedy_") for one in ("response_length", "unscored")]
-            if len(rewards) < 2:
-                parts = []
-            if self._is_one_of((*names, *others), parts):
-                return []
-            return [
-                f"registry.metric={self.metric} is not measured by an evaluation: set it to one of {', '.join(names)}, "
-                "or, with several rewards, to a score with / and a reward's name behind it"
-            ]
+            return self._problems_of_an_evaluation(names, rewards)
         scores, parts = [f"score/{one}" for one in OF_THE_WHOLE_SCORE], [f"score/{one}" for one in rewards]
         if part == "score" and name:
             if self._is_one_of(scores, parts):
@@ -101,6 +92,18 @@ class RegistrySpec(Section):
         close = right or get_close_matches(self.metric, [*names, *scores, *parts], n=1)
         hint = f"; did you mean {close[0]}?" if close else ": set it to evaluation/score, or to one of docs/metrics.md"
         return [f"registry.metric={self.metric} is measured by no run ({there}){hint}"]
+
+    def _problems_of_an_evaluation(self, names: Sequence[str], rewards: Sequence[str]) -> list[str]:
+        """The same of what begins with `evaluation/`, which has parts of the score only where there are several."""
+        several = rewards if len(rewards) > 1 else ()
+        parts = [f"{one}/{reward}" for one in names if one.endswith("score") for reward in several]
+        others = [f"evaluation/{way}{one}" for way in ("", "greedy_") for one in ("response_length", "unscored")]
+        if self._is_one_of((*names, *others), parts):
+            return []
+        return [
+            f"registry.metric={self.metric} is not measured by an evaluation: set it to one of {', '.join(names)}, "
+            "or, with several rewards, to a score with / and a reward's name behind it"
+        ]
 
     def _is_one_of(self, names: Sequence[str], parts: Sequence[str]) -> bool:
         """Whether the metric is one of these, or measured beside the score of one of these parts."""

@@ -31,9 +31,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
 @pytest.fixture
 def run(trained: ToyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyRun:
     """Its copy, where ppoflow keeps its state."""
-    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("PPOFLOW_STORE", raising=False)
-    copied = trained.copy(tmp_path / "home")
+    copied = trained.own_copy(tmp_path / "home", monkeypatch)
     copied.overrides = trained.overrides
     return copied
 

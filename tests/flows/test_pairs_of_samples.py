@@ -81,9 +81,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
 @pytest.fixture
 def run(trained: ToyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyRun:
     """A copy, where ppoflow keeps its state."""
-    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("PPOFLOW_STORE", raising=False)
-    return trained.copy(tmp_path / "home")
+    return trained.own_copy(tmp_path / "home", monkeypatch)
 
 
 def pairs(output: Path, name: str = "toy", *options: str) -> Result:

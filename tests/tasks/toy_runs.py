@@ -127,6 +127,12 @@ class ToyRun:
         shutil.copytree(self.home, home)
         return ToyRun(home, self.overrides, self.name, ToyEngines(measures))
 
+    def own_copy(self, home: Path, patch: pytest.MonkeyPatch) -> ToyRun:
+        """Its copy, where commands of this test find and keep their state."""
+        patch.setenv("PPOFLOW_HOME", str(home))
+        patch.delenv("PPOFLOW_STORE", raising=False)
+        return self.copy(home)
+
     def records(self) -> list[IterationRecord]:
         """The committed ones, as they lie there."""
         return [stored_record(file) for file in sorted((self.folder / "iterations").glob("*.json"))]

@@ -28,9 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
 @pytest.fixture
 def run(trained: ToyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyRun:
     """Run toy in a copy of that store, where ppoflow keeps its state."""
-    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("PPOFLOW_STORE", raising=False)
-    return trained.copy(tmp_path / "home")
+    return trained.own_copy(tmp_path / "home", monkeypatch)
 
 
 def folder_for_record(other: Path) -> None:
