@@ -154,7 +154,8 @@ def test_the_main_thread_imports_nothing_while_it_checks(monkeypatch: pytest.Mon
         yield answer
 
     monkeypatch.setattr("tasks.checks.run.checking", checking)
-    run_training.check_first(smoke_spec(), None)
+    with run_training.checked_first(smoke_spec(), None):
+        pass
     assert importing.result(LONG_S) != threading.main_thread().name
 
 
