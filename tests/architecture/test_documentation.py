@@ -34,6 +34,42 @@ def test_the_settings_that_the_hyperparameters_name_exist() -> None:
             sections = [section for field in fields for section in sections_in(field.annotation)]
 
 
+def test_every_key_of_the_spec_is_explained_beside_its_section() -> None:
+    """In one part of a document both stand as code; docs/rewards.md is about the section `reward` as a whole."""
+    texts = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
+    parts = [names_in(part) for text in texts.values() for part in re.split(r"\n\n|\n(?=#)", text)]
+    parts.append(names_in(texts["rewards.md"]) | {"reward"})
+    keys = sorted(keys_of(RunSpec))
+    assert len(keys) > 200
+    missing = [key for key in keys if not any({key[0], key[-1]} <= part for part in parts)]
+    assert not missing, [".".join(key) for key in missing]
+
+
+def test_every_key_of_what_learns_is_among_the_hyperparameters() -> None:
+    named = names_in((ROOT / "docs" / "hyperparameters.md").read_text())
+    keys = [key for key in keys_of(RunSpec) if key[0] in ("algorithm", "rollout", "advantages", "update")]
+    fixed_or_shown_by_the_rest = {"kind", "top_p", "top_k", "iterations"}
+    assert not {key[-1] for key in keys} - named - fixed_or_shown_by_the_rest
+
+
+def test_a_metric_is_no_key() -> None:
+    assert names_in("score `update.eps`, `b: {c: 1}` and `kl/coef`") == {"update", "eps", "b", "c"}
+
+
+def keys_of(section: Any) -> set[tuple[str, ...]]:
+    """The keys of a section, with those of all that each may hold."""
+    found = set()
+    for name, field in section.model_fields.items():
+        found |= {(name,)} | {(name, *key) for inner in sections_in(field.annotation) for key in keys_of(inner)}
+    return found
+
+
+def names_in(text: str) -> set[str]:
+    """The names of keys in the code of a text; `kl/coef` is a metric."""
+    code = " ".join(re.findall(r"```.*?```|`[^`\n]+`", text, re.DOTALL))
+    return set(re.findall(r"(?<![\w/])[a-z_]+[a-z0-9_]*(?![\w/])", code))
+
+
 def test_every_environment_variable_is_documented_with_its_description() -> None:
     rows = (ROOT / "docs" / "environment.md").read_text().splitlines()
     for name, setting in Settings.model_fields.items():
