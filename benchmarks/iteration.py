@@ -134,7 +134,6 @@ def large_case(folder: Path) -> Case:
         "rollout": {"prompts_per_iteration": shape.responses, "max_response_tokens": shape.longest},
         "reward": {"sources": [{"kind": "regex", "pattern": "w1"}]},
         "update": {"num_ppo_epochs": shape.epochs},
-        "evaluation": {"num_prompts": 8},
     }
     if mixed:
         lengths = (dice.randint(shape.shortest, shape.longest - 1) for _ in range(SFT_STEPS * SFT_ROWS))

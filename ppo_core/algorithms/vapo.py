@@ -9,6 +9,9 @@ over their tokens in the whole minibatch, also where update.aggregation averages
 without importance weights: it is imitation, not an estimate of the policy's own gradient. Where advantages.
 gae_lambda_alpha or critic_gae_lambda are set, they take the place of 0.05 and 1.
 
+The first of VAPO's changes to PPO, to train the critic alone before the policy moves, is the run's to set:
+update.critic_warmup_iterations, 0 by default, as for PPO; without it a run says so.
+
 Source: Yue et al. 2025, VAPO (arXiv:2504.05118), sections 4.1 (critic), 4.2 (lambda by length) and 4.3 (the language
 model's loss); the two lambdas are those of Yuan et al. 2025, VC-PPO (arXiv:2503.01491).
 """

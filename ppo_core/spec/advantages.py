@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, model_validator
 
 from ppo_core.spec.reference import FixedReference, ReferenceSpec
 from ppo_core.spec.section import (
@@ -150,6 +150,16 @@ class AdvantageSpec(Section):
             return "none"
         return "centred" if self.whiten_centred else "scaled"
 
+    def notes(self, iterations: int) -> list[str]:
+        """A reference that does not move before the run is over."""
+        reference = self.reference
+        if reference.kind != "every" or reference.iterations < iterations:
+            return []
+        return [
+            f"advantages.reference.iterations={reference.iterations} is not below iterations={iterations}: the "
+            "reference stays the start; lower it, or raise iterations"
+        ]
+
     @model_validator(mode="after")
     def _what_is_left_out_pays_nothing(self) -> Self:
         if self.truncated == "mask":
@@ -158,9 +168,10 @@ class AdvantageSpec(Section):
         return self
 
     @model_validator(mode="after")
-    def _one_lambda(self) -> Self:
+    def _one_lambda(self, info: ValidationInfo) -> Self:
         default = type(self).model_fields["gae_lambda"].default
-        if self.gae_lambda_alpha is not None and self.gae_lambda != default:
+        given = self.gae_lambda != default or (info.context and "gae_lambda" in self.model_fields_set)
+        if self.gae_lambda_alpha is not None and given:
             raise ValueError(
                 f"gae_lambda={self.gae_lambda:g} has no effect with gae_lambda_alpha={self.gae_lambda_alpha:g}, which "
                 "gives each response a lambda by its length: leave one of them out"

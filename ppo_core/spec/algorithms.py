@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat
+from pydantic import BeforeValidator, Field, PositiveFloat, ValidationInfo, field_validator, model_validator
 
 from ppo_core.spec.advantages import AdvantageSpec
-from ppo_core.spec.section import PositiveWeight, Section, Weight
+from ppo_core.spec.section import PositiveWeight, Section, Weight, refuse_idle
 from ppo_core.spec.sections import RolloutSpec
 from ppo_core.spec.update import UpdateSpec
 
@@ -66,6 +66,10 @@ class _Algorithm(Section):
             )
         return found
 
+    def notes(self, update: UpdateSpec) -> list[str]:
+        """What a person should know before the run starts."""
+        return []
+
 
 class PpoSpec(_Algorithm):
     """PPO with a critic of its own and GAE."""
@@ -84,6 +88,12 @@ class VapoSpec(_Algorithm):
         1.0, description="A response is correct where its score, before score_norm and score_clip, is at least this"
     )
 
+    @model_validator(mode="after")
+    def _what_is_imitated_counts(self, info: ValidationInfo) -> Self:
+        if not self.lm_coef and info.context:  # a run's record may be older than this rule
+            refuse_idle(self, "correct_score", beside="lm_coef=0", remedy="set lm_coef above 0")
+        return self
+
     def problems(
         self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec, *, written: bool
     ) -> list[str]:
@@ -97,6 +107,15 @@ class VapoSpec(_Algorithm):
                 "out, or set algorithm.kind to ppo"
             )
         return found
+
+    def notes(self, update: UpdateSpec) -> list[str]:
+        """A critic that the policy learns from at once."""
+        if update.critic_warmup_iterations:
+            return []
+        return [
+            "algorithm.kind=vapo without critic warm-up: VAPO trains the critic alone first; set "
+            "update.critic_warmup_iterations, 50 in examples/recipes/vapo.yaml"
+        ]
 
 
 class PpoSharedSpec(_Algorithm):
@@ -225,6 +244,16 @@ class ReinforceSpec(_WithoutCritic):
         "batch_mean", description="Subtracted from every reward to go; centred whitening (advantages.whiten) cancels it"
     )
 
+    @field_validator("baseline", mode="before")
+    @classmethod
+    def _leave_one_out_is_rloo(cls, baseline: Any) -> Any:
+        if baseline == "leave_one_out":
+            raise ValueError(
+                f"{baseline} is an algorithm of its own here: set algorithm.kind to rloo, and "
+                "rollout.samples_per_prompt to 2 or more"
+            )
+        return baseline
+
     MEANINGLESS: ClassVar[dict[str, str]] = {
         "advantages.gae_lambda": "it has no values to mix in",
         "advantages.gae_lambda_alpha": "it has no values to mix in",
@@ -244,7 +273,17 @@ class ReinforceSpec(_WithoutCritic):
         return found
 
 
+def _dpo_is_a_command(section: Any) -> Any:
+    if isinstance(section, Mapping) and section.get("kind") == "dpo":
+        raise ValueError(
+            "kind=dpo learns from preferences, without samples, and so has a command and a spec of its own: "
+            "`ppoflow dpo` (docs/dpo.md)"
+        )
+    return section
+
+
 AlgorithmSpec = Annotated[
     PpoSpec | VapoSpec | PpoSharedSpec | KlPenaltyPpoSpec | RlooSpec | GrpoSpec | ReinforceSpec,
     Field(discriminator="kind"),
+    BeforeValidator(_dpo_is_a_command),
 ]

@@ -143,12 +143,22 @@ class PromotionSpec(Section):
     def _known_to_mlflow(cls, alias: str) -> str:
         return mlflow_alias(alias)
 
-    def problems(self, candidates: str | None) -> list[str]:
-        """`candidates` is the alias that every training run moves to its best policy: these gates guard another."""
-        if self.alias != candidates:
-            return []
-        return [
-            f"registry.alias={candidates} is promotion.alias too, so that every run of training would make its policy "
-            "champion, past all gates: set one of them to another alias (by default registry.alias is candidate, and "
-            "promotion.alias champion)"
-        ]
+    def problems(self, candidates: str | None, rewards: Sequence[str] = ()) -> list[str]:
+        """`candidates` is the alias that every training run moves to its best policy: these gates guard another.
+
+        `rewards` are the names of the parts of the score: what is compared is not to be one of them and all
+        at once. Without them that is not asked.
+        """
+        found, alone = list[str](), self.metric == "score" and len(rewards) == 1
+        if self.alias == candidates:
+            found.append(
+                f"registry.alias={candidates} is promotion.alias too, so that every run of training would make its "
+                "policy champion, past all gates: set one of them to another alias (by default registry.alias is "
+                "candidate, and promotion.alias champion)"
+            )
+        if self.metric in OF_THE_SCORE and self.metric in rewards and "metric" in self.model_fields_set and not alone:
+            found.append(
+                f"promotion.metric={self.metric} is ambiguous, for a reward is called {self.metric} too: give that "
+                "reward another `name`"
+            )
+        return found

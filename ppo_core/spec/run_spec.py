@@ -230,10 +230,11 @@ class RunSpec(FlowSpec):
         components = [reward.component for reward in self.reward.rewards]
         if written:
             problems += self.registry.problems(components)
-            problems += self.rollout.problems(self.dataset)
-            problems += self.promotion.problems(self.registry.alias)
+            problems += self.rollout.problems(self.dataset) + self.evaluation.problems(self.dataset)
+            problems += self.promotion.problems(self.registry.alias, components)
             problems += self.guards.problems(
                 clips="update.clip_high" not in self.algorithm.MEANINGLESS,
+                moves=self.update.num_steps > 1 or self.advantages.old_logprobs == "sampler",
                 compares_samplers=self.advantages.old_logprobs == "trainer",
             )
         if problems:
@@ -252,14 +253,9 @@ class RunSpec(FlowSpec):
         return (*self.dataset.paths, *((self.sft.data,) if self.sft else ()))
 
     def notes(self) -> list[str]:
-        """What a person should know before the run starts: a warm-up that is longer than its schedule is cut to it."""
-        update, said = self.update, []
-        end = update.decay_iterations or self.iterations
-        last = end - update.critic_warmup_iterations
-        if update.warmup_iterations > last:
-            whose = "of the run" if end == self.iterations else "of the schedule (update.decay_iterations)"
-            whose += " after those of the critic alone" if update.critic_warmup_iterations else ""
-            said.append(f"update.warmup_iterations={update.warmup_iterations} is cut to the {last} iterations {whose}")
+        """What a person should know before the run starts: what it is too short for, among others."""
+        said = self.update.notes(self.iterations) + self.algorithm.notes(self.update)
+        said += self.advantages.notes(self.iterations) + self.guards.notes(self.iterations)
         if self.sft is not None and self.sft.warmup_steps > self.sft.num_steps:
             said.append(f"sft.warmup_steps={self.sft.warmup_steps} is cut to sft.num_steps={self.sft.num_steps}")
         return said

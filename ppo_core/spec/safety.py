@@ -29,6 +29,12 @@ class CheckpointSpec(Section):
         None, description="Also keep every checkpoint whose iteration is a multiple of this"
     )
 
+    @model_validator(mode="after")
+    def _what_is_kept_is_let_go_otherwise(self, info: ValidationInfo) -> Self:
+        if self.keep_last is None and info.context:  # a run's record may be older than this rule
+            refuse_idle(self, "keep_every", beside="keep_last=none, which keeps all", remedy="set keep_last")
+        return self
+
 
 class GuardsSpec(Section):
     """Limits that a healthy run never reaches. Without a value, a guard is off."""
@@ -93,6 +99,15 @@ class GuardsSpec(Section):
         """How many iterations before the last one a rollback may return to."""
         return self.rollback_iterations if self.on_divergence == "rollback" else 0
 
+    def notes(self, iterations: int) -> list[str]:
+        """Two windows of the gold reward that the run is too short for."""
+        if self.gold_reward is None or 2 * self.gold_window <= iterations:
+            return []
+        return [
+            f"guards.gold_window={self.gold_window} compares iterations with as many before, {2 * self.gold_window} in "
+            f"all, and iterations={iterations}: gold/change is never measured; lower it, or raise iterations"
+        ]
+
     @model_validator(mode="after")
     def _has_a_gold_reward(self) -> Self:
         if self.gold_reward is None and self.max_gold_fall is not None:
@@ -114,16 +129,17 @@ class GuardsSpec(Section):
             refuse_idle(self, *names, beside=beside, remedy="set on_divergence to rollback")
         return self
 
-    def problems(self, *, clips: bool, compares_samplers: bool) -> list[str]:
+    def problems(self, *, clips: bool, moves: bool, compares_samplers: bool) -> list[str]:
         """Limits on what is not measured: clipped ratios; what sampler and trainer differ by.
 
         The latter has a limit by default, and so is refused only where another one was set.
         """
         found = []
-        if self.max_clip_fraction is not None and not clips:
+        if self.max_clip_fraction is not None and not (clips and moves):
+            what = "an algorithm that" if not clips else "update.num_ppo_epochs=1 and num_minibatches=1, which"
             found.append(
-                f"guards.max_clip_fraction={self.max_clip_fraction:g} has no effect with an algorithm that clips no "
-                "ratio: leave it out, or set guards.max_kl"
+                f"guards.max_clip_fraction={self.max_clip_fraction:g} has no effect with {what} clips no ratio: leave "
+                "it out, or set guards.max_kl"
             )
         default = type(self).model_fields["max_sampler_difference"].default
         if self.max_sampler_difference not in (None, default) and not compares_samplers:

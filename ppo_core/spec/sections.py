@@ -201,6 +201,17 @@ class EvaluationSpec(Section):
         "(update.ema_decay)",
     )
 
+    def problems(self, dataset: DatasetSpec) -> list[str]:
+        """How to evaluate, where no prompts are held out."""
+        if dataset.evaluates:
+            return []
+        return [
+            f"evaluation.{name}={vars(self)[name]} has no effect without held-out prompts: leave it out, or set "
+            "dataset.evaluation or evaluation_fraction"
+            for name in ("every", "num_prompts", "pass_score")
+            if vars(self)[name] != type(self).model_fields[name].default
+        ]
+
 
 class EnginesSpec(Section):
     """Where engines run, how many, how long they may be silent, and what the rollout engine takes.

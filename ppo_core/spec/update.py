@@ -137,6 +137,16 @@ class UpdateSpec(Section):
             refuse_idle(self, "importance_floor", beside=beside, remedy=remedy)
         return self
 
+    def notes(self, iterations: int) -> list[str]:
+        """A warm-up that is longer than its schedule is cut to it."""
+        end = self.decay_iterations or iterations
+        last = end - self.critic_warmup_iterations
+        if self.warmup_iterations <= last:
+            return []
+        whose = "of the run" if end == iterations else "of the schedule (update.decay_iterations)"
+        whose += " after those of the critic alone" if self.critic_warmup_iterations else ""
+        return [f"update.warmup_iterations={self.warmup_iterations} is cut to the {last} iterations {whose}"]
+
     def problems(self, advantages: AdvantageSpec, *, written: bool) -> list[str]:
         """Settings of the two sections that leave each other without effect, or price the KL twice unasked.
 
@@ -148,12 +158,12 @@ class UpdateSpec(Section):
                 "update.kl_loss_estimator=full needs a reference that stays, and advantages.reference.kind="
                 f"{reference} replaces it: set that to fixed, or kl_loss_estimator to k2"
             )
-        by_default = isinstance(kl, FixedKl) and "coef" not in kl.model_fields_set
-        if self.kl_loss_coef and by_default:
+        if self.kl_loss_coef and "coef" not in kl.model_fields_set:
+            alone = "0" if isinstance(kl, FixedKl) else "0 with kind fixed"
             found.append(
                 f"update.kl_loss_coef={self.kl_loss_coef:g} puts the KL into the loss, and the default "
-                f"advantages.kl.coef={kl.coef:g} prices it in the reward too: set advantages.kl.coef to 0 for the loss "
-                f"alone, or to {kl.coef:g} to have both"
+                f"advantages.kl.coef={kl.coef:g} prices it in the reward too: set advantages.kl.coef to {alone} for "
+                f"the loss alone, or to {kl.coef:g} to have both"
             )
         if reference != "fixed" and not self.kl_loss_coef and not kl.coef:
             found.append(
@@ -181,6 +191,9 @@ class UpdateSpec(Section):
             found.append(f"update.dual_clip={self.dual_clip:g} has no effect with {only} policy: {more}")
         if self.num_steps == 1 and self.value_clip is not None:
             found.append(f"update.value_clip={self.value_clip:g} has no effect with {only} values: {more}")
+        if self.num_steps == 1 and advantages.old_logprobs == "trainer":
+            clips = [name for name in ("clip_low", "clip_high") if name in self.model_fields_set]
+            found += [f"update.{name}={vars(self)[name]:g} has no effect with {only} policy: {more}" for name in clips]
         reference = advantages.reference
         if reference.kind == "every" and reference.iterations == 1 and (advantages.kl.coef or self.num_steps == 1):
             found.append(

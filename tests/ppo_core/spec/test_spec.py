@@ -146,7 +146,7 @@ def test_a_kl_coefficient_without_a_kind_is_a_fixed_one(tmp_path: Path) -> None:
         {"algorithm": {"kind": "reinforce", "baseline": "none"}, "advantages": {"whiten_centred": False}},
         {"update": FIXED_LOSS, "advantages": {"kl": {"coef": 0}}},
         {"update": FIXED_LOSS, "advantages": {"kl": {"coef": 0.01}}},
-        {"update": FIXED_LOSS, "advantages": {"kl": {"kind": "adaptive", "target": 6}}},
+        {"update": FIXED_LOSS, "advantages": {"kl": {"kind": "adaptive", "target": 6, "coef": 0.05}}},
         {"update": FIXED_LOSS, "advantages": {"kl": {"coef": 0}, "reference": {"kind": "every", "iterations": 2}}},
         {"advantages": {"reference": {"kind": "ema"}}},
         {"update": {"schedule": "constant", "decay_iterations": 9, "entropy_coef": 1, "entropy_schedule": "linear"}},

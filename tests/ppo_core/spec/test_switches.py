@@ -1,0 +1,131 @@
+"""Switches without effect, and names that mean something else here: what a person wrote is refused, a record is not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppo_core.spec import DpoSpec, RunSpec, SpecError
+from tests.ppo_core.spec.refused_learning import ONE_STEP, PAIRS
+from tests.ppo_core.spec.refused_specs import SMALLEST
+from tests.ppo_core.spec.test_spec import loaded, write
+
+HELD_OUT = {"dataset": {"train": "prompts.jsonl", "evaluation": "held_out.jsonl"}}
+STEPPED: dict[str, Any] = {"advantages": {"reference": {"kind": "every", "iterations": 5}}}
+NAMED = [{"kind": "number", "name": "accuracy"}, {"kind": "length", "max": 9, "name": "score", "weight": 0}]
+GOLD = {"gold_reward": "correct", "gold_window": 3}
+WITHOUT_EFFECT: list[tuple[dict[str, Any], str]] = [
+    ({"update": {**ONE_STEP["update"], "clip_low": 0.2}}, "clip_low=0.2 has no effect .* at the old policy: leave it"),
+    ({"update": {**ONE_STEP["update"], "clip_high": 0.3}}, "clip_high=0.3 has no effect .* or raise num_ppo_epochs or"),
+    (
+        {**ONE_STEP, "guards": {"max_clip_fraction": 0.5}},
+        "max_clip_fraction=0.5 has no effect with update.num_ppo_epochs=1 and num_minibatches=1, which clips no ratio",
+    ),
+    (
+        {"advantages": {"gae_lambda": 0.95, "gae_lambda_alpha": 0.05}},
+        "gae_lambda=0.95 has no effect with gae_lambda_alpha=0.05, .*: leave one of them out",
+    ),
+    (
+        {"algorithm": {"kind": "vapo", "lm_coef": 0, "correct_score": 2}},
+        "correct_score=2 has no effect with lm_coef=0: leave it out, or set lm_coef above 0",
+    ),
+    (
+        {"checkpoint": {"keep_every": 5}},
+        "keep_every=5 has no effect with keep_last=none, .*leave it out, or set keep",
+    ),
+    *(
+        ({"evaluation": {key: value}}, f"evaluation.{key}={value} has no effect without held-out prompts: leave it out")
+        for key, value in (("num_prompts", 64), ("every", 2), ("pass_score", 0.5))
+    ),
+]
+MEANT_OTHERWISE: list[tuple[dict[str, Any], str]] = [
+    ({"algorithm": {"kind": "dpo"}}, "algorithm: kind=dpo learns from preferences, .*: `ppoflow dpo` .docs/dpo.md.$"),
+    (
+        {"algorithm": {"kind": "reinforce", "baseline": "leave_one_out"}},
+        "algorithm.baseline: leave_one_out is an algorithm of its own here: set algorithm.kind to rloo, and rollout",
+    ),
+    (
+        {"update": {"kl_loss_coef": 0.1}, "advantages": {"kl": {"kind": "adaptive", "target": 6}}},
+        "the default advantages.kl.coef=0.05 prices it in the reward too: set advantages.kl.coef to 0 with kind fixed "
+        "for the loss alone, or to 0.05 to have both",
+    ),
+    *(
+        (
+            {"reward": {"sources": NAMED}, "promotion": {"metric": name}},
+            f"promotion.metric={name} is ambiguous, for a reward is called {name} too: give that reward another `name`",
+        )
+        for name in ("accuracy", "score")
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WITHOUT_EFFECT + MEANT_OTHERWISE)
+def test_what_would_be_ignored_or_taken_for_something_else_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        loaded(tmp_path, changes)
+
+
+def test_an_override_is_refused_like_the_file(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="algorithm: kind=dpo learns from preferences"):
+        loaded(tmp_path, PAIRS, ("algorithm.kind=dpo",))
+
+
+@pytest.mark.parametrize("changes", [changes for changes, _ in WITHOUT_EFFECT])
+def test_a_record_with_such_a_switch_is_read(changes: dict[str, Any]) -> None:
+    assert RunSpec.model_validate({**SMALLEST, **changes}).document()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"update": {**ONE_STEP["update"], "clip_low": 0.1}, "advantages": {"old_logprobs": "sampler"}},
+        {**ONE_STEP, "advantages": {"old_logprobs": "sampler"}, "guards": {"max_clip_fraction": 0.5}},
+        ONE_STEP,
+        {"advantages": {"gae_lambda_alpha": 0.05}},
+        {"algorithm": {"kind": "vapo", "correct_score": 2}, "update": {"critic_warmup_iterations": 2}},
+        {"checkpoint": {"keep_last": 2, "keep_every": 5}},
+        {**HELD_OUT, "evaluation": {"num_prompts": 64, "every": 2, "pass_score": 0.5}},
+        {"update": {"kl_loss_coef": 0.1}, "advantages": {"kl": {"kind": "adaptive", "target": 6, "coef": 0.05}}},
+        {"reward": {"sources": NAMED}, "guards": {"gold_reward": "accuracy"}},
+        {"reward": {"sources": [{"kind": "number", "name": "score"}]}, "promotion": {"metric": "score"}},
+        {**STEPPED, "iterations": 6},
+        {"guards": GOLD, "iterations": 6},
+    ],
+)
+def test_beside_what_they_need_they_are_taken_without_a_word(tmp_path: Path, changes: dict[str, Any]) -> None:
+    assert loaded(tmp_path, changes).notes() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({**STEPPED, "iterations": 5}, "reference.iterations=5 is not below iterations=5: the reference stays the st"),
+        ({"guards": GOLD, "iterations": 5}, "guards.gold_window=3 compares .* 6 in all, and iterations=5: gold/change"),
+        (
+            {"algorithm": {"kind": "vapo"}},
+            "vapo without critic warm-up: .*; set update.critic_warmup_iterations, 50",
+        ),
+    ],
+)
+def test_what_a_longer_run_or_the_algorithms_paper_wants_is_noted(
+    tmp_path: Path, changes: dict[str, Any], note: str
+) -> None:
+    (said,) = loaded(tmp_path, changes).notes()
+    assert re.search(note, said)
+
+
+def test_dpo_without_held_out_prompts_has_nothing_to_evaluate(tmp_path: Path) -> None:
+    document = {
+        **SMALLEST,
+        "preferences": {"train": "pairs.jsonl", "evaluation_fraction": 0.1},
+        "evaluation": {"num_prompts": 64},
+    }
+    with pytest.raises(SpecError, match=r"evaluation.num_prompts=64 has no effect without held-out prompts"):
+        DpoSpec.from_yaml(write(tmp_path, document))
+    document["dataset"] = {**SMALLEST["dataset"], "evaluation_fraction": 0.1}
+    assert DpoSpec.from_yaml(write(tmp_path, document)).evaluation.num_prompts == 64
