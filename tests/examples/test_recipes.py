@@ -40,11 +40,14 @@ def test_a_recipe_loads_and_its_batches_are_those_of_its_source(name: str) -> No
 
 @pytest.mark.parametrize("name", BATCHES)
 def test_every_number_of_the_algorithm_says_where_it_is_from(name: str) -> None:
-    """In the sections of numbers, a line with a value has a comment, or continues what the line before it says."""
+    """In the sections of numbers, each line with a number has a comment; k1 and k3 are names."""
     text = (RECIPES / f"{name}.yaml").read_text()
     assert re.search(r"arXiv:\d{4}\.\d{5}|ppo_tldr\.py", text)
-    commented = [line for line in re.findall(r"^  \w.*\d.*$", text, re.MULTILINE) if "#" in line]
-    assert len(commented) > 8
+    sections = re.findall(r"^(?:algorithm|rollout|advantages|update):.*\n(?:(?: .*)?\n)*", text, re.MULTILINE)
+    numbers = [line for section in sections for line in section.splitlines() if re.search(r"^[^#]*\b\d", line)]
+    assert len(numbers) > 12
+    assert not [line for line in numbers if not re.search(r"# \S", line)]
+    assert not re.findall(r"^(?:algorithm|rollout|advantages|update): *[^ #\n].*\d", text, re.MULTILINE), "in one line"
 
 
 def test_what_sets_them_apart() -> None:
