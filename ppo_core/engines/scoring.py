@@ -125,7 +125,8 @@ def score_rollouts(job: Job, ahead: ScoresAhead | None = None) -> dict[str, Any]
     write_scores(job.output / "scores.parquet", scores)
     metrics = score_metrics(scores, "score") | response_metrics(rollouts, scores)
     if spec.samples_per_prompt is not None:
-        signal = signals(rollouts, scores, spec.samples_per_prompt, truncated_count=spec.truncated_count)
+        counted, clip = spec.truncated_count, spec.score_clip
+        signal = signals(rollouts, scores, spec.samples_per_prompt, truncated_count=counted, score_clip=clip)
         metrics[WITH_SIGNAL] = float(sum(signal))
     if ahead is not None:
         ahead.forget_used()

@@ -14,6 +14,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from ppo_core.data.tables import check_aligned, read_rollouts, read_scores, rollout_facts, write_rollouts, write_scores
@@ -34,15 +35,23 @@ def has_signal(scores: Sequence[float | None]) -> bool:
 
 
 def signals(
-    rollouts: Sequence[RolloutRow], scores: Sequence[ScoreRow], samples_per_prompt: int, *, truncated_count: bool
+    rollouts: Sequence[RolloutRow],
+    scores: Sequence[ScoreRow],
+    samples_per_prompt: int,
+    *,
+    truncated_count: bool,
+    score_clip: float | None = None,
 ) -> list[bool]:
     """The same of each prompt; so many rows after one another are of one.
 
     Without `truncated_count` (advantages.truncated=mask), responses cut at the length limit are not learned from, and
-    say nothing.
+    say nothing. Scores that `score_clip` makes one are one.
     """
+    limit = inf if score_clip is None else score_clip
     learned = [
-        score.score if rollout.finished or truncated_count else None
+        max(-limit, min(limit, score.score))
+        if score.score is not None and (rollout.finished or truncated_count)
+        else None
         for rollout, score in zip(rollouts, scores, strict=True)
     ]
     firsts = range(0, len(learned), samples_per_prompt)
@@ -69,7 +78,7 @@ def select_rollouts(job: Job) -> dict[str, Any]:
         rollouts += sampled
         scores += scored
     size = spec.samples_per_prompt
-    signal = signals(rollouts, scores, size, truncated_count=spec.truncated_count)
+    signal = signals(rollouts, scores, size, truncated_count=spec.truncated_count, score_clip=spec.score_clip)
     chosen = choose(signal, spec.num_prompts)
     rows = [row for prompt in chosen for row in range(prompt * size, (prompt + 1) * size)]
     seen: Counter[str] = Counter()  # a prompt that came in two batches has twice as many samples

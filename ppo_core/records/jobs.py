@@ -157,7 +157,7 @@ class ScoreJob(Section):
     """Score rollouts. Inputs: sources, rollouts, dataset, tokenizer.
 
     With `samples_per_prompt` it also says how many prompts have responses of different scores; without
-    `truncated_count`, those cut at the length limit are not among them.
+    `truncated_count`, those cut at the length limit are not among them, and scores beyond `score_clip` are that.
     """
 
     reward: RewardSpec
@@ -165,6 +165,7 @@ class ScoreJob(Section):
     split: Literal["train", "eval"]
     samples_per_prompt: int | None = None
     truncated_count: bool = True
+    score_clip: float | None = None
 
 
 class FinishedResponse(Section):
@@ -191,7 +192,8 @@ class ScoreAheadJob(Section):
 class SelectJob(Section):
     """Choose `num_prompts` prompts of scored batches (`rollout.dynamic_sampling`).
 
-    Inputs: rollouts_0, scores_0, rollouts_1, …; sources, the code that scored them. `truncated_count`: see `ScoreJob`.
+    Inputs: rollouts_0, scores_0, rollouts_1, …; sources, the code that scored them. `truncated_count` and
+    `score_clip`: see `ScoreJob`.
     """
 
     reward: RewardSpec
@@ -200,6 +202,7 @@ class SelectJob(Section):
     num_prompts: int
     samples_per_prompt: int
     truncated_count: bool = True
+    score_clip: float | None = None
 
 
 class EvaluateJob(Section):

@@ -150,6 +150,15 @@ class AdvantageSpec(Section):
             return "none"
         return "centred" if self.whiten_centred else "scaled"
 
+    @property
+    def raw_score_clip(self) -> float | None:
+        """Where scores as they were given are clipped; with score_norm they are only once the run's moments are known.
+
+        >>> AdvantageSpec(score_clip=5).raw_score_clip, AdvantageSpec(score_clip=5, score_norm="std").raw_score_clip
+        (5.0, None)
+        """
+        return self.score_clip if self.score_norm == "none" else None
+
     def notes(self, iterations: int) -> list[str]:
         """A reference that does not move before the run is over."""
         reference = self.reference

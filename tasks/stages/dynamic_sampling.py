@@ -36,9 +36,15 @@ def sample_until_signal(
     reward, column, begun = context.spec.reward, context.spec.dataset.answer_column, time.perf_counter()
     sources = context.rewards()
     scoring = {**sources, "tokenizer": context.tokenizer()}
-    size, counted = job.samples_per_prompt, context.spec.advantages.truncated != "mask"
+    size, advantages = job.samples_per_prompt, context.spec.advantages
+    counted, clip = advantages.truncated != "mask", advantages.raw_score_clip
     score = ScoreJob(
-        reward=reward, answer_column=column, split="train", samples_per_prompt=size, truncated_count=counted
+        reward=reward,
+        answer_column=column,
+        split="train",
+        samples_per_prompt=size,
+        truncated_count=counted,
+        score_clip=clip,
     )
     made: dict[str, StageRef] = {}
     with_signal, batches = 0.0, 0
@@ -56,6 +62,7 @@ def sample_until_signal(
         num_prompts=job.num_prompts,
         samples_per_prompt=size,
         truncated_count=counted,
+        score_clip=clip,
     )
     work, named = StageSpec(SELECT, select, made, sources), tuple(ref.bare() for ref in inputs.values())
 

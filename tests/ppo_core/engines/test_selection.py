@@ -74,6 +74,25 @@ def test_a_prompt_has_a_signal_where_two_scores_differ() -> None:
     assert signals([ended, ended, cut, ended], rows, 2, truncated_count=False) == [False, False]
 
 
+def test_scores_that_the_clip_makes_one_are_no_signal(tmp_path: Path) -> None:
+    """6 and 9 are 5 to whoever learns, as -7 and -6 are -5; 4 and 9 are 4 and 5."""
+    groups = {"high": [6.0, 9.0], "low": [-7.0, -6.0], "both": [-7.0, 6.0], "differ": [4.0, 9.0]}
+    rows = [ScoreRow("p", 0, score, {}, False, None) for group in groups.values() for score in group]
+    ended = [sampled("stop")] * len(rows)
+    assert signals(ended, rows, 2, truncated_count=True, score_clip=5.0) == [False, False, True, True]
+    assert signals(ended, rows, 2, truncated_count=True) == [True] * 4
+    batch = write_batch(tmp_path / "batch", {name: list(group) for name, group in groups.items()})
+    inputs = {"sources": tmp_path, "rollouts_0": batch, "scores_0": batch}
+    common: dict[str, Any] = {"reward": NUMBER, "answer_column": "answer", "samples_per_prompt": 2, "score_clip": 5.0}
+    chosen = job(tmp_path / "chosen", inputs, num_batches=1, num_prompts=2, **common)
+    metrics = select_rollouts(chosen)["metrics"]
+    assert metrics["rollout/prompts_without_signal"] == 0.0
+    assert [row.prompt_id for row in read_rollouts(chosen.output / "rollouts.parquet")][::2] == ["both", "differ"]
+    given = {"sources": tmp_path, "rollouts": chosen.output, "dataset": tmp_path}
+    asked = job(tmp_path / "scored", given, split="train", **{**common, "score_clip": 3.0})
+    assert score_rollouts(asked)["metrics"][WITH_SIGNAL] == 1.0, "4 and 9 are 3"
+
+
 def sampled(finish_reason: str) -> RolloutRow:
     """A response that ended so."""
     return RolloutRow("p", 0, [5], [7], "", [-1.0], finish_reason)

@@ -48,7 +48,7 @@ def loaded(folder: Path, changes: dict[str, Any] | None = None, overrides: tuple
 
 
 def test_the_examples_hold() -> None:
-    modules = (flow_spec, run_spec, spec_section, spec_sections, spec_loading)
+    modules = (flow_spec, run_spec, spec_section, spec_sections, spec_loading, spec_advantages)
     assert [doctest.testmod(module).failed for module in modules] == [0] * len(modules)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flows.ppo import Rerun
 from infra.artifacts.local_store import LocalStore
+from infra.engines.protocol import EngineJob
 from tasks.policies.lineage import step_of
-from tests.tasks.toy_engines import ToyEngines
+from tests.tasks.toy_engines import JOBS, ToyEngines
 from tests.tasks.toy_files import has_signal
 from tests.tasks.toy_runs import ToyRun, digests, killed
 
@@ -71,6 +74,27 @@ def test_a_death_changes_no_byte_and_costs_no_batch_that_was_done(
     run.train_until_killed()
     assert digests(run.train()) == digests(whole.records())
     assert run.engines.count("generate_rollouts") == whole.engines.count("generate_rollouts")
+
+
+@pytest.mark.parametrize(("norm", "limit"), [("none", 2.5), ("std", None)])
+def test_prompts_are_judged_by_what_the_clip_leaves_of_scores(tmp_path: Path, norm: str, limit: float | None) -> None:
+    clip = ("iterations=1", "advantages.score_clip=2.5", f"advantages.score_norm={norm}")
+    run, limits = ToyRun(tmp_path / "home", (*DYNAMIC, *clip)), dict[str, list[float | None]]()
+
+    def noted(name: str) -> Callable[[ToyEngines, EngineJob], dict[str, Any]]:
+        def do(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
+            if job.spec["samples_per_prompt"] is not None:
+                limits.setdefault(name, []).append(job.spec["score_clip"])
+            return JOBS[name](engines, job)
+
+        return do
+
+    run.engines.jobs |= {name: noted(name) for name in ("score_rollouts", "select_rollouts")}
+    run.train()
+    assert {name: set(found) for name, found in limits.items()} == {
+        "score_rollouts": {limit},
+        "select_rollouts": {limit},
+    }
 
 
 def test_the_lineage_is_that_of_the_records(whole: ToyRun) -> None:
