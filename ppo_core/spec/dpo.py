@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import Field, PositiveFloat, ValidationInfo, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from ppo_core.spec.algorithms import RlooSpec
 from ppo_core.spec.dataset import DatasetSpec
@@ -97,12 +97,6 @@ class DpoSpec(FlowSpec):
         check_left_alone("dataset", self.dataset, ("curriculum", "shuffle"), drawn)
         check_left_alone("evaluation", self.evaluation, ("every", "weights"), sampled)
         check_rows_stay_whole(self.training)
-        return self
-
-    @model_validator(mode="after")
-    def _what_is_sampled_is_there(self, info: ValidationInfo) -> Self:
-        if info.context and (problems := self.evaluation.problems(self.dataset)):
-            raise ValueError("; ".join(problems))
         return self
 
     @model_validator(mode="after")

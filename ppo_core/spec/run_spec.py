@@ -230,7 +230,7 @@ class RunSpec(FlowSpec):
         components = [reward.component for reward in self.reward.rewards]
         if written:
             problems += self.registry.problems(components)
-            problems += self.rollout.problems(self.dataset) + self.evaluation.problems(self.dataset)
+            problems += self.rollout.problems(self.dataset)
             problems += self.promotion.problems(self.registry.alias, components)
             problems += self.guards.problems(
                 clips="update.clip_high" not in self.algorithm.MEANINGLESS,
@@ -256,6 +256,7 @@ class RunSpec(FlowSpec):
         """What a person should know before the run starts: what it is too short for, among others."""
         said = self.update.notes(self.iterations) + self.algorithm.notes(self.update)
         said += self.advantages.notes(self.iterations) + self.guards.notes(self.iterations)
+        said += self.evaluation.notes(self.dataset)
         if self.sft is not None and self.sft.warmup_steps > self.sft.num_steps:
             said.append(f"sft.warmup_steps={self.sft.warmup_steps} is cut to sft.num_steps={self.sft.num_steps}")
         return said

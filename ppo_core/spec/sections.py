@@ -201,15 +201,15 @@ class EvaluationSpec(Section):
         "(update.ema_decay)",
     )
 
-    def problems(self, dataset: DatasetSpec) -> list[str]:
-        """How to evaluate, where no prompts are held out."""
-        if dataset.evaluates:
+    def notes(self, dataset: DatasetSpec) -> list[str]:
+        """How to evaluate, where no prompts are held out: a note, so that one key turns evaluations off."""
+        names, fields = ("every", "num_prompts", "pass_score"), type(self).model_fields
+        idle = [f"evaluation.{one}={vars(self)[one]}" for one in names if vars(self)[one] != fields[one].default]
+        if dataset.evaluates or not idle:
             return []
         return [
-            f"evaluation.{name}={vars(self)[name]} has no effect without held-out prompts: leave it out, or set "
+            f"nothing is evaluated without held-out prompts, and {' and '.join(idle)} without effect: set "
             "dataset.evaluation or evaluation_fraction"
-            for name in ("every", "num_prompts", "pass_score")
-            if vars(self)[name] != type(self).model_fields[name].default
         ]
 
 

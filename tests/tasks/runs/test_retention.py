@@ -66,7 +66,7 @@ def stored(run: ToyRun, kind: str) -> list[int]:
         (["keep_last=1", "guards.on_divergence=rollback"], [0, 2, 5, 6]),
         (["keep_last=1", "guards.on_divergence=rollback", "guards.rollback_iterations=2"], [0, 2, 4, 5, 6]),
         (["keep_last=3", "guards.on_divergence=rollback"], [0, 2, 4, 5, 6]),
-        (["keep_every=3"], [0, 1, 2, 3, 4, 5, 6]),
+        (["keep_last=9", "keep_every=3"], [0, 1, 2, 3, 4, 5, 6]),
     ],
 )
 def test_the_last_ones_stay_and_every_so_many_and_the_best_and_the_reference(
