@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun
+from prefect.context import SyncClientContext
 from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
@@ -103,8 +104,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     home = tmp_path_factory.mktemp("work")
     server = PrefectServer(home / "prefect", port=0)
     server.start()
-    try:
+    with pytest.MonkeyPatch.context() as alone, closing(server):
         server.wait_until_healthy(LONG_S)
+        # Where another test of this process has a server of its own, Prefect would take that one's client.
+        alone.setattr(SyncClientContext, "get", lambda: None)
         with temporary_settings({PREFECT_API_URL: server.api_url}), get_client(sync_client=True) as client:
             first = prepare_server()
             assert prepare_server() == first
@@ -114,8 +117,6 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
             ]
             with worker(server.api_url, home):
                 yield Workplace(client, home)
-    finally:
-        server.close()
 
 
 def test_a_run_whose_process_dies_goes_on_by_itself_as_the_same_flow_run(workplace: Workplace) -> None:
