@@ -168,11 +168,11 @@ def read_rollouts(path: Path) -> list[RolloutRow]:
 
 
 def write_scores(path: Path, rows: Sequence[ScoreRow]) -> None:
-    """Columns: prompt_id, sample_index, score, reward/<component> each, truncated, error.
+    """Columns: prompt_id, sample_index, score, reward/<component> that any row has, truncated, error.
 
     Where any score came in parts, also token_scores: a list of {token, score}, null for a score in one piece.
     """
-    names = list(rows[0].components) if rows else []
+    names = component_names(rows)
     schema = pa.schema(
         [
             ("prompt_id", pa.string()),
@@ -189,7 +189,7 @@ def write_scores(path: Path, rows: Sequence[ScoreRow]) -> None:
             "prompt_id": row.prompt_id,
             "sample_index": row.sample_index,
             "score": row.score,
-            **{f"reward/{name}": row.components[name] for name in names},
+            **{f"reward/{name}": row.components.get(name) for name in names},
             "truncated": row.truncated,
             "error": row.error,
             "token_scores": None if row.token_scores is None else _entries(row.token_scores),
@@ -197,6 +197,16 @@ def write_scores(path: Path, rows: Sequence[ScoreRow]) -> None:
         for row in rows
     ]
     pq.write_table(pa.Table.from_pylist(documents, schema=schema), path)
+
+
+def component_names(rows: Sequence[ScoreRow]) -> list[str]:
+    """The components that any row has, as they come first: what rewards measure beside a score is optional.
+
+    >>> given = ({"r": 1.0}, {"r": 1.0, "r/m": 2.0})
+    >>> component_names([ScoreRow("p", 0, 1.0, components, False, None) for components in given])
+    ['r', 'r/m']
+    """
+    return list(dict.fromkeys(name for row in rows for name in row.components))
 
 
 def read_scores(path: Path) -> list[ScoreRow]:

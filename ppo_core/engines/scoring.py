@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from ppo_core.data.description import describe
 from ppo_core.data.tables import (
     SOURCES,
+    component_names,
     read_prompts,
     read_rollouts,
     write_rollouts,
@@ -215,9 +216,8 @@ def score_metrics(scores: list[ScoreRow], prefix: str) -> dict[str, float]:
 def component_means(scores: list[ScoreRow], prefix: str) -> dict[str, float]:
     """The mean of each reward over the rows that it scored, by its name; left out where it scored none."""
     metrics = {}
-    for name in scores[0].components:
-        values = [row.components[name] for row in scores]
-        known = [value for value in values if value is not None]
+    for name in component_names(scores):
+        known = [value for row in scores if (value := row.components.get(name)) is not None]
         if known:
             metrics[f"{prefix}/{name}"] = statistics.fmean(known)
     return metrics

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ppo_core.data.tables import read_rollouts, read_scores, write_prompts, write_rollouts, write_scores
-from ppo_core.engines.scoring import score_rollouts
+from ppo_core.engines.scoring import score_metrics, score_rollouts
 from ppo_core.engines.selection import choose, has_signal, select_rollouts, signals
 from ppo_core.processes.protocol import Job, JobInput
 from ppo_core.records import WITH_SIGNAL, PromptRow, RolloutRow, ScoreRow
@@ -137,6 +138,28 @@ def test_where_there_are_too_few_the_first_others_fill_up(tmp_path: Path) -> Non
     assert [row.prompt_id for row in read_rollouts(folder / "rollouts.parquet")][::2] == ["a", "b", "d", "b", "e"]
     assert facts["metrics"]["rollout/prompts_without_signal"] == 1.0
     assert facts["metrics"]["rollout/dropped_prompts"] == 1.0
+
+
+@pytest.mark.parametrize("measured", [0, 1])
+def test_what_a_reward_measures_in_one_batch_alone_is_kept_whichever_it_is(tmp_path: Path, measured: int) -> None:
+    """A measure is optional: verl's and OpenRLHF's functions, and servers, give it for some samples alone."""
+    inputs = {"sources": tmp_path}
+    for number, name in enumerate("ab"):
+        batch = write_batch(tmp_path / name, {name: [0.0, 1.0]})
+        rows = read_scores(batch / "scores.parquet")
+        if number == measured:
+            rows = [replace(row, components={**row.components, "number/far": 2.0}) for row in rows]
+        write_scores(batch / "scores.parquet", rows)
+        inputs |= {f"rollouts_{number}": batch, f"scores_{number}": batch}
+    spec = {"reward": NUMBER, "answer_column": "answer", "num_batches": 2, "samples_per_prompt": 2, "num_prompts": 2}
+    asked = job(tmp_path / "chosen", inputs, **spec)
+    select_rollouts(asked)
+    scores = read_scores(asked.output / "scores.parquet")
+    far = {number: 2.0 if number == measured else None for number in (0, 1)}
+    assert [row.components for row in scores] == [
+        {"number": score, "number/far": far[number]} for number in (0, 1) for score in (0.0, 1.0)
+    ]
+    assert score_metrics(scores, "score")["score/number/far"] == 2.0
 
 
 def test_a_share_of_failed_scores_that_each_batch_may_have_may_be_larger_among_the_chosen(tmp_path: Path) -> None:
