@@ -75,7 +75,9 @@ def read_preferences(
     theirs = {name: vars(columns)[name] for name in ("prompt", *PAIR) if vars(columns)[name] != name}
     ours = replace(columns, prompt="prompt")
     rows = read_rows(source, sources, ours, partial(_prompted, theirs))
-    return Preferences(rows, split, Sieve(fraction, drop_repeats=False, chat=columns.chat))
+    return Preferences(
+        rows, split, Sieve(fraction, drop_repeats=False, chat=columns.chat, system_prompt=columns.system_prompt)
+    )
 
 
 @dataclass

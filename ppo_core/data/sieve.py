@@ -28,19 +28,20 @@ class Sieve:
     fraction: float
     drop_repeats: bool
     chat: bool = False
+    system_prompt: str | None = None
     held_out: set[bytes] = field(default_factory=set)
     seen: dict[str, set[bytes]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, spec: DatasetSpec) -> Sieve:
         """As a spec has it."""
-        return cls(spec.evaluation_fraction, spec.duplicates == "drop", spec.chat)
+        return cls(spec.evaluation_fraction, spec.duplicates == "drop", spec.chat, spec.system_prompt)
 
     def place(self, split: str, row: Row) -> tuple[str, str]:
         """The split that a row of `split` goes to, or "" and why it is left out. Held-out prompts come first."""
         if not self.fraction and not self.drop_repeats:
             return split, ""
-        prompt = one_form(row.prompt, chat=self.chat)
+        prompt = one_form(row.prompt, chat=self.chat, system_prompt=self.system_prompt)
         key = content_key(row.where, prompt)
         if split != "eval" and is_held_out(key, self.fraction):
             if split == "sft":
@@ -59,15 +60,17 @@ class Sieve:
         return split, ""
 
 
-def one_form(prompt: Any, *, chat: bool) -> Any:
-    """The prompt as it is compared with others: a text that becomes a user's message is that message.
+def one_form(prompt: Any, *, chat: bool, system_prompt: str | None = None) -> Any:
+    """The prompt as it is compared with others: a text that becomes a user's message is that message, and the system
+    prompt that every prompt gets is none of it, written out or not.
 
     >>> one_form("1+1=", chat=True) == one_form([{"role": "user", "content": "1+1=", "name": None}], chat=False)
     True
     """
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}] if chat else prompt
-    return [{key: value for key, value in message.items() if value is not None} for message in prompt]
+    messages = [{key: value for key, value in message.items() if value is not None} for message in prompt]
+    return messages[1:] if messages[:1] == [{"role": "system", "content": system_prompt}] else messages
 
 
 def content_key(where: str, content: Any) -> bytes:

@@ -15,11 +15,13 @@ import pytest
 
 from ppo_core.data.dataset import Limits
 from ppo_core.data.number_columns import NumberColumn, columns_of
+from ppo_core.data.preferences import read_preferences
 from ppo_core.data.preparation import Preparation
-from ppo_core.data.rows import Row
+from ppo_core.data.rows import Columns, Row, read_rows
+from ppo_core.data.sieve import Sieve
 from ppo_core.engines.start import rows_of_splits
 from ppo_core.processes.plugins import Sources
-from ppo_core.records import InputError, PrepareDatasetJob
+from ppo_core.records import InputError, PrepareDatasetJob, canonical_json
 from ppo_core.spec import DatasetSpec
 from tests.ppo_core.tiny_models import tiny_tokenizer
 
@@ -219,6 +221,32 @@ def test_a_text_and_the_message_that_it_becomes_are_one_prompt() -> None:
         kept = made.tallies[-1].rows
         assert kept == (0 if "evaluation" in spec else 300 - made.tallies[0].held_out)
         assert "evaluation" in spec or 0 < kept < 300
+
+
+def test_a_prompt_with_the_system_prompt_written_out_is_the_one_without(tmp_path: Path) -> None:
+    """What the policy reads is the same, so one may not be held out, or kept, without the other."""
+    rule = {"role": "system", "content": "Be brief."}
+    users = [[{"role": "user", "content": text}] for text in MANY[:100]]
+    written = [[rule, *messages] for messages in users]
+    asked = [{"prompt": one} for one in (*users, *written, [{**rule, "content": "Be long."}, *users[0]])]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    columns = Columns(chat=True, system_prompt="Be brief.")
+    rows = list(read_rows("rows.jsonl", Sources(tmp_path), columns))
+    spec = {"train": "a", "chat": True, "system_prompt": "Be brief."}
+    halved = Sieve.of(DatasetSpec.model_validate({**spec, "evaluation_fraction": 0.5}))
+    places = [halved.place("train", row)[0] for row in rows]
+    assert places[:100] == places[100:200]
+    assert set(places) == {"train", "eval"}
+    # A message of the user has the key that it always had.
+    hashes = [hashlib.sha256(canonical_json(messages).encode()).hexdigest() for messages in users]
+    assert [place == "eval" for place in places[:100]] == [int(found[:16], 16) < 2**63 for found in hashes]
+    once = Sieve.of(DatasetSpec.model_validate({**spec, "duplicates": "drop"}))
+    for split in ("train", "sft"):
+        assert [once.place(split, row)[0] for row in rows] == [*[split] * 100, *[""] * 100, split]
+    pairs = [{**row, "chosen": "w3", "rejected": "w4"} for row in asked]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    preferences = read_preferences("pairs.jsonl", Sources(tmp_path), columns, fraction=0.5)
+    assert [one.split for one in preferences] == places
 
 
 def test_a_source_with_a_weight_must_have_rows_left() -> None:
