@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat, ValidationInfo, model_validator
 
 from ppo_core.spec.algorithms import RlooSpec
 from ppo_core.spec.dataset import DatasetSpec
@@ -100,8 +100,8 @@ class DpoSpec(FlowSpec):
         return self
 
     @model_validator(mode="after")
-    def _servers_are_waited_for(self) -> Self:
-        check_patience(self.reward, self.engines)
+    def _rewards_are_waited_for(self, info: ValidationInfo) -> Self:
+        check_patience(self.reward, self.engines, written=bool(info.context))
         return self
 
     @property

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ppo_core.spec.hub import HubCommit
 from ppo_core.spec.loading import load_spec, overridden
-from ppo_core.spec.reward.kinds import HttpRewardSpec, JudgeSpec, ModelRewardSpec
+from ppo_core.spec.reward.kinds import FunctionRewardSpec, HttpRewardSpec, JudgeSpec, ModelRewardSpec
 from ppo_core.spec.reward.rules import UnitTestsSpec
 from ppo_core.spec.reward.section import RewardSpec
 from ppo_core.spec.section import Section
@@ -104,13 +104,20 @@ def check_master_weights(model: ModelSpec, training: TrainingSpec) -> None:
         )
 
 
-def check_patience(reward: RewardSpec, engines: EnginesSpec) -> None:
-    """Raise ValueError where a reward may wait for its server for longer than its engine may be silent."""
+def check_patience(reward: RewardSpec, engines: EnginesSpec, *, written: bool) -> None:
+    """Raise ValueError where a reward may take longer for one sample than its engine may be silent.
+
+    Functions only in a spec that is `written` by a person: a run's record may be older than this rule.
+    """
     limit = engines.reward_timeout_s
     for one in reward.rewards:
-        if isinstance(one, HttpRewardSpec | JudgeSpec | UnitTestsSpec) and one.timeout_s >= limit:
+        if isinstance(one, FunctionRewardSpec):
+            seconds = one.timeout_s if written else None
+        else:
+            seconds = one.timeout_s if isinstance(one, HttpRewardSpec | JudgeSpec | UnitTestsSpec) else None
+        if seconds is not None and seconds >= limit:
             raise ValueError(
-                f"timeout_s={one.timeout_s:g} of the reward {one.component} is not below "
+                f"timeout_s={seconds:g} of the reward {one.component} is not below "
                 f"engines.reward_timeout_s={limit:g}, after which the scoring engine is taken to be hung: "
                 "lower the first, or raise the second"
             )

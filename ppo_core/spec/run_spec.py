@@ -130,8 +130,8 @@ class RunSpec(FlowSpec):
         return self
 
     @model_validator(mode="after")
-    def _servers_are_waited_for(self) -> Self:
-        check_patience(self.reward, self.engines)
+    def _rewards_are_waited_for(self, info: ValidationInfo) -> Self:
+        check_patience(self.reward, self.engines, written=bool(info.context))
         return self
 
     @model_validator(mode="after")

@@ -33,8 +33,8 @@ class FunctionRewardSpec(AnyReward):
     options: dict[str, Any] = Field(default_factory=dict, description="Extra keyword arguments of the function")
     timeout_s: PositiveFloat | None = Field(
         None,
-        description="Seconds that one call of a coroutine function may take; then its sample has no score. none: no "
-        "limit but engines.reward_timeout_s, which ends the engine",
+        description="Seconds that one call of a coroutine function may take, below engines.reward_timeout_s; then "
+        "its sample has no score. none: no limit but that one, which ends the engine",
     )
     retries: NonNegativeInt = Field(
         1,

@@ -107,6 +107,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {**rule("unit_tests", timeout_s=60), "engines": {"reward_timeout_s": 60}},
         "timeout_s=60 of the reward unit_tests is not below engines.reward_timeout_s=60, after which the scoring",
     ),
+    (
+        {"reward": {"sources": [{"function": "a.py:f", "timeout_s": 300}]}},
+        "timeout_s=300 of the reward f is not below engines.reward_timeout_s=300, .*: lower the first, or raise",
+    ),
     ({"iterations": "many"}, "iterations='many': must be a whole number"),
     ({"seed": True}, "seed=True: must be a whole number"),
     *[

@@ -289,3 +289,8 @@ def test_every_documented_metric_may_choose_the_best_policy(tmp_path: Path) -> N
         assert loaded(tmp_path, {**rewards, "registry": {"metric": metric}}).registry.metric == metric
     recorded = RunSpec.model_validate({**SMALLEST, "folder": "", "registry": {"metric": "toy/nothing"}})
     assert recorded.registry.metric == "toy/nothing", "of an earlier run"
+
+
+def test_a_record_that_is_older_than_a_rule_is_read() -> None:
+    waits = {"sources": [{"function": "a.py:f", "timeout_s": 300}]}
+    assert RunSpec.model_validate({**SMALLEST, "reward": waits}).engines.reward_timeout_s == 300
