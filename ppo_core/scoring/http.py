@@ -48,8 +48,21 @@ class HttpReward:
                 'object with the list "scores", as in {"scores": [0.5, null]}'
             )
         given, whose = answer["scores"], f"{self.spec.url} (the reward {self.spec.component})"
-        checked = checked_scores(whose, scores_in(whose, VERL_BATCH, given), samples)
+        scores = scores_in(whose, VERL_BATCH, given)
+        for index, value in enumerate(scores):
+            if _has_truth(value):
+                raise InputError(
+                    f"{whose}: score {index} is {shorten(value)}: true and false are no scores: answer numbers, as in "
+                    '{"scores": [1.0, 0.0]}, or null'
+                )
+        checked = checked_scores(whose, scores, samples)
         return with_measures(checked, measures_in(whose, VERL_BATCH, given, len(samples)))
+
+
+def _has_truth(value: Any) -> bool:
+    """Whether a score, or a part of it, is true or false."""
+    parts = value if isinstance(value, list) else [value]
+    return any(isinstance(part.get("score") if isinstance(part, dict) else part, bool) for part in parts)
 
 
 def as_document(sample: Sample) -> dict[str, Any]:

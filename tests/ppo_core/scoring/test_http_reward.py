@@ -177,17 +177,19 @@ WRONG: list[Answer] = [
     (200, {}, {"error": "overloaded"}),
     (200, {}, {"scores": []}),
     (200, {}, '{"scores": [NaN]}'),
+    (200, {}, f'{{"scores": [{"1" * 5000}]}}'),
+    (200, {}, {"scores": [True]}),
 ]
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=str)
+@pytest.mark.parametrize("wrong", WRONG, ids=range(6))
 def test_a_wrong_answer_among_good_ones_is_asked_for_again(wrong: Answer) -> None:
     with reward_server(lambda number, document: wrong if number == 4 else lengths(number, document)) as server:
         assert scores(rewards("http", server.url, batch_size=1, concurrency=1)) == [float(n) for n in range(10)]
     assert len(server.asked) == 11
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=str)
+@pytest.mark.parametrize("wrong", WRONG, ids=range(6))
 def test_a_sample_that_is_always_answered_wrongly_has_no_score_and_the_others_have(wrong: Answer) -> None:
     """Also where it is the first that is asked for."""
 
@@ -201,7 +203,7 @@ def test_a_sample_that_is_always_answered_wrongly_has_no_score_and_the_others_ha
     assert str(found[3].error()).endswith("(after 2 tries)")
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=str)
+@pytest.mark.parametrize("wrong", WRONG, ids=range(6))
 def test_three_wrong_answers_before_any_other_end_the_scoring_as_bad_input(wrong: Answer) -> None:
     with reward_server(lambda *_: wrong) as server:
         with pytest.raises(InputError, match=re.escape(server.url)):
@@ -247,6 +249,8 @@ def test_a_server_that_never_answers_is_given_up_at_the_deadline() -> None:
         ((200, {}, {"scores": [1.0]}), "returned 1 scores for 10 completions"),
         ((200, {}, '{"scores": [NaN, 1, 1, 1, 1, 1, 1, 1, 1, 1]}'), "score 0 is nan"),
         ((200, {}, {"scores": ["1"] * 10}), r"score 0 is '1' \(str\)"),
+        ((200, {}, {"scores": [1] * 9 + [[0.5, False]]}), r"score 9 is \[0.5, False\]: true and false are no sc"),
+        ((200, {}, f"[{'1' * 5000}]"), "answered with an integer that is too long to be read, '.1*[.]{3}: let it"),
     ],
 )
 def test_what_a_server_would_answer_again_is_told_at_once(answer: Answer, message: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from ppo_core.records import InputError, PromptRow
 from ppo_core.scoring.reward import Sample
-from tests.ppo_core.scoring.reward_server import ROWS, SAMPLES, reward_server, rewards, scores
+from tests.ppo_core.scoring.reward_server import ROWS, SAMPLES, Answer, reward_server, rewards, scores
 
 
 def says(*texts: str) -> Any:
@@ -52,6 +52,31 @@ def test_prose_is_asked_for_again_and_is_never_a_zero(text: str) -> None:
     assert len(server.asked) == 3
     assert parts.scores == {"judge": None}
     assert "not scored by judge: the judge" in str(parts.error())
+
+
+def test_a_judge_that_answers_all_in_prose_ends_the_run_and_is_not_asked_for_the_rest() -> None:
+    for retries, ended_after in ((4, 3), (1, 8)):
+        with reward_server(says("I like it.")) as server:
+            found = rewards("judge", server.url, retries=retries, concurrency=1)
+            message = (
+                f"gave none of {ended_after} samples an answer .*like it.*{retries + 1} tries .* the reward's `rub"
+            )
+            with pytest.raises(InputError, match=message):
+                found.score(SAMPLES)
+            assert len(server.asked) == ended_after * (retries + 1)
+            # Two tell nothing, as in a trial.
+            assert scores(found, SAMPLES[:2]) == [None, None]
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_samples_that_a_judge_answers_in_prose_have_no_score_where_another_has_one(before: int) -> None:
+    def answer(_: int, document: Any) -> Answer:
+        read = "Rate " + "x" * before + " to" in document["messages"][0]["content"]
+        return says("Score: 4" if read else "Hm.")(0, document)
+
+    with reward_server(answer) as server:
+        found = scores(rewards("judge", server.url, retries=4, concurrency=1))
+    assert found == [4.0 if number == before else None for number in range(10)]
 
 
 def test_an_answer_that_was_cut_is_no_score() -> None:
