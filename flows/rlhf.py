@@ -25,6 +25,7 @@ from flows.recovery import close_dead_pages
 from flows.reward_model import reward_model
 from flows.supervised import supervised
 from ppo_core.spec import RlhfSpec
+from ppo_core.spec.hub import is_hub_name
 from tasks.checks.rlhf import check_rlhf
 from tasks.prefect.crashed_runs import holder_note, page_is_open
 from tasks.prefect.deployment_params import is_deployed, requested, shown_name
@@ -36,13 +37,16 @@ from tasks.stages.holding import RLHF, alone
 
 
 class RlhfReport(BaseModel):
-    """What the whole way leaves; None for parts that were skipped, or could not be done: `complaints` say why."""
+    """What the whole way leaves; None for parts that were skipped, or could not be done: `complaints` say why.
+
+    In place of its folder a reward model of the hub has its name.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     run: str
     reward_model: PreferenceReport | None
-    reward_model_folder: Path
+    reward_model_folder: Path | str
     training: RunReport
     evaluation: EvaluationReport | None
     promotion: PromotionReport | None
@@ -77,10 +81,10 @@ def train(spec: RlhfSpec, run: str | None = None, wait: bool = False, overrides:
         if spec.trained is not None:
             model = called(reward_model, spec.reward_model_from(places.policy), run, wait)
         training = called(ppo_training, spec.run_with(places.reward_model, places.policy), run, wait)
-        return finish(spec, run, model, Path(places.reward_model), training)
+        return finish(spec, run, model, places.reward_model, training)
 
 
-def finish(spec: RlhfSpec, run: str, model: PreferenceReport | None, folder: Path, training: RunReport) -> RlhfReport:
+def finish(spec: RlhfSpec, run: str, model: PreferenceReport | None, folder: str, training: RunReport) -> RlhfReport:
     """Evaluate the best policy and have it compared with the champion, as far as the spec asks for it."""
     complaints = [] if model is None else list(model.complaints)
     policy, best = training.policy, f"{run}@{training.best_iteration}"
@@ -97,7 +101,7 @@ def finish(spec: RlhfSpec, run: str, model: PreferenceReport | None, folder: Pat
     return RlhfReport(
         run=run,
         reward_model=model,
-        reward_model_folder=folder,
+        reward_model_folder=folder if is_hub_name(folder) else Path(folder),
         training=training,
         evaluation=evaluated,
         promotion=promoted,

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, model_validator
 from ppo_core.spec.flow_spec import NamedSpec
 from ppo_core.spec.hub import is_hub_name
 from ppo_core.spec.loading import load_spec
-from ppo_core.spec.paths import user_path
+from ppo_core.spec.paths import model_path
 from ppo_core.spec.reward.kinds import ModelRewardSpec, RegexSpec, RewardKind
 from ppo_core.spec.reward_model import RewardModelSpec
 from ppo_core.spec.run_spec import RunSpec
@@ -30,14 +30,10 @@ PARTS = ("reward_model", "run")
 
 
 def model_name(text: str) -> str:
-    """A folder, or models:/NAME/VERSION. Raises ValueError for an alias, which may move before a run goes on."""
-    if is_hub_name(text):
-        raise ValueError(
-            f"{text!r} is a name on the Hugging Face Hub: write it into run.model.path, or as the path of a reward of "
-            "kind model, and leave it out here"
-        )
+    """A folder, a name of the hub, or models:/NAME/VERSION. Raises ValueError for an alias, which may move before a run
+    goes on."""
     if not text.startswith(REGISTERED):
-        return user_path(text)
+        return model_path(text)
     if not re.fullmatch(r"models:/[^/@]+/\d+", text):
         raise ValueError(
             f"{text!r} is not a version of a registered model: write models:/NAME/VERSION (an alias may point to "
@@ -46,18 +42,25 @@ def model_name(text: str) -> str:
     return text
 
 
-GivenModel = Annotated[str, AfterValidator(model_name)]
+def policy_name(text: str) -> str:
+    """The same without names of the hub, which have a place in `run.model`."""
+    if is_hub_name(text):
+        raise ValueError(
+            f"{text!r} is a name on the Hugging Face Hub: write it into run.model.path, with run.sft: null and "
+            "without run.model.config and tokenizer, and leave it out here"
+        )
+    return model_name(text)
 
 
 class GivenSpec(Section):
     """Existing models: the stage that would make one is skipped, and its section is ignored."""
 
-    reward_model: GivenModel | None = Field(
+    reward_model: Annotated[str, AfterValidator(model_name)] | None = Field(
         None,
-        description="Reward model to use instead of training one: a folder, or models:/NAME/VERSION of one that "
-        "ppoflow has registered",
+        description="Reward model to use instead of training one: a folder, its hf:// name, or models:/NAME/VERSION of "
+        "one that ppoflow has registered",
     )
-    policy: GivenModel | None = Field(
+    policy: Annotated[str, AfterValidator(policy_name)] | None = Field(
         None,
         description="Policy to start PPO from, instead of `run.sft` and the path, config and tokenizer of `run.model`: "
         "a folder, or models:/NAME/VERSION",
@@ -186,8 +189,7 @@ class RlhfSpec(NamedSpec):
 
     def run_with(self, reward_model: str, policy: str | None) -> RunSpec:
         """The run that reads the reward model in this folder, and starts from the given policy in that one."""
-        run = wired(self._in_place(self.run), lambda reward: _reading(reward, reward_model), critic=reward_model)
-        return self._started(run, policy)
+        return self._started(reading(self._in_place(self.run), reward_model), policy)
 
     def run_before(self, policy: str | None) -> RunSpec:
         """The run as long as there is no reward model: whether a response says anything takes its place."""
@@ -240,8 +242,9 @@ def wired(run: RunSpec, put: Callable[[ModelRewardSpec], RewardKind], *, critic:
     return run.model_copy(update={"model": model, "reward": run.reward.model_copy(update={"sources": tuple(sources)})})
 
 
-def _reading(reward: ModelRewardSpec, folder: str) -> ModelRewardSpec:
-    return reward.model_copy(update={"path": folder})
+def reading(run: RunSpec, place: str) -> RunSpec:
+    """The run with the reward model of this flow from that folder, or of that name of the hub."""
+    return wired(run, lambda reward: reward.model_copy(update={"path": place}), critic=place)
 
 
 def _stand_in(reward: ModelRewardSpec) -> RegexSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ppo_core.spec import RlhfSpec
+from ppo_core.spec.hub import is_hub_name
 from ppo_core.spec.rlhf import REGISTERED
 from tasks.checks.model_folder import require_model
 from tasks.checks.preferences import check_preferences
@@ -41,10 +42,13 @@ def check_rlhf(spec: RlhfSpec, run: str | None = None, *, again: bool = False, w
 
 
 def require_given(spec: RlhfSpec, places: Places) -> None:
-    """Raise InputError where a folder that the spec names in `given` is none of a model; what is registered is one."""
+    """Raise InputError where a folder that the spec names in `given` is none of a model; what is registered is one.
+
+    What a name of the hub is, the check of the run says.
+    """
     for key, what, given, place in (
         ("given.reward_model", "sequence classifier", spec.given.reward_model, places.reward_model),
         ("given.policy", "causal LM", spec.given.policy, places.policy),
     ):
-        if given is not None and not given.startswith(REGISTERED):
+        if given is not None and not given.startswith(REGISTERED) and not is_hub_name(given):
             require_model(Path(place), key, what, given)

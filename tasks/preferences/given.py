@@ -15,7 +15,8 @@ from infra.runs.lease import Lease
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RlhfSpec
-from ppo_core.spec.rlhf import REGISTERED
+from ppo_core.spec.hub import is_hub_name
+from ppo_core.spec.rlhf import REGISTERED, reading
 from tasks.policies.policy import CHECKPOINT_TAG, REWARD_MODEL_TAG
 from tasks.preferences.register_reward_model import export_reward_model
 from tasks.preferences.stages import MODEL
@@ -26,7 +27,8 @@ from tasks.stages.holding import RLHF
 
 @dataclass(frozen=True)
 class Places:
-    """The folders of the reward model and of the policy that PPO starts from, made or given."""
+    """The folders of the reward model and of the policy that PPO starts from, made or given; or the hub's name of the
+    former."""
 
     reward_model: str
     policy: str
@@ -45,6 +47,8 @@ def places_of(spec: RlhfSpec, run: str) -> Places:
     settings = Settings()
 
     def place(given: str | None, own: Path) -> str:
+        if given is not None and is_hub_name(given):
+            return given
         return str(own if given is None or given.startswith(REGISTERED) else (Path(spec.folder) / given).absolute())
 
     return Places(
@@ -72,7 +76,9 @@ def places_now(spec: RlhfSpec, run: str) -> Places:
 def with_commits_of_parts(spec: RlhfSpec, run: str) -> RlhfSpec:
     """The spec with the commits that its names of the hub had when the run began: every part reads the same files."""
     root = open_store(Settings().store_root).root
-    training = with_own_commits(root, spec.run, run, RLHF, keep=True)
+    given = spec.given.reward_model or ""
+    reads = reading(spec.run, given) if is_hub_name(given) else spec.run
+    training = with_own_commits(root, reads, run, RLHF, keep=True)
     model = spec.reward_model
     if model is not None:
         model = with_own_commits(root, model, run, RLHF_REWARD_MODEL, keep=True, known=training.hub_commits)

@@ -126,9 +126,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nothing held out": ({"run": {"dataset": {"evaluation": None}}}, "run.dataset has no held-out prompts to evaluate"),
     "an alias": ({"given": {"policy": "models:/a@champion"}}, "'models:/a@champion' is not a version of a registered"),
     "an address": (
-        {"given": {"reward_model": "hf://a/b"}},
+        {"given": {"policy": "hf://a/b"}},
         "'hf://a/b' is a name on the Hugging Face Hub: write it",
     ),
+    "a file of the hub": ({"given": {"reward_model": "hf://a/b:c"}}, "a model is a whole repository: leave :c out"),
     "a key of a part": ({"run": {"rollouts": {}}}, "Extra inputs are not permitted"),
 }
 
@@ -144,6 +145,8 @@ def test_a_given_reward_model_needs_no_training_and_nothing_held_out_only_where_
     given = spec(given={"reward_model": "models:/rm/2"}, reward_model=None)
     assert (given.trained, given.stages[1]) == (None, "PPO")
     assert spec(given={"reward_model": "rm"}).trained is None
+    hub = spec(given={"reward_model": "hf://a/b@main"}, run={"model": {**MODEL, "critic": REWARD_MODEL}})
+    assert (hub.trained, hub.run_with("hf://a/b@main", None).model_folders) == (None, ("hf://a/b@main",))
     alone = spec(run={"dataset": {"evaluation": None}}, evaluate=False, promote=False)
     assert alone.stages == ("SFT", "reward model", "PPO")
 

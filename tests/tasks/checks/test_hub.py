@@ -12,11 +12,13 @@ from infra.artifacts import open_store
 from infra.hub.sources import HubError
 from infra.settings import Settings
 from ppo_core.records import InputError
-from ppo_core.spec import RewardModelSpec, RunSpec
+from ppo_core.spec import RewardModelSpec, RlhfSpec, RunSpec
 from tasks.checks.hub import find_sources
 from tasks.checks.preferences import check_preferences
+from tasks.checks.rlhf import check_rlhf
 from tasks.checks.run import check_run
 from tasks.checks.try_reward import try_reward
+from tasks.preferences.given import places_of, with_commits_of_parts
 from tasks.runs.kept import with_own_commits
 from tasks.stages.download_source import download_ahead
 from tasks.stages.hub_names import with_commits
@@ -106,6 +108,24 @@ def test_a_run_is_checked_as_of_folders_once_all_is_here(hub: ToyHub, tmp_path: 
     download_ahead(spec, str)
     assert check_run(spec).good["data"] == "32 prompts to train on, 1 held out"
     assert [row.score for row in try_reward(spec, ["<answer>2</answer>", "3"])] == [1.1, 0, 1.1, 0, 1.1]
+
+
+@pytest.mark.usefixtures("shared_engine")
+def test_a_reward_model_of_the_hub_is_given_to_the_whole_pipeline(hub: ToyHub) -> None:
+    """Its advice once led from given.reward_model to run.reward and back."""
+    config = json.dumps({"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]}).encode()
+    commit = hub.model("us/judge", {"config.json": config, "model.safetensors": b"w", "tokenizer.json": b"{}"})
+    example = Path(__file__).parents[3] / "examples" / "helpful" / "rlhf.yaml"
+    spec = RlhfSpec.from_yaml(example, ["given.reward_model=hf://us/judge"])
+    found = check_rlhf(spec, "whole")
+    assert found.good["stages"] == "SFT, PPO, evaluation, promotion"
+    (note,) = (note for note in found.notes if note.startswith("hf://us/judge"))
+    assert f"3 files of commit {commit}" in note
+    begun = with_commits_of_parts(spec, "whole")
+    hub.model("us/judge", {"config.json": config, "model.safetensors": b"other"})
+    whole = with_commits_of_parts(spec, "whole").run_with(places_of(spec, "whole").reward_model, None)
+    assert (whole.reward.models[0].path, whole.hub_commits[0].commit) == ("hf://us/judge", commit)
+    assert whole.hub_commits == begun.run.hub_commits
 
 
 def test_the_training_of_a_reward_model_keeps_its_commits(hub: ToyHub) -> None:
