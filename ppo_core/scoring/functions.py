@@ -74,7 +74,7 @@ class FunctionReward:
                 "function, which could be ended; write it with `async def`, or leave timeout_s out"
             )
         parameters = self.parameters = inspect.signature(self.function).parameters
-        self.form = form_of(list(parameters))
+        self.form = form_of(parameters)
         self.reads_tokens = self.form is TRL and TOKENS in parameters
         self._needs_tokens = self.reads_tokens and parameters[TOKENS].default is inspect.Parameter.empty
 
@@ -94,6 +94,8 @@ class FunctionReward:
                 if columns_of(row, self.answer_column).get(column) is None:
                     what = "" if argument == column else f" as its {argument}"
                     remedy = "" if argument == column else ", name another dataset.answer_column"
+                    if self.form is TRL and argument in VERIFIERS.optional:
+                        remedy = ", add the parameter `completion` if it is written for verifiers"
                     raise InputError(
                         f"{self.name} needs the column {column!r}{what}, which row {number} ({shorten(row.prompt)}) "
                         f"lacks: add it to the data{remedy}, or give the argument a default"

@@ -4,7 +4,7 @@ trl         reward(prompts, completions, completion_ids, **columns) -> list     
 verl        compute_score(data_source, solution_str, ground_truth, extra_info) -> float | {"score": float, ...}
 verl batch  compute_score(data_sources, solution_strs, ground_truths, extra_infos) -> list of those
 openrlhf    reward_func(queries, prompts, labels) -> tensor | {"rewards": tensor, "extra_logs": {name: tensor}}
-verifiers   reward(prompt, completion, answer, info, state, **columns) -> float
+verifiers   reward(prompt, completion, answer, info, state, **columns) -> float     (also without `completion`)
 """
 
 from __future__ import annotations
@@ -48,9 +48,19 @@ FORMS = (TRL, VERL, VERL_BATCH, OPENRLHF, VERIFIERS)
 KEPT = frozenset({TOKENS}).union(*(form.given - form.optional for form in FORMS))
 
 
-def form_of(parameters: Sequence[str]) -> Form:
-    """The form that a function with these parameters has."""
-    return next((form for form in FORMS if form.mark in parameters), TRL)
+def form_of(parameters: Mapping[str, inspect.Parameter]) -> Form:
+    """The form that a function with these parameters has.
+
+    TRL's names are plural, and no column has the name `prompt`; `state` may be a column, where others come by `**`.
+    """
+    for form in FORMS:
+        if form.mark in parameters:
+            return form
+    if not {"prompts", TOKENS} & parameters.keys():
+        others = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        if "prompt" in parameters or ("state" in parameters and not others):
+            return VERIFIERS
+    return TRL
 
 
 def check_names(name: str, form: Form, options: Iterable[str]) -> None:
@@ -115,14 +125,14 @@ def one_by_one_arguments(form: Form, sample: Sample, columns: Arguments) -> Argu
             "ground_truth": answer,
             "extra_info": metadata.get("extra_info", metadata),
         }
-    return {
-        **columns,
+    known = {
         "prompt": sample.row.prompt,
         "completion": as_completion(sample.row.prompt, sample.response),
         "answer": answer,
         "info": metadata.get("info", metadata),
-        "state": {},
     }
+    task = {"task": metadata["task"]} if "task" in metadata else {}
+    return {**columns, **known, "state": {**known, **task}}
 
 
 def scores_in(name: str, form: Form, returned: Any) -> Any:
