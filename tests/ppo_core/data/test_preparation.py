@@ -267,6 +267,7 @@ def test_ids_of_the_users_own_name_the_prompts() -> None:
     assert made.finished()["train"]["prompt_id"].to_pylist() == ["x", "7"]
     with pytest.raises(InputError, match=r"row 9 has key='x', the same as row 1: give each row a unique id"):
         made.add_prompts("train", "b", [Row("row 9", {"prompt": "w4", "key": "x"})])
+    made.add_prompts("eval", "b", [Row("row 1", {"prompt": "w4", "key": "x"})])  # nothing looks in both
     with pytest.raises(InputError, match=r"row 3 has key=None: an id must be text or a whole number"):
         made.add_prompts("train", "b", [Row("row 3", {"prompt": "w4"})])
 
