@@ -149,7 +149,8 @@ def _files(folder: Path) -> list[Path]:
 
 def _parts(folder: Path) -> Iterator[Found]:
     for path in _files(folder):
-        yield from rows_of_file(path)
+        for found in rows_of_file(path):
+            yield found._replace(file=str(path.relative_to(folder)))
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -113,10 +113,11 @@ class Rows:
 
     def __iter__(self) -> Iterator[Row]:
         """The rows that can be used; after the last, InputError for the first that cannot be, and how many more."""
-        count, refusals = 0, Refusals()
+        count, file, refusals = 0, "", Refusals()
         with refusals:  # what ends the file counts as a row, too
             for found in self._found():
-                count += 1
+                count = count + 1 if found.file == file else 1
+                file = found.file
                 with refusals:
                     yield self._checked(count, found)
         refusals.tell()
@@ -129,11 +130,13 @@ class Rows:
     def _checked(self, number: int, found: Found) -> Row:
         if isinstance(found.content, InputError):
             raise found.content
+        file = f" of {found.file}" if found.file else ""
         line = "" if found.line in (None, number) else f" (line {found.line})"
-        where, row = f"{self.source}: row {number}{line}", found.content
+        where, row = f"{self.source}: row {number}{file}{line}", found.content
         if not isinstance(row, Mapping):
-            lines = found.line is not None and self.path.suffix.lower() != ".json"
-            remedy = f": {array_named_lines(self.path)}" if isinstance(row, list) and lines else ""
+            path = self.path / found.file
+            lines = found.line is not None and path.suffix.lower() != ".json"
+            remedy = f": {array_named_lines(path)}" if isinstance(row, list) and lines else ""
             raise InputError(
                 f"{where} is of type {type(row).__name__}, not an object with a `{self.columns.prompt}`{remedy}"
             )

@@ -34,10 +34,14 @@ JSON = json.JSONDecoder(object_pairs_hook=_each_key_once)
 
 
 class Found(NamedTuple):
-    """What lies at a line of a file (None: the file has no lines): a row, or why none can be read there."""
+    """What lies at a line of a file (None: the file has no lines): a row, or why none can be read there.
+
+    `file` says which file of a folder it is.
+    """
 
     line: int | None
     content: Any
+    file: str = ""
 
 
 def json_lines(path: Path) -> Iterator[Found]:

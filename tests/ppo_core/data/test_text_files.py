@@ -54,3 +54,21 @@ def test_a_row_that_cannot_be_used_is_named_with_its_line_whatever_follows(
     (tmp_path / name).write_text(content)
     with pytest.raises(InputError, match=message):
         list(read_rows(name, Sources(tmp_path)))
+
+
+def test_a_row_of_a_folder_is_named_with_its_file(tmp_path: Path) -> None:
+    """Rows are counted in each file by itself."""
+    folder = tmp_path / "rows"
+    (folder / "below").mkdir(parents=True)
+    (folder / "a.jsonl").write_text(f"{GOOD}\n" * 3)
+    (folder / "below" / "b.csv").write_text('prompt,level\n"w3\nw4",1\nw5,2\n,3\n')
+    with pytest.raises(InputError, match=r"^rows: row 3 of below/b.csv \(line 5\) has prompt=None: it must be text"):
+        list(read_rows("rows", Sources(tmp_path)))
+    (folder / "below" / "b.csv").unlink()
+    (folder / "c.jsonl").write_text(f"{GOOD}\n[{GOOD}]")
+    with pytest.raises(InputError, match=r"^rows: row 2 of c.jsonl is of type list, .*/rows/c.jsonl is one JSON array"):
+        list(read_rows("rows", Sources(tmp_path)))
+    (folder / "c.jsonl").unlink()
+    assert [row.where for row in read_rows("rows", Sources(tmp_path))] == [
+        f"rows: row {n} of a.jsonl" for n in (1, 2, 3)
+    ]
