@@ -45,3 +45,14 @@ def test_the_server_scores_as_the_function_does(server: str) -> None:
     rewards = WeightedRewards(RewardSpec.model_validate({"sources": sources}), Sources(EXAMPLE), "answer")
     scored = [parts.scores for parts in rewards.score(samples)]
     assert [parts["http"] for parts in scored] == [parts["correct"] for parts in scored] == [1.1, 0.1, 0.0]
+
+
+def test_the_server_takes_all_that_is_sent(server: str) -> None:
+    """Messages that only call tools, tokens, and rows without a reference answer."""
+    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "add"}}]}
+    chat = [{"role": "user", "content": "7+5="}, called, {"role": "tool", "content": "2", "tool_call_id": "1"}]
+    rows = [PromptRow("a", chat, [1], "2", {"level": 1}), PromptRow("b", "7+5=", [1], None, {})]
+    source = {"kind": "http", "url": f"{server}/score"}
+    rewards = WeightedRewards(RewardSpec.model_validate({"sources": [source]}), Sources(EXAMPLE), "answer")
+    samples = [Sample(row, "<answer>2</answer>", [4, 5, 1]) for row in rows]
+    assert [parts.scores["http"] for parts in rewards.score(samples)] == [1.1, None]
