@@ -48,6 +48,11 @@ def rewards(*sources: dict[str, Any], folder: Path = Path()) -> WeightedRewards:
         ({"kind": "number"}, "5", "pages 3-5", 1.0),
         ({"kind": "number"}, "7", "in room B-7", 1.0),
         ({"kind": "number"}, "-5", "x=-5", 1.0),
+        ({"kind": "number"}, "-5", "x = \u22125", 1.0),
+        ({"kind": "number"}, "\u22121,200", "-1200", 1.0),
+        ({"kind": "number"}, "5", "x = \u22125", 0.0),
+        ({"kind": "number"}, "5", "pages 3\u22125", 1.0),
+        ({"kind": "number"}, "0.005", "about 5e\u22123", 1.0),
         ({"kind": "number"}, "0.005", "about 5e-3", 1.0),
         ({"kind": "number"}, "5", "1,2345", 0.0),
         ({"kind": "number", "tolerance": 0.1}, "0.3", "0.4", 1.0),  # 0.4 - 0.3 > 0.1 in binary floats
