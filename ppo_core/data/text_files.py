@@ -96,6 +96,9 @@ def table_of_text(path: Path, delimiter: str) -> Iterator[Found]:
             header = next(reader, [])
             if repeated := sorted({name for name in header if header.count(name) > 1}):
                 raise InputError(f"{path} has several columns named {', '.join(repeated)}: rename them")
+            if len(header) == 1 and (other := next((one for one in ";\t" if one in header[0]), "")):
+                remedy = "rename it to .tsv" if other == "\t" else "save it with commas"
+                raise InputError(f"{path} has the one column {header[0]!r}, as if {other!r} separated cells: {remedy}")
             for cells in reader:
                 if len(cells) == len(header):
                     yield Found(reader.line_num, {name: cell or None for name, cell in zip(header, cells, strict=True)})

@@ -31,6 +31,9 @@ GOOD = '{"prompt": "w3"}'
         ),
         ("a.json", f"[{GOOD},\n{'9' * 5000}]", r"/a.json:2 is not JSON: Exceeds the limit"),
         ("a.json", f"[{GOOD},\n{'[' * 200_000}", r"/a.json:2 is nested too deeply: give flatter objects$"),
+        ("a.csv", "prompt;x\nw3;1\n", r"/a.csv has the one column 'prompt;x', as if ';' separated cells: save it with"),
+        ("a.tsv", "prompt;x\nw3;1\n", r"/a.tsv has the one column 'prompt;x', as if ';' separated cells"),
+        ("a.csv", "prompt\tx\nw3\t1\n", r"/a.csv has the one column .*: rename it to .tsv$"),
         ("a.csv", 'prompt,x\n,1\n"w3\n', r"^a.csv: row 1 \(line 2\) has prompt=None.* \(1 more row cannot be used"),
     ],
     ids=[
@@ -45,6 +48,9 @@ GOOD = '{"prompt": "w3"}'
         "a key again within",
         "a number",
         "depth",
+        "semicolons",
+        "semicolons in place of tabs",
+        "tabs",
         "a row, then no CSV",
     ],
 )
