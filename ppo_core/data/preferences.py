@@ -159,6 +159,11 @@ def _responses(row: Mapping[str, Any]) -> dict[str, str]:
         if set(PAIR) & set(row):
             raise _Malformed(f"has both responses and chosen or rejected (columns {columns}): keep one form")
         listed = row["responses"]
+        if isinstance(listed, str):
+            raise _Malformed(
+                f"has the text responses={_short(listed)}: give a list, which tables of text (CSV, TSV) cannot hold; "
+                "use JSONL or Parquet"
+            )
         if not isinstance(listed, list) or len(listed) < 2:
             raise _Malformed(f"has responses={_short(listed)}: give a list of two or more, the best first")
         given = {f"responses[{index}]": value for index, value in enumerate(listed)}
@@ -177,8 +182,13 @@ def _responses(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _text(value: Any, column: str) -> str:
-    """A text, or the one message of a list."""
+    """A text, or the one message of a list, which is the assistant's."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], Mapping):
+        if (role := value[0].get("role")) != "assistant":
+            raise _Malformed(
+                f"has {column} with a last message of role {role!r}: what is compared is what the assistant answers; "
+                "give it the role 'assistant', or put what the user says into the prompt"
+            )
         value = value[0].get("content")
     if not isinstance(value, str):
         raise _Malformed(f"has {column}={_short(value)}: give a text, or a list of one message")

@@ -156,6 +156,17 @@ GOOD = {"prompt": "w2 ", "chosen": "w3", "rejected": "w4"}
         ({"prompt": "w2", "responses": ["w3"]}, r"row 2 has responses=\['w3'\]: give a list of two or more"),
         ({"prompt": "w2", "responses": ["w3", "w4", "w3"]}, r"row 2 has responses\[0\] == responses\[2\] \('w3'\)"),
         ({"prompt": "w2", "responses": ["w3", 4]}, r"pairs.jsonl: row 2 has responses\[1\]=4: give a text"),
+        (
+            {"prompt": "w2", "responses": '["w3", "w4"]'},
+            "row 2 has the text responses=.*: give a list, .* use JSONL or",
+        ),
+        ({**GOOD, "chosen": [said("user", "w3")]}, "row 2 has chosen with a last message of role 'user': what is comp"),
+        ({**GOOD, "rejected": [{"content": "w3"}]}, "row 2 has rejected with a last message of role None"),
+        ({"prompt": "w2", "responses": ["w3", [said("tool", "w4")]]}, r"has responses\[1\] with a .* of role 'tool'"),
+        (
+            {"chosen": TALK, "rejected": [*TALK[:3], said("user", "w4")]},
+            "row 2 has rejected with a last .* role 'user'",
+        ),
         ({**GOOD, "margin": -1}, r"pairs.jsonl: row 2 has margin=-1: give a number of 0 or more, or leave it out"),
         ({**GOOD, "margin": "much"}, r"pairs.jsonl: row 2 has margin='much': give a number"),
         ({"prompt": "w2", "responses": ["w3", "w4"], "margin": 1}, r"pairs.jsonl: row 2 has margin and responses"),
