@@ -1,6 +1,6 @@
 """Whole iterations beside TRL's PPOTrainer: same policy, prompts, longest response, epochs and minibatches.
 
-    python -m benchmarks.iteration [--cases demo 27M …] [--rounds 3] [--iterations 6] [--home .ppoflow/benchmarks]
+    python -m benchmarks.iteration [--cases demo 27M …] [--sides NAME …] [--rounds 3] [--iterations 7]
 
 `demo` is the example after its supervised start, `27M` a new model with a vocabulary of 32,000 that never ends before
 64 tokens, `27M-mixed` the same after a supervised start on responses of 8 to 64 tokens: both sides stop at its <eos>.
@@ -12,10 +12,12 @@ so that a busy machine is busy for all. Prints medians over iterations from the 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,8 +74,9 @@ def main() -> None:
     """All cases, all sides, in turns."""
     parser = arguments(__doc__)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
+    parser.add_argument("--sides", nargs="+", choices=[*PEERS, *OURS], default=[*PEERS, *OURS], metavar="NAME")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--iterations", type=int, default=6)
+    parser.add_argument("--iterations", type=int, default=7)
     parser.add_argument("--home", type=Path, default=Path(".ppoflow/benchmarks"))
     parser.add_argument("--trl", type=Path, default=Path(".ppoflow/trl"), help="the folder of TRL's environment")
     given = parser.parse_args()
@@ -85,7 +88,7 @@ def main() -> None:
     document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     for name in given.cases:
         case = Case(Path("examples/arithmetic/demo.yaml")) if name == "demo" else large_case(home / name)
-        found = compare(case, home, python, given.rounds, given.iterations)
+        found = compare(case, home, python, given)
         medians = {
             side: {part: statistics.median(one[part] for one in iterations) for part in PARTS}
             for side, iterations in found.items()
@@ -95,16 +98,17 @@ def main() -> None:
         show(name, medians)
 
 
-def compare(case: Case, home: Path, python: Path, rounds: int, iterations: int) -> dict[str, list[dict[str, float]]]:
-    """Every side once a round."""
+def compare(case: Case, home: Path, python: Path, given: Namespace) -> dict[str, list[dict[str, float]]]:
+    """Every side that is asked for, once a round."""
     policy, prompts = start(case, home)
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in (*PEERS, *OURS)}
-    for _ in range(rounds):
-        for side, options in PEERS.items():
-            found[side] += peer(python, policy, prompts, iterations, (*case.peer_options, *options))
-            say(side, found[side])
-        for side, settings in OURS.items():
-            found[side] += ours(case, home, policy, iterations, settings)
+    found: dict[str, list[dict[str, float]]] = {side: [] for side in given.sides}
+    for _ in range(given.rounds):
+        for side in given.sides:
+            if side in PEERS:
+                options = (*case.peer_options, *PEERS[side])
+                found[side] += peer(python, policy, prompts, given.iterations, options)
+            else:
+                found[side] += ours(case, home, policy, given.iterations, OURS[side])
             say(side, found[side])
     return found
 
@@ -213,8 +217,8 @@ def peer(
 
 
 def show(case: str, medians: Mapping[str, Mapping[str, float]]) -> None:
-    """Ratios above 1 are faster than the faster of TRL's two."""
-    best = min(medians[name]["iteration"] for name in PEERS)
+    """Ratios above 1 are faster than TRL, than the faster of its two where both were measured."""
+    best = min((medians[name]["iteration"] for name in medians if name in PEERS), default=math.nan)
     table = Table(title=f"{case}: seconds of an iteration, medians")
     for column in ("", *PARTS, "faster than TRL"):
         table.add_column(column, justify="right" if column else "left")
