@@ -6,7 +6,7 @@ On a terminal the table is live; in a log file there is a clean line per iterati
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -98,10 +98,6 @@ class RunConsole:
         if text not in self._said:
             self._said.add(text)
             self.say(text)
-
-    def know(self, engines: Iterable[str]) -> None:
-        """That they have started."""
-        self._heard |= set(engines)
 
     def progress(self, progress: Any) -> None:
         """Take an engine's progress (EngineProgress)."""

@@ -103,7 +103,6 @@ def train(
         keep=lambda: not page_is_open(),
     )
     with console, outages_told(console.say), opened as context:
-        console.know(context.engines.answered)
         console.step(f"run {context.run}; Prefect page {page_url()} (flow ppo-training)")
         finish_interrupted(context, console)
         greet(console, context, last_record(context.records))

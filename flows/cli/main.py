@@ -12,7 +12,7 @@ from rich.table import Table
 from flows.cli import deploy, preferences, registry, runs, store
 from flows.cli.application import Overrides, Wait, app
 from flows.cli.friendly_errors import friendly_errors, leaving_soon, say
-from flows.cli.run_training import check_and_train
+from flows.cli.run_training import run_training
 from ppo_core.spec import RlhfSpec, RunSpec
 from ppo_core.spec.kinds import load_any, load_as
 
@@ -36,7 +36,7 @@ def train(
     """Train a policy, or resume the run of this name."""
     with friendly_errors(f"run {run} from {spec}" if run else f"a run from {spec}"):
         loaded = load_as(RunSpec, spec, overrides or [])
-        check_and_train(loaded, run, again(spec, run, overrides), wait=wait)
+        run_training(loaded, run, again(spec, run, overrides), wait=wait)
 
 
 @app.command()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -24,62 +23,41 @@ from ppo_core.spec import RunSpec
 
 if TYPE_CHECKING:
     from flows.ppo import Rerun
-    from tasks.stages.early_engines import EngineProcess
 
 CHECKING = "checking the spec, its data, rewards and model"
 
 
-@contextmanager
-def checked_first(spec: RunSpec, run: str | None, *, wait: bool = False) -> Iterator[EngineProcess | None]:
+def check_first(spec: RunSpec, run: str | None, *, wait: bool = False) -> None:
     """Refuse what cannot run before anything starts, while the slow libraries of the flow are imported.
 
-    Not by the main thread, which Ctrl-C would interrupt in the middle of that; see `interrupt`. Yields the scoring
-    engine that has checked, for the run to go on with; none to a run that waits, which keeps no memory from others, and
-    none to one on Ray, whose engines come later.
+    Not by the main thread, which Ctrl-C would interrupt in the middle of that; see `interrupt`.
     """
     from tasks.checks.run import checking
     from tasks.runs.progress import announced
-    from tasks.stages.early_engines import scoring_engine
 
-    name = run or spec.name
     tell_step(CHECKING)
-    with nullcontext() if wait or spec.engines.backend == "ray" else scoring_engine(name) as scoring:
-        try:
-            with (
-                unwrapped_interrupts(),
-                ThreadPoolExecutor(1) as aside,
-                announced(name, CHECKING),
-                checking(spec, run, wait=wait, engine=scoring) as answer,
-            ):
-                aside.submit(import_module, "tasks.reports.summary")
-                findings = answer.result()
-        except KeyboardInterrupt:
-            say("interrupted; nothing was started")
-            raise typer.Exit(INTERRUPTED) from None
-        for note in findings.notes:
-            say(note)
-        yield scoring
-
-
-def check_and_train(
-    spec: RunSpec, run: str | None, again: str, *, wait: bool = False, rerun: Rerun | None = None
-) -> None:
-    """Refuse what cannot run, or start the training flow, and report how it ended."""
-    with checked_first(spec, run, wait=wait) as scoring:
-        run_training(spec, run, again, wait=wait, rerun=rerun, scoring=scoring)
+    try:
+        with (
+            unwrapped_interrupts(),
+            ThreadPoolExecutor(1) as aside,
+            announced(run or spec.name, CHECKING),
+            checking(spec, run, wait=wait) as answer,
+        ):
+            aside.submit(import_module, "tasks.reports.summary")
+            findings = answer.result()
+    except KeyboardInterrupt:
+        say("interrupted; nothing was started")
+        raise typer.Exit(INTERRUPTED) from None
+    for note in findings.notes:
+        say(note)
 
 
 def run_training(
-    spec: RunSpec,
-    run: str | None,
-    again: str,
-    *,
-    wait: bool = False,
-    rerun: Rerun | None = None,
-    scoring: EngineProcess | None = None,
+    spec: RunSpec, run: str | None, again: str, *, wait: bool = False, rerun: Rerun | None = None, checked: bool = False
 ) -> None:
-    """Start the training flow of what was checked, and report how it ended. `again`: the command that goes on with it;
-    `scoring`: an engine that has started already."""
+    """Start the training flow, and report how it ended. `again`: the command that goes on with it."""
+    if not checked:
+        check_first(spec, run, wait=wait)
     from flows.ppo import ppo_training
     from tasks.prefect.server import PREFECT_AWAY, configured_url, shown_url
     from tasks.prefect.store_outages import at_once
@@ -92,9 +70,7 @@ def run_training(
     tell_step(f"asking Prefect's server at {shown_url()}" if configured_url() else "starting Prefect's server")
     try:
         name = run or spec.name
-        early = (
-            nullcontext() if wait else started_early(spec, name, scoring)
-        )  # whoever waits keeps no memory from others
+        early = nullcontext() if wait else started_early(spec, name)  # whoever waits keeps no memory from others
         with stopping_on_sigterm(), announced(name, "starting"), early:
             report = ppo_training.checked(spec, run, wait, rerun)
     except KeyboardInterrupt:

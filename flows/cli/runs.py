@@ -9,7 +9,7 @@ import typer
 
 from flows.cli.application import Folder, Overrides, Wait, app
 from flows.cli.friendly_errors import command_line, friendly_errors, say, set_options
-from flows.cli.run_training import check_and_train, checked_first, run_training
+from flows.cli.run_training import check_first, run_training
 
 Iterations = Annotated[str | None, typer.Option(help="FIRST..LAST or one number. Default: all")]
 Place = Annotated[str, typer.Argument(help="RUN@ITERATION, for example demo@12", show_default=False)]
@@ -28,7 +28,7 @@ def resume(
         from tasks.runs.run_state import spec_to_go_on
 
         spec = spec_to_go_on(run, folder).with_overrides(overrides or [])
-        check_and_train(spec, run, command_line("resume", run, *set_options(overrides)), wait=wait)
+        run_training(spec, run, command_line("resume", run, *set_options(overrides)), wait=wait)
 
 
 @app.command(rich_help_panel="Runs that exist")
@@ -45,17 +45,17 @@ def fork(
         from tasks.runs.run_state import committed_at
 
         source, iteration = parse_place(place)
-        with checked_first(fork_spec(source, iteration, overrides or [], folder), new) as scoring:
-            spec = fork_run(source, iteration, new, overrides or [], folder)
-            say(f"run {new} shares iterations 0 to {iteration} of {source}")
-            given = committed_at(source, iteration)
-            if given.attempt:
-                rolled_back = f"{given.attempt} rollbacks of {source} count as its own"
-                say(f"  learning rates     times {given.rate_factor:g}: {rolled_back}")
-            if only_create:
-                say(f"  continue           ppoflow resume {new}")
-            else:
-                run_training(spec, new, command_line("resume", new), scoring=scoring)
+        check_first(fork_spec(source, iteration, overrides or [], folder), new)
+        spec = fork_run(source, iteration, new, overrides or [], folder)
+        say(f"run {new} shares iterations 0 to {iteration} of {source}")
+        given = committed_at(source, iteration)
+        if given.attempt:
+            rolled_back = f"{given.attempt} rollbacks of {source} count as its own"
+            say(f"  learning rates     times {given.rate_factor:g}: {rolled_back}")
+        if only_create:
+            say(f"  continue           ppoflow resume {new}")
+        else:
+            run_training(spec, new, command_line("resume", new), checked=True)
 
 
 @app.command(rich_help_panel="Runs that exist")
@@ -90,7 +90,7 @@ def rerun(
             ) from None
         spec = spec_to_go_on(run, folder)
         committed_at(run, iteration)
-        check_and_train(spec, run, command_line("resume", run), wait=wait, rerun=wanted)
+        run_training(spec, run, command_line("resume", run), wait=wait, rerun=wanted)
 
 
 @app.command(rich_help_panel="Runs that exist")

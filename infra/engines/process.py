@@ -202,7 +202,7 @@ class EngineProcess:
     ) -> None:
         self.name = name
         self._command = [sys.executable, "-m", program] if command is None else list(command)
-        self.log = log
+        self._log = log
         # Unbuffered, so that the tail of the log holds what was printed last before a kill.
         self._environment = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **environment}
         self._numbers = itertools.count(1)
@@ -269,7 +269,7 @@ class EngineProcess:
         # One that died before its first job is kept: run() finds it dead and says why.
         if self._process is None or self._channel is None:
             seen = engine_environment(self._environment)
-            self._process = GuardedProcess(self._command, log=self.log, environment=seen, pipes=True)
+            self._process = GuardedProcess(self._command, log=self._log, environment=seen, pipes=True)
             self._channel = self._process.channel()
         return self._process, self._channel
 

@@ -4,7 +4,7 @@
                                                               ├─► findings, or a refusal
     the scoring engine (rows, tokenizer, rewards, model)  ────┘
 
-Nothing is written. The user's code runs in a scoring engine: the check's own, or that of the run to come.
+Nothing is written. The user's code runs in a scoring engine of its own, as in training.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -101,9 +101,8 @@ def checking(
     wait: bool = False,
     trial: RunSpec | None = None,
     learned: str = "",
-    engine: EngineProcess | None = None,
 ) -> Iterator[Future[Findings]]:
-    """Check while the caller does something else; all is ended on the way out, but for an `engine` that is given.
+    """Check while the caller does something else; all is ended on the way out.
 
     A run that another process has now is refused, unless the caller means to `wait`; with `again` it is a note.
     The rows of a run that goes on with the same spec and files were checked when it began, and are checked once more
@@ -114,8 +113,8 @@ def checking(
     notes = preflight(trial or spec)
     store, name = open_store(Settings().store_root), run or spec.name
     notes += holder_notes(store, name, noted=again) if again or not wait else []
-    with ThreadPoolExecutor(1) as pool, check_engine() if engine is None else _lent(engine) as scoring:
-        yield pool.submit(_check, scoring, store, spec, trial, name, notes, again, started, learned)
+    with ThreadPoolExecutor(1) as pool, check_engine() as engine:
+        yield pool.submit(_check, engine, store, spec, trial, name, notes, again, started, learned)
 
 
 @contextmanager
@@ -128,22 +127,6 @@ def check_engine() -> Iterator[EngineProcess]:
             yield engine
         finally:
             engine.close()
-
-
-@contextmanager
-def _lent(engine: EngineProcess) -> Iterator[EngineProcess]:
-    """One that goes on afterwards. If the check fails it ends, and a log that was not there before is gone again."""
-    log, new = engine.log, not engine.log.exists()
-    engine.start()
-    try:
-        yield engine
-    except BaseException:
-        engine.close()
-        if new:
-            log.unlink(missing_ok=True)
-            with suppress(OSError):
-                log.parent.rmdir()
-        raise
 
 
 def _check(

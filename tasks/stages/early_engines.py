@@ -1,9 +1,4 @@
-"""Engines that start before the flow: imports are most of what they take.
-
-the scoring engine ─► checks the run ─► serves it ─────────────►
-                                  all others start ─► serve it ─►
-                                  Prefect's server starts ─► the flow
-"""
+"""Engines that start while Prefect's server does: imports are most of what either takes."""
 
 from __future__ import annotations
 
@@ -11,10 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from infra.engines.process import Engine, EngineProcess
 from infra.settings import Settings
 from ppo_core.spec.flow_spec import FlowSpec
-from tasks.stages.engine_programs import EnginePlan, launch, plan_engines
+from tasks.stages.engine_programs import plan_engines
 from tasks.stages.engines import Engines
 
 EARLY: ContextVar[tuple[str, FlowSpec, Engines] | None] = ContextVar("early", default=None)
@@ -22,20 +16,8 @@ EARLY: ContextVar[tuple[str, FlowSpec, Engines] | None] = ContextVar("early", de
 
 
 @contextmanager
-def scoring_engine(run: str) -> Iterator[EngineProcess]:
-    """A run's scoring engine, not started, which can check the run before it serves it; it ends with the context."""
-    settings = Settings()
-    engine = launch(EnginePlan("scoring", "scoring"), settings, settings.log_folder(run))
-    try:
-        yield engine
-    finally:
-        engine.close()
-
-
-@contextmanager
-def started_early(spec: FlowSpec, run: str, scoring: Engine | None = None) -> Iterator[None]:
-    """Have a run's engines import while its flow is prepared; they end with the context at the latest. One for scoring
-    may have started already.
+def started_early(spec: FlowSpec, run: str) -> Iterator[None]:
+    """Have a run's engines import while its flow is prepared; they end with the context at the latest.
 
     Those of a Ray cluster are not asked for before the run is known to be free.
     """
@@ -43,7 +25,7 @@ def started_early(spec: FlowSpec, run: str, scoring: Engine | None = None) -> It
         yield
         return
     settings = Settings()
-    engines = Engines(spec, settings, settings.log_folder(run), run=run, scoring=scoring)
+    engines = Engines(spec, settings, settings.log_folder(run), run=run)
     token = EARLY.set((run, spec, engines))
     try:
         engines.start()

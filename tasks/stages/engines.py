@@ -143,23 +143,19 @@ class Engines:
 
     `handles` has every engine by its name, `rollout_names` are those that share an iteration's prompts; `scoring`,
     which runs the user's code in the user's folder, is always here. `turns` is to be asked before a job is given out.
-    All are others after `serve`. `answered` are those that did a job before they came here: of a scoring engine that is
-    given, nothing is started again.
+    All are others after `serve`.
     """
 
     scoring: Engine
-    answered: frozenset[str]
     rollout_names: list[str]
     handles: dict[str, EngineHandle]
     turns: Turns
 
-    def __init__(
-        self, spec: FlowSpec, settings: Settings, logs: Path, *, run: str = "", scoring: Engine | None = None
-    ) -> None:
+    def __init__(self, spec: FlowSpec, settings: Settings, logs: Path, *, run: str = "") -> None:
         require_shared_store(spec, settings.store_root)
         self._settings, self._logs, self._run = settings, logs, run or spec.name
         self._lock, self._closed = threading.RLock(), False  # whoever loses the lease closes, in another thread
-        self._make(spec, scoring)
+        self._make(spec)
 
     def serve(self, spec: FlowSpec) -> None:
         """Switch to the engines that another spec asks for: where they differ, these end, and new ones start with their
@@ -169,12 +165,11 @@ class Engines:
                 self._end()
                 self._make(spec)
 
-    def _make(self, spec: FlowSpec, given: Engine | None = None) -> None:
+    def _make(self, spec: FlowSpec) -> None:
         self._asked_for = asked_for(spec)
         settings, logs, plans = self._settings, self._logs, plan_engines(spec)
         scores = plans.pop("scoring")
-        scoring = given or launch(scores, settings, logs)
-        self.answered = frozenset() if given is None else frozenset({"scoring"})
+        scoring = launch(scores, settings, logs)
         self._cluster = RayCluster(spec.engines.address)
         self.scoring = scoring
         self.rollout_names = rollout_names(spec)
@@ -187,8 +182,6 @@ class Engines:
                 engine = sides.setdefault(plan.role, {})[name] = launch(plan, settings, logs)
                 self.handles[name] = LocalHandle(engine)
         self.turns = Turns(sides if any(plan.takes_turns for plan in plans.values()) else {})
-        if given is not None and scores.takes_turns:
-            self.turns.holding["scoring"] = given  # its check may have used the GPUs
 
     def _on_ray(self, plan: EnginePlan, spec: FlowSpec) -> RayEngine:
         resources, settings = resources_of(plan.role, spec), self._settings

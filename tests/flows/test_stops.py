@@ -154,8 +154,7 @@ def test_the_main_thread_imports_nothing_while_it_checks(monkeypatch: pytest.Mon
         yield answer
 
     monkeypatch.setattr("tasks.checks.run.checking", checking)
-    with run_training.checked_first(smoke_spec(), None):
-        pass
+    run_training.check_first(smoke_spec(), None)
     assert importing.result(LONG_S) != threading.main_thread().name
 
 

@@ -55,7 +55,6 @@ class ToyEngines:
         others = (ToyEngine(name, self) for name in ("training", *self.rollout_names))
         self.handles = {engine.name: LocalHandle(engine) for engine in (self.scoring, *others)}
         self.turns = Turns({})
-        self.answered: frozenset[str] = frozenset()
         self.asked: Counter[str] = Counter()
         self.planned: dict[tuple[str, int], Callable[[], None]] = {}
         self.jobs = dict(JOBS)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.engines.protocol import EngineJob
-from infra.settings import Settings
 from tasks.stages.engine_programs import EnginePlan
 from tests.tasks.toy_checkpoints import CARD
 from tests.tasks.toy_engines import JOBS, LOSSES, ToyEngine, ToyEngines, write
@@ -80,23 +78,15 @@ MADE = (prepare_preferences, train_reward_model, evaluate_reward_model)
 CHECKED = (check_run, check_preferences, try_reward)
 
 
-class LoggingEngine(ToyEngine):
-    """One that says where its log would be."""
-
-    def __init__(self, role: str, engines: ToyEngines, log: Path) -> None:
-        super().__init__(role, engines)
-        self.log = log
-
-
 def toy_engines(patch: pytest.MonkeyPatch) -> ToyEngines:
     """Engines that all flows and checks get from now on."""
     toys = ToyEngines()
     toys.jobs |= {job.__name__: job for job in (*CHECKED, *MADE, prepare_dataset)}
 
-    def launch(plan: EnginePlan, settings: Settings, logs: Path) -> ToyEngine:
-        return LoggingEngine(plan.role, toys, logs / f"{plan.name}.log")
+    def launch(plan: EnginePlan, *_: object, **__: object) -> ToyEngine:
+        return ToyEngine(plan.role, toys)
 
-    for place in ("tasks.stages.engines", "tasks.stages.early_engines", "tasks.checks.run"):
+    for place in ("tasks.stages.engines", "tasks.checks.run"):
         patch.setattr(f"{place}.launch", launch)
     # To read all of the real engines' code takes longer than a toy run.
     patch.setattr("tasks.stages.context.code_fingerprint", lambda program, root: f"toy {program}")
