@@ -55,9 +55,21 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "processor": processor(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "load": os.getloadavg()[0],
     }
+
+
+def processor() -> str:
+    """What the processor is called, and of which family and model, which a cloud's name may not tell."""
+    known = ("vendor_id", "cpu family", "model", "model name")
+    try:
+        lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()]
+    except OSError:
+        return platform.machine()
+    facts = {name.strip(): value.strip() for name, _, value in lines}
+    return ", ".join(facts[name] for name in known if name in facts) or platform.machine()
 
 
 def versions() -> dict[str, str]:

@@ -5,7 +5,7 @@
 Each row is examples/arithmetic/demo.yaml with a few other settings, of which the rates fall as they do in 30
 iterations. The supervised start of a seed is made once. Prints held-out accuracy, the last iteration's KL per response
 and the response tokens that were learned from, and writes `benchmarks/results/variants.json` after each run: what that
-has of a row is not run again.
+has of a row, on such a processor as this one, is not run again. Compare rows of one kind of processor.
 
 DPO learns from preferences: a run whose policy stays what it was samples as many responses, and `ppoflow preferences`
 makes pairs of them, from which `ppoflow dpo` teaches the same start.
@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.learning import SPEC, run_seed
-from benchmarks.report import machine, ppoflow
+from benchmarks.report import machine, ppoflow, processor
 
 RESULTS = Path("benchmarks/results/variants.json")
 GROUPS = ("rollout.prompts_per_iteration=64", "rollout.samples_per_prompt=4")
@@ -75,6 +75,32 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
         "dataset.curriculum={column: terms, prompts: 1280}",
     ),
     "bf16 and the sampler's logprobs": ("training.compute_dtype=bfloat16", "advantages.old_logprobs=sampler"),
+    "rates that stay": ("update.final_lr_fraction=1",),
+    "sum over responses": ("update.aggregation=sequence_mean_token_sum",),
+    "sum over the longest response": ("update.aggregation=fixed_length",),
+    "importance correction of tokens": ("update.importance_correction=token",),
+    "importance correction of responses": ("update.importance_correction=sequence",),
+    "importance mask": ("update.importance_correction=mask",),
+    "k3 in the loss": ("advantages.kl.coef=0", "update.kl_loss_coef=0.01", "update.kl_loss_estimator=k3"),
+    "whole KL in the loss": ("advantages.kl.coef=0", "update.kl_loss_coef=0.01", "update.kl_loss_estimator=full"),
+    "KL by length": ("advantages.kl={coef: 0.1, length_normalised: true}",),
+    "KL that falls to 0": ("advantages.kl={coef: 0.01, schedule: linear}",),
+    "grpo, scores not scaled": (
+        *("algorithm.kind=grpo", "algorithm.scale=none", *GROUPS),
+        "advantages.whiten=false",
+    ),
+    "lambda by length": ("advantages.gae_lambda_alpha=0.05",),
+    "critic's lambda 1": ("advantages.critic_gae_lambda=1",),
+    "cut responses masked": ("advantages.truncated=mask",),
+    "cut responses bootstrapped": ("advantages.truncated=bootstrap",),
+    "rewards whitened": ("advantages.whiten_rewards=true",),
+    "scores less their mean": ("advantages.score_norm=mean_std",),
+    "scores clipped at 0.5": ("advantages.score_clip=0.5",),
+    "penalty without EOS": ("advantages.missing_eos_penalty=0.5",),
+    "penalty near the limit": ("advantages.overlong={buffer: 10, penalty: 0.5}",),
+    "epochs end at KL 0.01": ("update.max_kl=0.01",),
+    "entropy bonus that falls": ("update.entropy_coef=0.01", "update.entropy_schedule=linear"),
+    "reference as an average": ("advantages.reference={kind: ema, decay: 0.5}",),
     # Steps of 1e-30 change no weight in fp32; a rate of 0 is refused.
     "dpo": (
         *("algorithm.kind=reinforce", *GROUPS, "update.learning_rate=1e-30"),
@@ -97,11 +123,12 @@ def main() -> None:
     parser.add_argument("--home", type=Path, default=Path(".ppoflow/benchmarks"))
     given = parser.parse_args()
     runs: list[dict[str, Any]] = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
+    known = [(run["seed"], run["settings"]) for run in runs if processor_of(run) == processor()]
     for seed in given.seeds:
         for variant in given.only:
             pairs = DPO if variant == "dpo" else ()
             settings = [*VARIANTS[variant], *(() if pairs else SCHEDULE), f"iterations={given.iterations}"]
-            if (seed, [*settings, *pairs]) in ((run["seed"], run["settings"]) for run in runs):
+            if (seed, [*settings, *pairs]) in known:
                 continue
             run = run_seed(seed, given.home, settings)
             runs.append({"variant": variant, "machine": machine(), **(dpo(run, given.home, pairs) if pairs else run)})
@@ -142,9 +169,16 @@ def command(home: Path, *words: str) -> str:
 
 
 def show(runs: Sequence[Mapping[str, Any]], iterations: int) -> None:
+    """A table for each kind of processor."""
+    for kind in dict.fromkeys(map(processor_of, runs)):
+        show_rows([run for run in runs if processor_of(run) == kind], iterations, kind)
+
+
+def show_rows(runs: Sequence[Mapping[str, Any]], iterations: int, kind: str) -> None:
     """A row for each variant: the mean over seeds, and the lowest and the highest of them."""
     measured = [step for step in sorted(accuracies(runs[0])) if step <= iterations]
-    table = Table(title="held-out accuracy, sampled at temperature 1: mean (lowest to highest of the seeds)")
+    title = f"held-out accuracy, sampled at temperature 1: mean (lowest to highest of the seeds), on {kind}"
+    table = Table(title=title)
     for name in ("variant", "seeds", *(f"iteration {step}" for step in measured), "KL", "thousand tokens"):
         table.add_column(name, justify="right")
     for variant in dict.fromkeys(run["variant"] for run in runs):
@@ -156,6 +190,11 @@ def show(runs: Sequence[Mapping[str, Any]], iterations: int) -> None:
             variant, str(len(own)), *cells, f"{statistics.fmean(kl):.2f}" if kl else "", f"{tokens / 1000:.0f}"
         )
     Console(width=160).print(table)
+
+
+def processor_of(run: Mapping[str, Any]) -> str:
+    """What the run was measured on; runs of before that was noted have no name of it."""
+    return str((run.get("machine") or {}).get("processor", "processors that were not noted"))
 
 
 def accuracies(run: Mapping[str, Any]) -> dict[int, float]:

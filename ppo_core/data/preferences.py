@@ -161,8 +161,8 @@ def _responses(row: Mapping[str, Any]) -> dict[str, str]:
         listed = row["responses"]
         if isinstance(listed, str):
             raise _Malformed(
-                f"has the text responses={_short(listed)}: give a list, which tables of text (CSV, TSV) cannot hold; "
-                "use JSONL or Parquet"
+                f"has the text responses={_short(listed)}: give a list; tables of text (CSV, TSV) can hold none, JSONL "
+                "and Parquet can"
             )
         if not isinstance(listed, list) or len(listed) < 2:
             raise _Malformed(f"has responses={_short(listed)}: give a list of two or more, the best first")

@@ -87,6 +87,11 @@ def json_array(path: Path) -> Iterator[Found]:
         )
 
 
+TAB = "\t"
+KNOWN = {",": ".csv", TAB: ".tsv"}
+OTHER_DELIMITERS = (*KNOWN, ";", "|")
+
+
 def table_of_text(path: Path, delimiter: str) -> Iterator[Found]:
     """The lines below the header, by its names. Cells are text; an empty one is missing (None)."""
     csv.field_size_limit(LONGEST_CELL)
@@ -96,9 +101,12 @@ def table_of_text(path: Path, delimiter: str) -> Iterator[Found]:
             header = next(reader, [])
             if repeated := sorted({name for name in header if header.count(name) > 1}):
                 raise InputError(f"{path} has several columns named {', '.join(repeated)}: rename them")
-            if len(header) == 1 and (other := next((one for one in ";\t" if one in header[0]), "")):
-                remedy = "rename it to .tsv" if other == "\t" else "save it with commas"
-                raise InputError(f"{path} has the one column {header[0]!r}, as if {other!r} separated cells: {remedy}")
+            if len(header) == 1 and (other := next((one for one in OTHER_DELIMITERS if one in header[0]), "")):
+                rename = f", or rename it to {KNOWN[other]}" if other in KNOWN else ""
+                raise InputError(
+                    f"{path} has the one column {header[0]!r}, as if {other!r} separated cells: save it with "
+                    f"{'tabs' if delimiter == TAB else 'commas'} between them{rename}"
+                )
             for cells in reader:
                 if len(cells) == len(header):
                     yield Found(reader.line_num, {name: cell or None for name, cell in zip(header, cells, strict=True)})

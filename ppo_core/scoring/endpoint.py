@@ -5,14 +5,13 @@ no other is answered, the server is taken to be down: nothing more is sent, and 
 What a server refuses it would refuse again: that is bad input, told at once. Only a sample of its own may be what it
 refuses (400, 413, 422): where others are answered, such a one has no score. So it is with an answer in another form
 (no JSON, too few scores, NaN), which is asked for again first; three of them before any other are bad input. So are
-three requests of which all tries were answered unclearly, 15 times in all, where no other answer could be read.
+three or more requests that were answered unclearly in their last try, where they are all that there are.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +28,6 @@ from ppo_core.spec.reward.kinds import HttpRewardSpec, JudgeSpec
 PASSING = frozenset({408, 425, 429})
 OF_A_SAMPLE = frozenset({400, 413, 422})
 DOWN_AFTER = 3
-UNCLEAR_ANSWERS = 15  # of three samples in all their tries by default: a judge that errs now and then gives no such row
 SHOWN = 200
 Read = Callable[[int, Any], Any]
 
@@ -98,9 +96,9 @@ class Endpoint:
 class _Asking:
     """One round of requests.
 
-    `answered` are those to which anything of use came back, `clear` those of them with an answer that was read,
-    `unclear` those without one in all their tries, `unheard` those that failed for good without any answered meanwhile,
-    `useless` what the server said, by their numbers, to those that it refused or answered in another form.
+    `answered` are those to which anything of use came back, `unclear` those that failed for good by an answer that
+    could not be read, `unheard` those that did without any answered meanwhile, `useless` what the server said, by their
+    numbers, to those that it refused or answered in another form.
     """
 
     endpoint: Endpoint
@@ -108,7 +106,6 @@ class _Asking:
     read: Read
     done: int = 0
     answered: int = 0
-    clear: int = 0
     unheard: int = 0
     unclear: int = 0
     useless: dict[int, str] = field(default_factory=dict)
@@ -135,6 +132,12 @@ class _Asking:
                 await asyncio.gather(*tasks, return_exceptions=True)
         if self.useless and not self._heard:
             raise InputError(next(iter(self.useless.values())))
+        if DOWN_AFTER <= self.unclear == len(self.bodies) and not self.endpoint.answered:
+            raise InputError(
+                f"the reward {spec.component}: {self.endpoint.url} gave none of {self.unclear} samples an answer that "
+                f"can be read, the last one {answers[-1].reason}: correct the reward's `rubric`, raise its "
+                "`max_tokens`, or name another `model`"
+            )
         return answers
 
     async def _request(self, session: aiohttp.ClientSession, index: int) -> Any:
@@ -160,7 +163,7 @@ class _Asking:
             except (aiohttp.ClientError, OSError) as error:
                 last, reason = "silence", str(error) or type(error).__name__
             else:
-                self.done, self.answered, self.clear = self.done + 1, self.answered + 1, self.clear + 1
+                self.done, self.answered = self.done + 1, self.answered + 1
                 self._tell(f"answers of {spec.component}")
                 return answer
             self._tell(f"{spec.component}: {reason}")
@@ -170,8 +173,7 @@ class _Asking:
         tries = f"{spec.retries + 1} tries" if spec.retries else "1 try"
         if last == "form":
             return self._failed(f"{reason} (after {tries})")
-        if last == "unclear":
-            self._unread(reason, tries)
+        self.unclear += last == "unclear"
         self.unheard = self.unheard + 1 if self.answered == before else 0
         if self.unheard >= self._few:
             raise RewardFailed(self._down(last, reason, tries))
@@ -187,16 +189,6 @@ class _Asking:
         self.useless[index] = reason
         if not self._heard and len(self.useless) >= self._few:
             raise InputError(reason)
-
-    def _unread(self, reason: str, tries: str) -> None:
-        self.unclear += 1
-        enough = max(DOWN_AFTER, math.ceil(UNCLEAR_ANSWERS / (self.endpoint.spec.retries + 1)))
-        if self.unclear >= enough and not self.clear + self.endpoint.answered:
-            raise InputError(
-                f"the reward {self.endpoint.spec.component}: {self.endpoint.url} gave none of {self.unclear} samples "
-                f"an answer that can be read ({reason}; after {tries} of each), nor any other sample: correct the "
-                "reward's `rubric`, raise its `max_tokens`, or name another `model`"
-            )
 
     @property
     def _heard(self) -> bool:

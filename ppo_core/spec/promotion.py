@@ -159,6 +159,6 @@ class PromotionSpec(Section):
         if self.metric in OF_THE_SCORE and self.metric in rewards and "metric" in self.model_fields_set and not alone:
             found.append(
                 f"promotion.metric={self.metric} is ambiguous, for a reward is called {self.metric} too: give that "
-                "reward another `name`"
+                "reward another `name`, or compare another metric"
             )
         return found

@@ -137,15 +137,20 @@ class UpdateSpec(Section):
             refuse_idle(self, "importance_floor", beside=beside, remedy=remedy)
         return self
 
-    def notes(self, iterations: int) -> list[str]:
-        """A warm-up that is longer than its schedule is cut to it."""
+    def notes(self, iterations: int, advantages: AdvantageSpec) -> list[str]:
+        """A warm-up that is longer than its schedule is cut to it; a clip that a single step does not feel."""
+        said = []
+        clips = [name for name in ("clip_low", "clip_high") if name in self.model_fields_set]
+        if self.num_steps == 1 and advantages.old_logprobs == "trainer" and clips:
+            settings = " and ".join(f"update.{name}={vars(self)[name]:g}" for name in clips)
+            said.append(f"{settings} without effect: an iteration's only optimizer step begins at the old policy")
         end = self.decay_iterations or iterations
         last = end - self.critic_warmup_iterations
         if self.warmup_iterations <= last:
-            return []
+            return said
         whose = "of the run" if end == iterations else "of the schedule (update.decay_iterations)"
         whose += " after those of the critic alone" if self.critic_warmup_iterations else ""
-        return [f"update.warmup_iterations={self.warmup_iterations} is cut to the {last} iterations {whose}"]
+        return [*said, f"update.warmup_iterations={self.warmup_iterations} is cut to the {last} iterations {whose}"]
 
     def problems(self, advantages: AdvantageSpec, *, written: bool) -> list[str]:
         """Settings of the two sections that leave each other without effect, or price the KL twice unasked.
@@ -191,9 +196,6 @@ class UpdateSpec(Section):
             found.append(f"update.dual_clip={self.dual_clip:g} has no effect with {only} policy: {more}")
         if self.num_steps == 1 and self.value_clip is not None:
             found.append(f"update.value_clip={self.value_clip:g} has no effect with {only} values: {more}")
-        if self.num_steps == 1 and advantages.old_logprobs == "trainer":
-            clips = [name for name in ("clip_low", "clip_high") if name in self.model_fields_set]
-            found += [f"update.{name}={vars(self)[name]:g} has no effect with {only} policy: {more}" for name in clips]
         reference = advantages.reference
         if reference.kind == "every" and reference.iterations == 1 and (advantages.kl.coef or self.num_steps == 1):
             found.append(

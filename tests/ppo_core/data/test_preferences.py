@@ -158,7 +158,7 @@ GOOD = {"prompt": "w2 ", "chosen": "w3", "rejected": "w4"}
         ({"prompt": "w2", "responses": ["w3", 4]}, r"pairs.jsonl: row 2 has responses\[1\]=4: give a text"),
         (
             {"prompt": "w2", "responses": '["w3", "w4"]'},
-            "row 2 has the text responses=.*: give a list, .* use JSONL or",
+            "row 2 has the text responses=.*: give a list; .* JSONL and Parquet can",
         ),
         ({**GOOD, "chosen": [said("user", "w3")]}, "row 2 has chosen with a last message of role 'user': what is comp"),
         ({**GOOD, "rejected": [{"content": "w3"}]}, "row 2 has rejected with a last message of role None"),

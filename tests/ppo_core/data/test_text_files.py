@@ -31,9 +31,18 @@ GOOD = '{"prompt": "w3"}'
         ),
         ("a.json", f"[{GOOD},\n{'9' * 5000}]", r"/a.json:2 is not JSON: Exceeds the limit"),
         ("a.json", f"[{GOOD},\n{'[' * 200_000}", r"/a.json:2 is nested too deeply: give flatter objects$"),
-        ("a.csv", "prompt;x\nw3;1\n", r"/a.csv has the one column 'prompt;x', as if ';' separated cells: save it with"),
-        ("a.tsv", "prompt;x\nw3;1\n", r"/a.tsv has the one column 'prompt;x', as if ';' separated cells"),
-        ("a.csv", "prompt\tx\nw3\t1\n", r"/a.csv has the one column .*: rename it to .tsv$"),
+        (
+            "a.csv",
+            "prompt;x\nw3;1\n",
+            r"/a.csv has the one column 'prompt;x', as if ';' separated .* with commas between them$",
+        ),
+        ("a.tsv", "prompt|x\nw3|1\n", r"/a.tsv has the one column .*, as if '\|' .* with tabs between them$"),
+        (
+            "a.csv",
+            "prompt\tx\nw3\t1\n",
+            r"/a.csv has the one column .* with commas between them, or rename it to .tsv$",
+        ),
+        ("a.tsv", "prompt,x\nw3,1\n", r"/a.tsv has the one column .* with tabs between them, or rename it to .csv$"),
         ("a.csv", 'prompt,x\n,1\n"w3\n', r"^a.csv: row 1 \(line 2\) has prompt=None.* \(1 more row cannot be used"),
     ],
     ids=[
@@ -49,8 +58,9 @@ GOOD = '{"prompt": "w3"}'
         "a number",
         "depth",
         "semicolons",
-        "semicolons in place of tabs",
+        "bars in place of tabs",
         "tabs",
+        "commas in place of tabs",
         "a row, then no CSV",
     ],
 )

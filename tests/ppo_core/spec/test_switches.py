@@ -18,8 +18,6 @@ STEPPED: dict[str, Any] = {"advantages": {"reference": {"kind": "every", "iterat
 NAMED = [{"kind": "number", "name": "accuracy"}, {"kind": "length", "max": 9, "name": "score", "weight": 0}]
 GOLD = {"gold_reward": "correct", "gold_window": 3}
 WITHOUT_EFFECT: list[tuple[dict[str, Any], str]] = [
-    ({"update": {**ONE_STEP["update"], "clip_low": 0.2}}, "clip_low=0.2 has no effect .* at the old policy: leave it"),
-    ({"update": {**ONE_STEP["update"], "clip_high": 0.3}}, "clip_high=0.3 has no effect .* or raise num_ppo_epochs or"),
     (
         {**ONE_STEP, "guards": {"max_clip_fraction": 0.5}},
         "max_clip_fraction=0.5 has no effect with update.num_ppo_epochs=1 and num_minibatches=1, which clips no ratio",
@@ -52,7 +50,7 @@ MEANT_OTHERWISE: list[tuple[dict[str, Any], str]] = [
 TWO_MEANINGS = [
     (
         {"reward": {"sources": NAMED}, "promotion": {"metric": name}},
-        f"promotion.metric={name} is ambiguous, for a reward is called {name} too: give that reward another `name`",
+        f"promotion.metric={name} is ambiguous, for a reward is called {name} too: give that reward another `name`, or",
     )
     for name in ("accuracy", "score")
 ]
@@ -100,6 +98,10 @@ def test_beside_what_they_need_they_are_taken_without_a_word(tmp_path: Path, cha
 @pytest.mark.parametrize(
     ("changes", "note"),
     [
+        (
+            {"update": {**ONE_STEP["update"], "clip_low": 0.2, "clip_high": 0.3}},
+            "update.clip_low=0.2 and update.clip_high=0.3 without effect: .* step begins at the old policy",
+        ),
         ({**STEPPED, "iterations": 5}, "reference.iterations=5 is not below iterations=5: the reference stays the st"),
         ({"guards": GOLD, "iterations": 5}, "guards.gold_window=3 compares .* 6 in all, and iterations=5: gold/change"),
         (
