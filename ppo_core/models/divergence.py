@@ -17,6 +17,7 @@ from torch import Tensor
 from ppo_core.models.precision import factors
 
 CHUNK = 2**23  # logits of each of the two at a time
+PRODUCT = 2**22  # numbers at a time of a product that is added to another type
 
 
 class Head(NamedTuple):
@@ -90,11 +91,13 @@ def part_of(temperature: float | Tensor, part: slice) -> float | Tensor:
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the matrix product of `left` and `right` to `total`; between equal dtypes it is never a tensor of its own."""
+    """Add the matrix product of `left` and `right` to `total`; it is never a tensor of its own as a whole."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
-    else:
-        total += left @ right
+        return
+    rows = max(PRODUCT // right.shape[1], 1)
+    for part, factor in zip(total.split(rows), left.split(rows), strict=True):
+        part += factor @ right
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float | Tensor) -> Tensor:

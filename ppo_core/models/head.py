@@ -3,8 +3,9 @@
     logprob = z_y - logsumexp(z)        entropy = logsumexp(z) - sum p z        z = hidden weight' / temperature
     d logprob / dz = onehot(y) - p      d entropy / dz = -p (log p + entropy)            p = softmax(z)
 
-Plain autograd keeps the logits three to four times. Here they are kept once and become their own gradient in place;
-above `KEPT` numbers not at all: the backward pass multiplies again, a chunk at a time.
+Plain autograd keeps the logits three to four times. Here they are kept once, in the product's own type, and become
+their own gradient in place, counted in fp32 a block at a time; above `KEPT` numbers they are not kept at all: the
+backward pass multiplies again, a chunk at a time.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class TokenLogprobs(torch.autograd.Function):
         logits = None
         for start in range(0, count, max(rows, 1)):
             part = slice(start, start + rows)
-            logits = _logits(hidden[part], weight, part_of(temperature, part))
-            _reduce(logits, targets[part], total[part], output[part], entropy)
+            logits = hidden[part] @ weight.t()
+            _reduce(logits, part_of(temperature, part), targets[part], total[part], output[part], entropy)
         ctx.temperature, ctx.differentiable = temperature, entropy == "differentiable"
         ctx.save_for_backward(hidden, weight, targets, total, output)
         ctx.logits = logits if keep else None
@@ -67,10 +68,10 @@ class TokenLogprobs(torch.autograd.Function):
         for start in range(0, len(hidden), max(rows, 1)):
             part = slice(start, start + rows)
             temperature = part_of(ctx.temperature, part)
-            logits = _logits(hidden[part], weight, temperature) if ctx.logits is None else ctx.logits
+            back = hidden[part] @ weight.t() if ctx.logits is None else ctx.logits
             ctx.logits = None  # they become the gradient: a second backward pass would need them made again
-            known = targets[part], total[part], output[part], gradient[part] / temperature
-            back = _logits_gradient(logits, *known, differentiable=ctx.differentiable).to(weight.dtype)
+            known = temperature, targets[part], total[part], output[part], gradient[part] / temperature
+            _to_gradient(back, *known, differentiable=ctx.differentiable)
             if to_hidden is not None:
                 to_hidden[part] = back @ weight
             if to_weight is not None:
@@ -78,20 +79,20 @@ class TokenLogprobs(torch.autograd.Function):
         return to_hidden, to_weight, None, None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperature: float | Tensor) -> Tensor:
-    logits = (hidden @ weight.t()).float()
-    return logits if isinstance(temperature, float) and temperature == 1 else logits.div_(temperature)
+def _blocks(logits: Tensor, temperature: float | Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Some rows after the other, and their logits over the temperature in fp32: themselves, where they are that."""
+    count = max(BLOCK // max(logits.shape[1], 1), 1)
+    for start in range(0, len(logits), count):
+        rows = slice(start, start + count)
+        block, at = logits[rows].float(), part_of(temperature, rows)
+        yield rows, block if isinstance(at, float) and at == 1 else block / at
 
 
-def _blocks(logits: Tensor) -> Iterator[slice]:
-    rows = max(BLOCK // max(logits.shape[1], 1), 1)
-    return (slice(start, start + rows) for start in range(0, len(logits), rows))
-
-
-def _reduce(logits: Tensor, targets: Tensor, total: Tensor, output: Tensor, entropy: str | None) -> None:
+def _reduce(
+    logits: Tensor, temperature: float | Tensor, targets: Tensor, total: Tensor, output: Tensor, entropy: str | None
+) -> None:
     """Fill `total` with the logsumexp and `output` with logprob and entropy."""
-    for rows in _blocks(logits):
-        block = logits[rows]
+    for rows, block in _blocks(logits, temperature):
         total[rows] = block.logsumexp(1)
         output[rows, 0] = block.gather(1, targets[rows, None])[:, 0] - total[rows]
         if entropy is not None:
@@ -99,20 +100,26 @@ def _reduce(logits: Tensor, targets: Tensor, total: Tensor, output: Tensor, entr
             output[rows, 1] = -(shifted.exp() * shifted.masked_fill_(shifted == -torch.inf, 0.0)).sum(1)
 
 
-def _logits_gradient(
-    logits: Tensor, targets: Tensor, total: Tensor, output: Tensor, gradient: Tensor, *, differentiable: bool
-) -> Tensor:
+def _to_gradient(
+    logits: Tensor,
+    temperature: float | Tensor,
+    targets: Tensor,
+    total: Tensor,
+    output: Tensor,
+    gradient: Tensor,
+    *,
+    differentiable: bool,
+) -> None:
     """Turn the logits into the gradient of what was made of them, in place; `gradient` is `[N, 2]`."""
-    for rows in _blocks(logits):
-        block, (to_logprob, to_entropy) = logits[rows], gradient[rows].unbind(1)
+    for rows, block in _blocks(logits, temperature):
+        to_logprob, to_entropy = gradient[rows].unbind(1)
         block.sub_(total[rows, None])  # log p
         if differentiable:
             factor = block.masked_fill(block == -torch.inf, 0.0).add_(output[rows, 1, None]).mul_(to_entropy[:, None])
             block.exp_().mul_(factor.add_(to_logprob[:, None]).neg_())
         else:
             block.exp_().mul_(-to_logprob[:, None])
-        block.scatter_add_(1, targets[rows, None], to_logprob[:, None])
-    return logits
+        logits[rows] = block.scatter_add_(1, targets[rows, None], to_logprob[:, None])
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from infra.engines.hardware import has_bf16_units
 from ppo_core.logprobs import response_logprobs
+from ppo_core.models import divergence, head
 from ppo_core.models.divergence import Head, TokenDivergence
 from ppo_core.models.head import TokenLogprobs, values_beside
 from ppo_core.models.loading import add_value_head
@@ -108,9 +109,9 @@ def test_a_copy_multiplies_with_its_own_layers(copied: object) -> None:
 def test_values_keep_the_digits_of_fp32() -> None:
     """bf16 has 8 bits: 1000.3 would be 1000."""
     policy = tiny_policy("llama-tied")
-    head = add_value_head(policy)
+    value_head = add_value_head(policy)
     enable_packing(policy)
-    nn.init.constant_(head.weight, 30.0)
+    nn.init.constant_(value_head.weight, 30.0)
     exact = _beside(policy)
     multiply_in(policy, "bfloat16")
     near = _beside(policy)
@@ -141,6 +142,39 @@ def test_the_fused_head_rounds_its_factors_and_adds_up_gradients_in_fp32(entropy
     assert weight.grad is not None
     assert (hidden.grad.dtype, weight.grad.dtype) == (torch.float32, torch.float32)
     torch.testing.assert_close(weight.grad, rounded[1].grad, rtol=0.05, atol=1.0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_fused_head_keeps_the_product_as_it_is_and_counts_in_fp32(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(size, generator=dice) for size in ((70, 16), (30, 16)))
+    targets = torch.randint(0, 30, (70,), generator=dice)
+    product = hidden.bfloat16() @ weight.bfloat16().T
+    exact = (product.double() / temperature).log_softmax(1).gather(1, targets[:, None])[:, 0]
+    found = list[list[Tensor]]()
+    for block in (1, 90, 2**20):
+        monkeypatch.setattr(head, "BLOCK", block)
+        parts = [part.clone().requires_grad_() for part in (hidden, weight)]
+        with torch.autocast("cpu", torch.bfloat16):
+            made = TokenLogprobs.apply(*parts, targets, temperature, "differentiable", True)
+        assert made.grad_fn.logits.dtype == torch.bfloat16
+        assert torch.equal(made.grad_fn.logits, product)
+        torch.testing.assert_close(made[:, 0].double(), exact, rtol=1e-5, atol=1e-5)
+        made.sum().backward()
+        found.append([made.detach(), *(part.grad for part in parts if part.grad is not None)])
+    for others in found[1:]:
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(found[0], others, strict=True))
+
+
+def test_a_product_is_added_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(size, generator=dice).bfloat16() for size in ((30, 7), (7, 16)))
+    monkeypatch.setattr(divergence, "PRODUCT", 100)
+    total = torch.ones(30, 16)
+    divergence.add_product(total, left, right)
+    assert torch.equal(total, 1 + (left @ right).float())
 
 
 def test_the_divergence_of_a_model_and_itself_is_zero_in_bf16_too() -> None:
