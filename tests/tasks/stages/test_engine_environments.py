@@ -214,3 +214,8 @@ def test_the_training_engine_is_told_that_its_reference_rests_in_main_memory(tmp
     plan = plan_engines(smoke_spec("engines.offload_reference=true"))["training"]
     (_, (command, _)) = started(partial(launch, plan, Settings(), tmp_path), 1)
     assert command.endswith("--offload-reference")
+
+
+def test_memory_does_not_grow_with_every_size_of_a_microbatch() -> None:
+    """oneDNN's own default is 1024 shapes."""
+    assert training_environment(Settings(), num_ranks=1)["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "64"
