@@ -4,7 +4,7 @@
     d logprob / dz = onehot(y) - p      d entropy / dz = -p (log p + entropy)            p = softmax(z)
 
 Plain autograd keeps the logits three to four times. Here they are kept once, in the product's own type, and become
-their own gradient in place, counted in fp32 a block at a time; above `KEPT` numbers they are not kept at all: the
+their own gradient in place, counted in fp32 a block at a time; where they are many they are not kept at all: the
 backward pass multiplies again, a chunk at a time.
 """
 
@@ -17,13 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppo_core.models.divergence import Head, TokenDivergence, add_product, part_of
+from ppo_core.models.divergence import Head, TokenDivergence, add_product, part_of, sizes_for
 from ppo_core.models.loading import INSIDE_POLICY
 from ppo_core.models.precision import factors, in_own_precision
-
-KEPT = 2**26
-CHUNK = 2**23  # logits at a time where they are not kept
-BLOCK = 2**20  # logits at a time in what is done element by element: they stay in a core's cache
 
 
 class TokenLogprobs(torch.autograd.Function):
@@ -45,8 +41,9 @@ class TokenLogprobs(torch.autograd.Function):
     ) -> Tensor:
         hidden, weight = factors(hidden, weight)
         count, vocabulary = len(hidden), len(weight)
-        keep = keep and count * vocabulary <= KEPT
-        rows = count if keep else max(CHUNK // vocabulary, 1)
+        sizes = sizes_for(hidden)
+        keep = keep and count * vocabulary <= sizes.kept
+        rows = count if keep else max(sizes.chunk // vocabulary, 1)
         output = torch.zeros((count, 2), dtype=torch.float32, device=hidden.device)
         total = torch.empty(count, dtype=torch.float32, device=hidden.device)
         logits = None
@@ -64,7 +61,7 @@ class TokenLogprobs(torch.autograd.Function):
         hidden, weight, targets, total, output = ctx.saved_tensors
         to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         to_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        rows = len(hidden) if ctx.logits is not None else max(CHUNK // len(weight), 1)
+        rows = len(hidden) if ctx.logits is not None else max(sizes_for(hidden).chunk // len(weight), 1)
         for start in range(0, len(hidden), max(rows, 1)):
             part = slice(start, start + rows)
             temperature = part_of(ctx.temperature, part)
@@ -81,7 +78,7 @@ class TokenLogprobs(torch.autograd.Function):
 
 def _blocks(logits: Tensor, temperature: float | Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Some rows after the other, and their logits over the temperature in fp32: themselves, where they are that."""
-    count = max(BLOCK // max(logits.shape[1], 1), 1)
+    count = max(sizes_for(logits).block // max(logits.shape[1], 1), 1)
     for start in range(0, len(logits), count):
         rows = slice(start, start + count)
         block, at = logits[rows].float(), part_of(temperature, rows)

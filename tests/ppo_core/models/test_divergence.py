@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import ppo_core.models.divergence
 from ppo_core.algorithms.algorithm import Minibatch
 from ppo_core.algorithms.surrogate import CLIPPED_SURROGATE
-from ppo_core.models.divergence import TokenDivergence, divergence
+from ppo_core.models.divergence import ON_CPU, TokenDivergence, divergence
 from ppo_core.models.forward import Models, Need
 from ppo_core.models.lora import adapt, adapters_of
 from ppo_core.models.packing import enable_packing
@@ -47,7 +47,7 @@ def random(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def test_value_and_gradient_are_those_of_the_sum_over_the_vocabulary(
     chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ppo_core.models.divergence, "CHUNK", chunk)
+    monkeypatch.setattr(ppo_core.models.divergence, "ON_CPU", ON_CPU._replace(pair=chunk))
     exact = random(1)
     hidden, weight, *theirs = (part.float() for part in exact)
     ours = TokenDivergence.apply(hidden.requires_grad_(), weight.requires_grad_(), *theirs, TEMPERATURE)

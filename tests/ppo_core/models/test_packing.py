@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ppo_core.logprobs import response_logprobs, response_values
-from ppo_core.models import head
+from ppo_core.models import divergence
 from ppo_core.models.head import TokenLogprobs
 from ppo_core.models.loading import Critic, create_policy
 from ppo_core.models.packing import MODEL_TYPES, Packing, enable_packing, packs
@@ -111,12 +111,11 @@ def test_groups_hold_sequences_of_similar_length() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("limits", [{}, {"KEPT": 0, "CHUNK": 90, "BLOCK": 1}, {"BLOCK": 90}])
+@pytest.mark.parametrize("limits", [{}, {"kept": 0, "chunk": 90, "block": 1}, {"block": 90}])
 def test_the_fused_head_is_plain_autograd(
     limits: dict[str, int], temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in limits.items():
-        monkeypatch.setattr(head, name, value)
+    monkeypatch.setattr(divergence, "ON_CPU", divergence.ON_CPU._replace(**limits))
     dice = torch.Generator().manual_seed(0)
     hidden, weight = (torch.randn(size, generator=dice).requires_grad_() for size in ((7, 5), (30, 5)))
     targets, factors = torch.randint(0, 30, (7,), generator=dice), torch.randn((2, 7), generator=dice)
@@ -132,6 +131,24 @@ def test_the_fused_head_is_plain_autograd(
     for ours, expected in zip(observed, [plain.detach(), hidden.grad, weight.grad], strict=True):
         assert ours is not None
         torch.testing.assert_close(ours.double(), expected.double(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_sizes_of_a_gpu_change_nothing_but_rounding(*, keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU a chunk of this vocabulary has 83 rows, and a block ten."""
+    dice = torch.Generator().manual_seed(0)
+    hidden, weight, factors = (torch.randn(size, generator=dice) for size in ((90, 4), (100_000, 4), (90, 2)))
+    targets, found = torch.randint(0, 100_000, (90,), generator=dice), list[list[Tensor]]()
+    for sizes in (divergence.ON_CPU, divergence.ON_CUDA):
+        monkeypatch.setattr(divergence, "ON_CPU", sizes)
+        parts = [part.clone().requires_grad_() for part in (hidden, weight)]
+        made = TokenLogprobs.apply(*parts, targets, 0.7, "differentiable", keep)
+        kl = divergence.TokenDivergence.apply(*parts, hidden / 2, weight, 0.7)
+        (made * factors).sum().backward(retain_graph=True)
+        kl.sum().backward()
+        found.append([made.detach(), kl.detach(), *(part.grad for part in parts if part.grad is not None)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_the_fused_head_keeps_logits_once() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from infra.engines.hardware import has_bf16_units
 from ppo_core.logprobs import response_logprobs
-from ppo_core.models import divergence, head
+from ppo_core.models import divergence
 from ppo_core.models.divergence import Head, TokenDivergence
 from ppo_core.models.head import TokenLogprobs, values_beside
 from ppo_core.models.loading import add_value_head
@@ -155,7 +155,7 @@ def test_the_fused_head_keeps_the_product_as_it_is_and_counts_in_fp32(
     exact = (product.double() / temperature).log_softmax(1).gather(1, targets[:, None])[:, 0]
     found = list[list[Tensor]]()
     for block in (1, 90, 2**20):
-        monkeypatch.setattr(head, "BLOCK", block)
+        monkeypatch.setattr(divergence, "ON_CPU", divergence.ON_CPU._replace(block=block))
         parts = [part.clone().requires_grad_() for part in (hidden, weight)]
         with torch.autocast("cpu", torch.bfloat16):
             made = TokenLogprobs.apply(*parts, targets, temperature, "differentiable", True)
