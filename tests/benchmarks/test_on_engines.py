@@ -16,7 +16,17 @@ from benchmarks.rollout import response_tokens, stop_tokens
 from benchmarks.shapes import SHAPES
 
 ROOT = Path(__file__).parents[2]
-NOT_ON_A_BARE_MACHINE = ("vllm", "prefect", "mlflow", "boto3", "ray", "pydantic_settings", "aiohttp", "matplotlib")
+NOT_ON_A_BARE_MACHINE = (
+    "vllm",
+    "prefect",
+    "mlflow",
+    "boto3",
+    "ray",
+    "pydantic_settings",
+    "aiohttp",
+    "matplotlib",
+    "typer",
+)
 
 
 def figures_of(name: str, results: Path, *options: str, **environment: str) -> Any:
@@ -33,13 +43,13 @@ def figures_of(name: str, results: Path, *options: str, **environment: str) -> A
 
 
 def test_the_gpu_benchmark_needs_few_packages(tmp_path: Path) -> None:
-    """Also one that is installed is found first where it says no."""
+    """Also one that is installed is found first where it says no, by every rank."""
     hidden = tmp_path / "hidden"
     hidden.mkdir()
     for name in NOT_ON_A_BARE_MACHINE:
         (hidden / f"{name}.py").write_text(f"raise ImportError('{name} is not on a bare machine')\n")
     environment = {"PYTHONPATH": str(hidden), "CUDA_VISIBLE_DEVICES": ""}
-    cases = figures_of("gpu", tmp_path, "--tiny", **environment)
+    cases = figures_of("gpu", tmp_path, "--tiny", "--ranks", "2", **environment)
     assert [case["setting"] for case in cases] == ["weights in bfloat16", "products in bfloat16"]
     for case in cases:
         assert case["tokens"] == 40
