@@ -13,6 +13,7 @@ import ctypes
 import gc
 import json
 import os
+import shutil
 import statistics
 import tempfile
 import threading
@@ -85,7 +86,7 @@ def open_engine(num_ranks: int, threads: int | None = None) -> Any:
 
 
 class Work:
-    """Jobs in the order of a run's iterations.
+    """Jobs in the order of a run's iterations. On the disk are the start and the last policy.
 
     `idle` is the memory in MiB with the networks, the reference and the optimizer held, before the first update; `peak`
     the highest in any update.
@@ -121,10 +122,14 @@ class Work:
             self.idle = idle_mib()
         updating = time.perf_counter()
         after, ticks = self.folder / f"checkpoint{number}", list[float]()
-        spec = {**self._job(), "seed": 0, "iteration": number, "update": self.update, "full": number == 0}
+        # The engine holds what it goes on from: nothing reads an optimizer of a billion parameters on the disk.
+        spec = {**self._job(), "seed": 0, "iteration": number, "update": self.update, "full": False}
         with watched() as peak:
             self._do("update_policy", {"checkpoint": self.checkpoint, "experience": experience}, after, spec, ticks)
-        self.checkpoint, ended, self.peak = after, time.perf_counter(), max(self.peak, *peak)
+        ended, self.peak = time.perf_counter(), max(self.peak, *peak)
+        for used in (experience, *([] if number == 0 else [self.checkpoint])):
+            shutil.rmtree(used)  # the start stays: it is the reference
+        self.checkpoint = after
         # The first step has no tick before it: as long as the others.
         steps = (ticks[-1] - ticks[0]) * len(ticks) / max(len(ticks) - 1, 1)
         return {"experience": computed - began, "update": ended - updating, "steps": steps}

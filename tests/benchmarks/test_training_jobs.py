@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,21 @@ from benchmarks.training_jobs import flop_of
 from ppo_core.data.tables import read_rollouts, read_scores
 
 ROOT = Path(__file__).parents[2]
+TWO_ITERATIONS = """
+import sys
+from pathlib import Path
+
+from benchmarks.shapes import SHAPES
+from benchmarks.training_jobs import Work, open_engine
+
+engine = open_engine(1)
+training = {"compute_dtype": "float32", "zero_stage": 0, "num_ranks": 1}
+work = Work(engine, Path(sys.argv[1]), SHAPES["tiny"], training, "float32")
+work.start()
+for number in range(2):
+    work.iterate(number)
+engine.ranks.dismiss()
+"""
 
 
 def test_its_flop_are_those_that_torch_counts() -> None:
@@ -45,6 +61,23 @@ def test_lengths_are_spread_evenly(tmp_path: Path) -> None:
     rows, scores = read_rollouts(tmp_path / "rollouts.parquet"), read_scores(tmp_path / "scores.parquet")
     assert [len(row.response_token_ids) for row in rows] == lengths
     assert [row.prompt_id for row in rows] == [row.prompt_id for row in scores]
+
+
+def test_the_disk_holds_the_start_and_one_policy(tmp_path: Path) -> None:
+    environment = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    command = [sys.executable, "-c", TWO_ITERATIONS, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"tokenizer", "start", "checkpoint1"}
+    assert [path.name for path in (tmp_path / "checkpoint1").iterdir() if path.is_dir()] == ["policy"]
+
+
+@pytest.mark.parametrize("shape", ["qwen-0.5B", "qwen-1.5B"])
+def test_a_minibatch_of_a_large_model_fills_a_microbatch(shape: str) -> None:
+    """Of 16,384 tokens, as `benchmarks.gpu` has them unless it is told otherwise."""
+    given = SHAPES[shape]
+    tokens = given.responses * (PROMPT + (given.shortest + given.longest) / 2)
+    assert tokens / given.minibatches >= 16_384
 
 
 def test_two_ranks_do_it_too_at_another_size() -> None:
