@@ -9,6 +9,8 @@ Bytes of a parameter (Rajbhandari et al. 2020, ZeRO, arXiv:1910.02054, section 3
 Weights are those of every network, the rest of what is trained. ZeRO shares moments and masters among ranks from
 stage 1 on, gradients from 2, weights from 3. A microbatch keeps about 34 bytes for each token, layer and hidden unit
 in 16 bits (Korthikanti et al. 2022, arXiv:2205.05198, section 4.1, without attention scores), or only a layer's input.
+Beside that: what the output layer works on (`models/divergence.py` has its sizes), and with fp32 weights and products
+in bf16 the rounded weights of one network, from its pass to its backward pass. CUDA graphs are not counted.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ppo_core.engines.rollout_limits import rounded_up
+from ppo_core.models.divergence import ON_CUDA
 from ppo_core.records import InputError, Sharing
 
 GIB = 1 << 30
@@ -28,6 +31,10 @@ REWARD_RANKS, REWARD_DEVICE = "the reward model's num_ranks", "the reward model'
 OFFLOAD = "engines.offload_reference"
 KEPT_PER_UNIT = 17
 """Values that a layer keeps for each token and hidden unit until its backward pass."""
+SEQUENCES = 1024
+"""At most so many does vLLM sample a token for at once, on large GPUs; their logits are fp32."""
+BLOCKS = 4.5
+"""What the output layer makes of a block of logits at most, in blocks of fp32."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +42,11 @@ class MemoryPlan:
     """What decides how much each GPU has to hold.
 
     `parameters` of the policy, of which `trained` learn; `networks` under training, of which all but one lack the
-    `head`, an output embedding of its own; `references` beside them. `tokens` in a microbatch, of which `longest` are
-    the longest sequence. The cache is `kv_cache_gib` on each GPU, and `least_cache_gib` holds one sequence. `fixed` are
-    keys of the spec that this run cannot change. Weights of reward models take `reward_total_gib`, and `reward_gib` of
-    the fullest GPU: they are on `reward_ranks` of all `gpus`, from the first on.
+    `head`, an output embedding of its own, of `vocabulary` rows; `references` beside them. `tokens` in a microbatch, of
+    which `longest` are the longest sequence. The cache is `kv_cache_gib` on each GPU, and `least_cache_gib` holds one
+    sequence. `fixed` are keys of the spec that this run cannot change. Weights of reward models take
+    `reward_total_gib`, and `reward_gib` of the fullest GPU: they are on `reward_ranks` of all `gpus`, from the first
+    on.
     """
 
     parameters: int
@@ -64,6 +72,7 @@ class MemoryPlan:
     reward_total_gib: float = 0.0
     reward_ranks: int = 1
     gpus: int = 1
+    vocabulary: int = 0
 
     @property
     def states_gib(self) -> float:
@@ -78,6 +87,22 @@ class MemoryPlan:
         return (weights + gradients + optimizer + size * self.parameters * self.references) / GIB
 
     @property
+    def rounded_gib(self) -> float:
+        """A network's weights in bf16, which its pass leaves for the backward pass; its input embedding is not one."""
+        rounds = self.products_in_bf16 and self.dtype == "float32"
+        return 2 * (self.parameters - self.head) / (self.ranks if self.zero_stage == 3 else 1) / GIB if rounds else 0.0
+
+    @property
+    def output_gib(self) -> float:
+        """About what the output layer needs of a microbatch: logits, work on a block, and its gradient in fp32 beside
+        that of the input embedding, which is as large."""
+        size = 2 if self.products_in_bf16 or self.dtype == "bfloat16" else 4
+        logits = self.tokens * self.vocabulary
+        gradient = self.vocabulary * self.hidden * (4 + (2 if self.dtype == "bfloat16" else 4))
+        whole = gradient if self.trained == self.parameters else 0
+        return (size * min(logits, ON_CUDA.kept) + 4 * BLOCKS * min(logits, ON_CUDA.block) + whole) / GIB
+
+    @property
     def activations_gib(self) -> float:
         """About what a microbatch keeps for its backward pass."""
         size = 2 if self.products_in_bf16 or self.dtype == "bfloat16" else 4
@@ -90,19 +115,27 @@ class MemoryPlan:
         size = 2 if self.dtype == "bfloat16" else 4
         return size * self.parameters / self.tensor_parallel_size / GIB + self.kv_cache_gib
 
+    @property
+    def sampler_gib(self) -> float:
+        """The logits of a step of sampling."""
+        return 4 * SEQUENCES * self.vocabulary / GIB
+
     def needed_gib(self, *, surely: bool = False) -> float:
         """On the fullest GPU, about; `surely`: at least, which leaves out what is only estimated."""
-        rest, training = 0.0 if surely else PROCESS_GIB, self.states_gib + (0.0 if surely else self.activations_gib)
+        rest, training, rollout = 0.0, self.states_gib + self.rounded_gib, self.rollout_gib
+        if not surely:
+            rest, training = PROCESS_GIB, training + self.activations_gib + self.output_gib
+            rollout += self.sampler_gib
         scoring = rest if self.reward_gib else 0.0
         match self.sharing:
             case "turns":
-                return 2 * rest + scoring + max(training, self.rollout_gib, self.reward_gib)
+                return 2 * rest + scoring + max(training, rollout, self.reward_gib)
             case "same":
-                return 2 * rest + scoring + training + self.rollout_gib + self.reward_gib
+                return 2 * rest + scoring + training + rollout + self.reward_gib
             case "own":
                 # The training engine has the first GPUs, and so have reward models.
                 beside = scoring + self.reward_gib
-                sampling = self.rollout_gib + (beside if self.reward_ranks > self.ranks else 0.0)
+                sampling = rollout + (beside if self.reward_ranks > self.ranks else 0.0)
                 return rest + max(training + beside, sampling)
 
 
@@ -114,11 +147,12 @@ def check_gpu_memory(plan: MemoryPlan, gpu_gib: float) -> float:
     if plan.needed_gib(surely=True) > gpu_gib:
         remedy = next((change for change, other in changes(plan) if other.needed_gib() <= gpu_gib), None)
         remedy = remedy or "take a smaller model, or more GPUs (training.zero_stage=3 shares all states among them)"
+        rounded = f", {plan.rounded_gib:.1f} for one network's weights in bf16" if plan.rounded_gib else ""
         scoring = f", {plan.reward_gib:.1f} for reward models (weights)" if plan.reward_gib else ""
         how = {"turns": "one after the other", "same": "at the same time", "own": "each on its own"}[plan.sharing]
         raise InputError(
             f"this run needs at least {plan.needed_gib(surely=True):.1f} GiB of a GPU and there are {gpu_gib:.1f}: "
-            f"{plan.states_gib:.1f} for training (weights, gradients, moments and reference){scoring} and "
+            f"{plan.states_gib:.1f} for training (weights, gradients, moments and reference){rounded}{scoring} and "
             f"{plan.rollout_gib:.1f} for sampling (weights and cache), {how}. {remedy[0].upper()}{remedy[1:]}"
         )
     return plan.needed_gib()

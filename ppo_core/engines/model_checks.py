@@ -135,6 +135,7 @@ def memory_plan(
         reward_total_gib=rewards_gib(rewards),
         reward_ranks=max((spec.num_ranks for spec, _ in rewards if spec.device != "cpu"), default=1),
         gpus=job.gpus,
+        vocabulary=len(embedding.weight),
     )
 
 
