@@ -37,16 +37,32 @@ class Values(NamedTuple):
     final: Tensor
 
 
+class LaidOut:
+    """B pairs of token ids, prompt and response, as models compute on them: laid out once for all models that do it in
+    one way."""
+
+    def __init__(self, sequences: Sequence[Any]) -> None:
+        self.sequences = sequences
+        self._layouts: dict[tuple[bool, torch.device], Layout] = {}
+
+    def layout_for(self, model: Any) -> Layout:
+        """For this model, on its device."""
+        key = packed, device = packs(model), device_of(model)
+        if key not in self._layouts:
+            self._layouts[key] = (packed_layout if packed else padded_layout)(self.sequences, device)
+        return self._layouts[key]
+
+
 @overload
 def response_logprobs(
-    model: Any, sequences: Sequence[Any], *, temperature: float, with_entropy: Literal[False] = False
+    model: Any, sequences: Sequence[Any] | LaidOut, *, temperature: float, with_entropy: Literal[False] = False
 ) -> Tensor: ...
 
 
 @overload
 def response_logprobs(
     model: Any,
-    sequences: Sequence[Any],
+    sequences: Sequence[Any] | LaidOut,
     *,
     temperature: Temperature,
     with_entropy: Literal[True],
@@ -56,7 +72,7 @@ def response_logprobs(
 
 def response_logprobs(
     model: Any,
-    sequences: Sequence[Any],
+    sequences: Sequence[Any] | LaidOut,
     *,
     temperature: Temperature,
     with_entropy: bool = False,
@@ -79,7 +95,7 @@ def response_logprobs(
 
 def response_statistics(
     model: Any,
-    sequences: Sequence[Any],
+    sequences: Sequence[Any] | LaidOut,
     *,
     temperature: Temperature,
     entropy: Wanted = None,
@@ -117,7 +133,7 @@ def response_statistics(
 
 
 @torch.no_grad()
-def reference_head(model: Any, sequences: Sequence[Any]) -> Head | Tensor:
+def reference_head(model: Any, sequences: Sequence[Any] | LaidOut) -> Head | Tensor:
     """What `response_statistics` compares a model of the same architecture with, of the same sequences.
 
     Hidden states where the model packs, else all logits `[N, V]`.
@@ -132,19 +148,19 @@ def reference_head(model: Any, sequences: Sequence[Any]) -> Head | Tensor:
     return logits
 
 
-def response_values(critic: Any, sequences: Sequence[Any]) -> Values:
+def response_values(critic: Any, sequences: Sequence[Any] | LaidOut) -> Values:
     """The critic's values in fp32: `[B, R]` before each response token, and `[B]` after the last one."""
     return aligned_values(critic, sequences, critic(**_layout_for(critic, sequences).inputs).float())
 
 
-def aligned_values(model: Any, sequences: Sequence[Any], outputs: Tensor) -> Values:
+def aligned_values(model: Any, sequences: Sequence[Any] | LaidOut, outputs: Tensor) -> Values:
     """The same of values `[rows, columns]` that `model` gave of all tokens in a pass over the sequences."""
     layout = _layout_for(model, sequences)
     return Values(layout.to_batch(layout.at_responses(outputs)), outputs.flatten(0, 1)[layout.last])
 
 
-def _layout_for(model: Any, sequences: Sequence[Any]) -> Layout:
-    return (packed_layout if packs(model) else padded_layout)(sequences, device_of(model))
+def _layout_for(model: Any, sequences: Sequence[Any] | LaidOut) -> Layout:
+    return (sequences if isinstance(sequences, LaidOut) else LaidOut(sequences)).layout_for(model)
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ppo_core.logprobs import (
+    LaidOut,
     aligned_values,
     device_of,
     reference_head,
@@ -74,11 +75,12 @@ class Models:
     temperature: float
     reference: Any = None
 
-    def forward(self, batch: Sequence[Any], need: Need, temperatures: Tensor | None = None) -> Outputs:
+    def forward(self, batch: Sequence[Any] | LaidOut, need: Need, temperatures: Tensor | None = None) -> Outputs:
         """Run what `need` asks for on B pairs of token ids, prompt and response. The reference gets no gradient.
 
         `temperatures` `[B]` are those of responses that were not all sampled at one.
         """
+        batch = batch if isinstance(batch, LaidOut) else LaidOut(batch)
         temperature = self.temperature if temperatures is None else temperatures
         said, values, final_values, reference_logprobs = None, None, None, None
         policy, critic = self.networks["policy"], self.networks.get("critic")
@@ -98,7 +100,7 @@ class Models:
         logprobs, entropy, kl = (None, None, None) if said is None else said
         return Outputs(logprobs, entropy, values, final_values, reference_logprobs, kl)
 
-    def _of_reference(self, ask: Callable[[Any, Sequence[Any]], T], batch: Sequence[Any]) -> T:
+    def _of_reference(self, ask: Callable[[Any, LaidOut], T], batch: LaidOut) -> T:
         alone = self.reference is None
         model = self.networks["policy"] if alone else self.reference
         with torch.no_grad(), without_adapters(model) if alone else nullcontext():

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppo_core.models.packing import Packing
+from ppo_core.models.packing import Packing, to_device
 from ppo_core.records import TokenSequence
 
 Sequences = Sequence[TokenSequence | tuple[list[int], list[int]]]
@@ -103,6 +103,6 @@ def _layout(sequences: Sequences, inputs: dict[str, Any], starts: list[int], dev
         last.append(start + len(prompt) + len(response) - 1)
         index += range(start + len(prompt) - 1, last[-1])
         targets += response
-    places = [torch.tensor(numbers, dtype=torch.long).to(device) for numbers in (index, targets, last)]
-    moved = {name: part.to(device) if isinstance(part, Tensor) else part for name, part in inputs.items()}
-    return Layout(moved, mask.to(device), *places)
+    places = [to_device(torch.tensor(numbers, dtype=torch.long), device) for numbers in (index, targets, last)]
+    moved = {name: to_device(part, device) if isinstance(part, Tensor) else part for name, part in inputs.items()}
+    return Layout(moved, to_device(mask, device), *places)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -43,30 +44,45 @@ class Group:
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the sequences of a packed row begin and end: `ends` `[B + 1]`, the first of them 0."""
+    """Sequences of ascending `lengths`, one after the other: `ends` `[B + 1]` on their device, the first of them 0."""
 
     ends: Tensor
-    longest: int
-    groups: tuple[Group, ...]
+    lengths: tuple[int, ...]
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device | str) -> Packing:
-        """For sequences of ascending `lengths`, one after the other."""
-        groups, first = list[Group](), 0
+        """For sequences of ascending `lengths`."""
+        return cls(to_device(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32), device), tuple(lengths))
+
+    @property
+    def longest(self) -> int:
+        """The last sequence's tokens."""
+        return self.lengths[-1] if self.lengths else 0
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """Made where they are asked for: torch's kernel for variable lengths needs none."""
+        lengths, groups, first = self.lengths, list[Group](), 0
         for index, length in enumerate(lengths):
             following = lengths[index + 1] if index + 1 < len(lengths) else None
             if following is None or lengths[first] < SHORTEST_OF_LONGEST * following:
-                groups.append(_group(lengths[first : index + 1], length, device))
+                groups.append(_group(lengths[first : index + 1], length, self.ends.device))
                 first = index + 1
-        ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device)
-        return cls(ends, max(lengths, default=0), tuple(groups))
+        return tuple(groups)
 
 
-def _group(lengths: Sequence[int], width: int, device: torch.device | str) -> Group:
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """There; a GPU copies it while this process goes on."""
+    if tensor.is_cuda or torch.device(device).type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _group(lengths: Sequence[int], width: int, device: torch.device) -> Group:
     real = torch.arange(width) < torch.tensor(lengths)[:, None]
     gather = torch.zeros(real.shape, dtype=torch.long).masked_scatter(real, torch.arange(sum(lengths)))
     scatter, padding = (places.flatten().nonzero()[:, 0] for places in (real, ~real))
-    indices = (index.to(device) for index in (gather.flatten(), scatter, padding))
+    indices = (to_device(index, device) for index in (gather.flatten(), scatter, padding))
     return Group(sum(lengths), len(lengths), width, *indices)
 
 

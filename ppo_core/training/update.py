@@ -18,9 +18,11 @@ from ppo_core.aggregation import divisor, token_weights
 from ppo_core.algorithms.algorithm import Minibatch
 from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.batches import lengths_of, minibatches
+from ppo_core.logprobs import LaidOut
 from ppo_core.masking import scale, whiten
 from ppo_core.metrics import Maximum, Mean, approximate_kl
 from ppo_core.models.forward import Need, Outputs
+from ppo_core.models.packing import to_device
 from ppo_core.off_policy import importance
 from ppo_core.processes.ranks import Ranks
 from ppo_core.records import TokenSequence, UpdatePolicyJob
@@ -32,6 +34,8 @@ from ppo_core.training.microbatches import share_of
 from ppo_core.training.networks import NETWORKS
 
 Measured = Mapping[str, Mean | Maximum]
+Part = tuple[list[int], LaidOut]
+"""A microbatch: its rows, and what every network computes on."""
 
 KL_TO_OLD = "policy/kl_to_old"
 
@@ -140,12 +144,12 @@ class Update:
         if self.imitation is not None and self.experience.imitated is not None:
             chosen = mask & self.experience.imitated[rows, None]
             self.imitation[rows] = chosen / chosen.sum().clamp(min=1)
-        shares = self._shares(rows)
+        shares = [[(part, self._laid_out(part)) for part in share] for share in self._shares(rows)]
         for name, rate in self.rates.items():  # one after the other: the gradients of one at a time are in memory
             self._step_of(name, rate, shares, normalizer)
         return True
 
-    def _step_of(self, name: str, rate: float, shares: list[list[list[int]]], normalizer: int) -> None:
+    def _step_of(self, name: str, rate: float, shares: list[list[Part]], normalizer: int) -> None:
         before, total = dict(self.measured), 0.0
         microbatch = partial(self._microbatch, name=name, normalizer=normalizer)
         for loss, measured in self.ranks.threads.each(microbatch, shares):
@@ -177,10 +181,13 @@ class Update:
         padded = not self.models[0].packed
         return share_of(self.ranks, rows, self.lengths, self.job.training, len(self.models), padded=padded)
 
-    def _microbatch(self, thread: int, rows: list[int], name: str, normalizer: int) -> tuple[float, Measured]:
+    def _laid_out(self, rows: list[int]) -> LaidOut:
+        return LaidOut([self.sequences[row] for row in rows])
+
+    def _microbatch(self, thread: int, part: Part, name: str, normalizer: int) -> tuple[float, Measured]:
         """The gradient of network `name`; returns its loss and what was measured."""
-        batch, objective = [self.sequences[row] for row in rows], self.algorithm.objectives[name]
-        minibatch = self._minibatch(rows, max(len(response) for _, response in batch))
+        (rows, batch), objective = part, self.algorithm.objectives[name]
+        minibatch = self._minibatch(rows, max(len(response) for _, response in batch.sequences))
         outputs = self.models[thread].forward(batch, objective.need(self.spec), self._temperatures(rows))
         loss = objective.loss(outputs, minibatch, self.spec, normalizer)
         return self._backward(name, loss.total, outputs, thread), loss.measured
@@ -189,7 +196,7 @@ class Update:
         data, device = self.experience, self.models[0].device
 
         def of(tensor: Tensor) -> Tensor:
-            return tensor[rows, :width].to(device)
+            return to_device(tensor[rows, :width], device)
 
         values, returns = (None if tensor is None else of(tensor) for tensor in (data.values, data.returns))
         mask, old_logprobs, advantages = of(data.response_mask), of(data.old_logprobs), of(self.advantages)
@@ -208,7 +215,7 @@ class Update:
             if corrected == "none"
             else importance(old_logprobs, of(data.sampler_logprobs), mask, corrected, **bounds),
             imitation=None if self.imitation is None else of(self.imitation),
-            counted=self._divisor(mask),
+            counted=self._divisor(data.response_mask[rows, :width]),  # not of a GPU's: that would wait for it
         )
 
     def _temperatures(self, rows: list[int]) -> Tensor | None:
@@ -258,7 +265,7 @@ class Update:
 
         def work(thread: int, rows: list[int]) -> Mean:
             tick(0, 1, "how far the policy went")
-            batch, temperatures = [self.sequences[row] for row in rows], self._temperatures(rows)
+            batch, temperatures = self._laid_out(rows), self._temperatures(rows)
             logprobs = self.models[thread].forward(batch, Need(logprobs=True), temperatures).logprobs
             assert logprobs is not None
             minibatch = self._minibatch(rows, logprobs.shape[1])

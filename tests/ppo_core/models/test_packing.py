@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppo_core.logprobs import response_logprobs, response_values
+from ppo_core.logprobs import LaidOut, response_logprobs, response_values
 from ppo_core.models import divergence
 from ppo_core.models.head import TokenLogprobs
 from ppo_core.models.loading import Critic, create_policy
@@ -108,6 +108,25 @@ def test_groups_hold_sequences_of_similar_length() -> None:
     assert [(group.count, group.width) for group in packing.groups] == [(1, 1), (1, 2), (2, 4), (3, 13)]
     assert packing.ends.tolist() == [0, 1, 3, 6, 10, 20, 32, 45]
     assert packing.longest == 13
+
+
+def test_groups_are_made_where_they_are_asked_for() -> None:
+    packing = Packing.of([1, 2, 3], "cpu")
+    assert "groups" not in vars(packing)
+    assert packing.groups is packing.groups
+
+
+def test_models_of_one_form_compute_on_one_layout() -> None:
+    packed, other, padded = policy("llama"), policy("llama"), policy("llama")
+    enable_packing(packed)
+    enable_packing(other)
+    batch = LaidOut(SEQUENCES)
+    assert batch.layout_for(packed) is batch.layout_for(other)
+    assert "packing" not in batch.layout_for(padded).inputs
+    with torch.no_grad():
+        for model in (packed, padded):
+            alone = response_logprobs(model, SEQUENCES, temperature=1.0)
+            assert torch.equal(response_logprobs(model, batch, temperature=1.0), alone)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
