@@ -6,7 +6,8 @@
 64 tokens, `27M-mixed` the same after a supervised start on responses of 8 to 64 tokens: both sides stop at its <eos>.
 TRL is installed into an environment of its own (`--trl`), the first time. Each round runs every side once,
 so that a busy machine is busy for all. Prints medians over iterations from the third on, and writes them into
-`benchmarks/results/iteration.json`, beside those of cases that are not run.
+`benchmarks/results/iteration.json`, beside those of cases that are not run; of a case, the sides that are run are all
+that it has then.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def main() -> None:
             side: {part: statistics.median(one[part] for one in iterations) for part in PARTS}
             for side, iterations in found.items()
         }
-        document[name] = {**facts, "medians": medians, "iterations": found}
+        document[name] = {**facts, "medians": medians, "iterations": found}  # of sides that were measured together
         path.write_text(json.dumps(document, indent=1) + "\n")
         show(name, medians)
 

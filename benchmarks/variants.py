@@ -176,7 +176,7 @@ def show(runs: Sequence[Mapping[str, Any]], iterations: int) -> None:
 
 def show_rows(runs: Sequence[Mapping[str, Any]], iterations: int, kind: str) -> None:
     """A row for each variant: the mean over seeds, and the lowest and the highest of them."""
-    measured = [step for step in sorted(accuracies(runs[0])) if step <= iterations]
+    measured = [step for step in sorted({step for run in runs for step in accuracies(run)}) if step <= iterations]
     title = f"held-out accuracy, sampled at temperature 1: mean (lowest to highest of the seeds), on {kind}"
     table = Table(title=title)
     for name in ("variant", "seeds", *(f"iteration {step}" for step in measured), "KL", "thousand tokens"):

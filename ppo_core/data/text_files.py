@@ -89,7 +89,7 @@ def json_array(path: Path) -> Iterator[Found]:
 
 TAB = "\t"
 KNOWN = {",": ".csv", TAB: ".tsv"}
-OTHER_DELIMITERS = (*KNOWN, ";", "|")
+DELIMITERS = (*KNOWN, ";", "|")
 
 
 def table_of_text(path: Path, delimiter: str) -> Iterator[Found]:
@@ -101,7 +101,9 @@ def table_of_text(path: Path, delimiter: str) -> Iterator[Found]:
             header = next(reader, [])
             if repeated := sorted({name for name in header if header.count(name) > 1}):
                 raise InputError(f"{path} has several columns named {', '.join(repeated)}: rename them")
-            if len(header) == 1 and (other := next((one for one in OTHER_DELIMITERS if one in header[0]), "")):
+            if len(header) == 1 and (
+                other := next((one for one in DELIMITERS if one != delimiter and one in header[0]), "")
+            ):
                 rename = f", or rename it to {KNOWN[other]}" if other in KNOWN else ""
                 raise InputError(
                     f"{path} has the one column {header[0]!r}, as if {other!r} separated cells: save it with "

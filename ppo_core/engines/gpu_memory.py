@@ -34,7 +34,7 @@ KEPT_PER_UNIT = 17
 SEQUENCES = 1024
 """At most so many does vLLM sample a token for at once, on large GPUs; their logits are fp32."""
 BLOCKS = 4.5
-"""What the output layer makes of a block of logits at most, in blocks of fp32."""
+"""What the output layer makes of a block of logits, in blocks of fp32, about."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,13 @@ class MemoryPlan:
 
     @property
     def rounded_gib(self) -> float:
-        """A network's weights in bf16, which its pass leaves for the backward pass; its input embedding is not one."""
-        rounds = self.products_in_bf16 and self.dtype == "float32"
-        return 2 * (self.parameters - self.head) / (self.ranks if self.zero_stage == 3 else 1) / GIB if rounds else 0.0
+        """About what a network's pass leaves of its weights in bf16 for the backward pass.
+
+        ZeRO 3 makes its layers' anew, and recomputing a layer those that do not learn.
+        """
+        if not self.products_in_bf16 or self.dtype == "bfloat16" or (self.recompute and self.trained < self.parameters):
+            return 0.0
+        return 2 * (self.vocabulary * self.hidden if self.zero_stage == 3 else self.parameters - self.head) / GIB
 
     @property
     def output_gib(self) -> float:
@@ -122,9 +126,9 @@ class MemoryPlan:
 
     def needed_gib(self, *, surely: bool = False) -> float:
         """On the fullest GPU, about; `surely`: at least, which leaves out what is only estimated."""
-        rest, training, rollout = 0.0, self.states_gib + self.rounded_gib, self.rollout_gib
+        rest, training, rollout = 0.0, self.states_gib, self.rollout_gib
         if not surely:
-            rest, training = PROCESS_GIB, training + self.activations_gib + self.output_gib
+            rest, training = PROCESS_GIB, training + self.rounded_gib + self.activations_gib + self.output_gib
             rollout += self.sampler_gib
         scoring = rest if self.reward_gib else 0.0
         match self.sharing:
@@ -147,12 +151,11 @@ def check_gpu_memory(plan: MemoryPlan, gpu_gib: float) -> float:
     if plan.needed_gib(surely=True) > gpu_gib:
         remedy = next((change for change, other in changes(plan) if other.needed_gib() <= gpu_gib), None)
         remedy = remedy or "take a smaller model, or more GPUs (training.zero_stage=3 shares all states among them)"
-        rounded = f", {plan.rounded_gib:.1f} for one network's weights in bf16" if plan.rounded_gib else ""
         scoring = f", {plan.reward_gib:.1f} for reward models (weights)" if plan.reward_gib else ""
         how = {"turns": "one after the other", "same": "at the same time", "own": "each on its own"}[plan.sharing]
         raise InputError(
             f"this run needs at least {plan.needed_gib(surely=True):.1f} GiB of a GPU and there are {gpu_gib:.1f}: "
-            f"{plan.states_gib:.1f} for training (weights, gradients, moments and reference){rounded}{scoring} and "
+            f"{plan.states_gib:.1f} for training (weights, gradients, moments and reference){scoring} and "
             f"{plan.rollout_gib:.1f} for sampling (weights and cache), {how}. {remedy[0].upper()}{remedy[1:]}"
         )
     return plan.needed_gib()

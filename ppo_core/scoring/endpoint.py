@@ -5,7 +5,7 @@ no other is answered, the server is taken to be down: nothing more is sent, and 
 What a server refuses it would refuse again: that is bad input, told at once. Only a sample of its own may be what it
 refuses (400, 413, 422): where others are answered, such a one has no score. So it is with an answer in another form
 (no JSON, too few scores, NaN), which is asked for again first; three of them before any other are bad input. So are
-three or more requests that were answered unclearly in their last try, where they are all that there are.
+three or more requests that were answered unclearly in their last try, where no answer to another could be read.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class Endpoint:
 class _Asking:
     """One round of requests.
 
-    `answered` are those to which anything of use came back, `unclear` those that failed for good by an answer that
-    could not be read, `unheard` those that did without any answered meanwhile, `useless` what the server said, by their
-    numbers, to those that it refused or answered in another form.
+    `answered` are those to which anything of use came back, `unclear` why the last answer could not be read of those
+    that failed for good by that, `unheard` those that did without any answered meanwhile, `useless` what the server
+    said, by their numbers, to those that it refused or answered in another form.
     """
 
     endpoint: Endpoint
@@ -107,7 +107,7 @@ class _Asking:
     done: int = 0
     answered: int = 0
     unheard: int = 0
-    unclear: int = 0
+    unclear: list[str] = field(default_factory=list)
     useless: dict[int, str] = field(default_factory=dict)
 
     async def all(self) -> list[Any]:
@@ -132,10 +132,11 @@ class _Asking:
                 await asyncio.gather(*tasks, return_exceptions=True)
         if self.useless and not self._heard:
             raise InputError(next(iter(self.useless.values())))
-        if DOWN_AFTER <= self.unclear == len(self.bodies) and not self.endpoint.answered:
+        read = any(not isinstance(answer, NotScored) for answer in answers)
+        if len(self.unclear) >= DOWN_AFTER and not read and not self.endpoint.answered:
             raise InputError(
-                f"the reward {spec.component}: {self.endpoint.url} gave none of {self.unclear} samples an answer that "
-                f"can be read, the last one {answers[-1].reason}: correct the reward's `rubric`, raise its "
+                f"the reward {spec.component}: {self.endpoint.url} gave none of {len(answers)} samples an answer that "
+                f"can be read, the last one {self.unclear[-1]}: correct the reward's `rubric`, raise its "
                 "`max_tokens`, or name another `model`"
             )
         return answers
@@ -173,7 +174,8 @@ class _Asking:
         tries = f"{spec.retries + 1} tries" if spec.retries else "1 try"
         if last == "form":
             return self._failed(f"{reason} (after {tries})")
-        self.unclear += last == "unclear"
+        if last == "unclear":
+            self.unclear.append(f"{reason} (after {tries})")
         self.unheard = self.unheard + 1 if self.answered == before else 0
         if self.unheard >= self._few:
             raise RewardFailed(self._down(last, reason, tries))

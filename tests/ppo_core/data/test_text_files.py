@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ppo_core.data.rows import read_rows
+from ppo_core.data.text_files import table_of_text
 from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError
 
@@ -70,6 +71,12 @@ def test_a_row_that_cannot_be_used_is_named_with_its_line_whatever_follows(
     (tmp_path / name).write_text(content)
     with pytest.raises(InputError, match=message):
         list(read_rows(name, Sources(tmp_path)))
+
+
+def test_the_only_column_may_have_a_comma_in_its_name(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('"prompt, in English"\nw3\n')
+    (row,) = table_of_text(tmp_path / "a.csv", ",")
+    assert row.content == {"prompt, in English": "w3"}
 
 
 def test_a_row_of_a_folder_is_named_with_its_file(tmp_path: Path) -> None:

@@ -61,6 +61,14 @@ def test_a_judge_that_answers_all_in_prose_ends_the_run() -> None:
         with pytest.raises(InputError, match=message):
             found.score(SAMPLES)
         assert len(server.asked) == 20
+
+    def one_is_too_long(at: int, document: Any) -> Answer:
+        return (413, {}, "too long") if at == 4 else says("I like it.")(at, document)
+
+    with reward_server(one_is_too_long) as server, pytest.raises(InputError, match=message):
+        rewards("judge", server.url, retries=1).score(SAMPLES)
+    with reward_server(says("I like it.")) as server:
+        found = rewards("judge", server.url, retries=1)
         assert scores(found, SAMPLES[:2]) == [None, None]  # two tell nothing, as in a trial
 
 
