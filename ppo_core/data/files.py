@@ -16,10 +16,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ppo_core.data.text_files import Found, json_array, json_lines, table_of_text
+from ppo_core.data.text_files import TABLES, Found, json_array, json_lines, table_of_text
 from ppo_core.records import InputError
 
-TABLES = {".csv": ",", ".tsv": "\t"}
 GZIP = b"\x1f\x8b"
 BINARY = {".parquet": "Parquet", ".arrow": "Arrow", ".feather": "Arrow"}
 PARQUET, ARROW, ARROW_STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"

@@ -87,9 +87,8 @@ def json_array(path: Path) -> Iterator[Found]:
         )
 
 
-TAB = "\t"
-KNOWN = {",": ".csv", TAB: ".tsv"}
-DELIMITERS = (*KNOWN, ";", "|")
+TABLES = {".csv": ",", ".tsv": "\t"}
+"""Delimiters by the name's end."""
 
 
 def table_of_text(path: Path, delimiter: str) -> Iterator[Found]:
@@ -101,14 +100,8 @@ def table_of_text(path: Path, delimiter: str) -> Iterator[Found]:
             header = next(reader, [])
             if repeated := sorted({name for name in header if header.count(name) > 1}):
                 raise InputError(f"{path} has several columns named {', '.join(repeated)}: rename them")
-            if len(header) == 1 and (
-                other := next((one for one in DELIMITERS if one != delimiter and one in header[0]), "")
-            ):
-                rename = f", or rename it to {KNOWN[other]}" if other in KNOWN else ""
-                raise InputError(
-                    f"{path} has the one column {header[0]!r}, as if {other!r} separated cells: save it with "
-                    f"{'tabs' if delimiter == TAB else 'commas'} between them{rename}"
-                )
+            if len(header) == 1:
+                _require_no_other(path, header[0], delimiter)
             for cells in reader:
                 if len(cells) == len(header):
                     yield Found(reader.line_num, {name: cell or None for name, cell in zip(header, cells, strict=True)})
@@ -121,6 +114,17 @@ def table_of_text(path: Path, delimiter: str) -> Iterator[Found]:
         raise InputError(f"{path}:{reader.line_num} is not a valid CSV or TSV file: {error}") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8: {error}") from None
+
+
+def _require_no_other(path: Path, column: str, delimiter: str) -> None:
+    """Raise InputError where the name of the only column looks like several, with another delimiter."""
+    for other in (*TABLES.values(), ";", "|"):
+        if other != delimiter and other in column:
+            rename = "".join(f", or rename it to {end}" for end, theirs in TABLES.items() if theirs == other)
+            raise InputError(
+                f"{path} has the one column {column!r}, as if {other!r} separated cells: save it with "
+                f"{'commas' if delimiter == ',' else 'tabs'} between them{rename}"
+            )
 
 
 def _document(path: Path, number: int, line: bytes) -> Any:

@@ -111,13 +111,13 @@ def check_patience(reward: RewardSpec, engines: EnginesSpec, *, written: bool) -
     """
     limit = engines.reward_timeout_s
     for one in reward.rewards:
-        if isinstance(one, FunctionRewardSpec):
-            seconds = one.timeout_s if written else None
-        else:
-            seconds = one.timeout_s if isinstance(one, HttpRewardSpec | JudgeSpec | UnitTestsSpec) else None
-        if seconds is not None and seconds >= limit:
+        if isinstance(one, FunctionRewardSpec) and not written:
+            continue
+        if not isinstance(one, HttpRewardSpec | JudgeSpec | UnitTestsSpec | FunctionRewardSpec):
+            continue
+        if one.timeout_s is not None and one.timeout_s >= limit:
             raise ValueError(
-                f"timeout_s={seconds:g} of the reward {one.component} is not below "
+                f"timeout_s={one.timeout_s:g} of the reward {one.component} is not below "
                 f"engines.reward_timeout_s={limit:g}, after which the scoring engine is taken to be hung: "
                 "lower the first, or raise the second"
             )
