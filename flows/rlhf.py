@@ -9,6 +9,7 @@ and started again by the same command, the flow goes on where it stopped.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from flows.reward_model import reward_model
 from flows.supervised import supervised
 from ppo_core.spec import RlhfSpec
 from ppo_core.spec.hub import is_hub_name
+from ppo_core.spec.rlhf import REGISTERED
 from tasks.checks.rlhf import check_rlhf
 from tasks.prefect.crashed_runs import holder_note, page_is_open
 from tasks.prefect.deployment_params import is_deployed, requested, shown_name
@@ -46,8 +48,8 @@ class RlhfReport(BaseModel):
 
     run: str
     reward_model: PreferenceReport | None
-    reward_model_folder: Path | str
-    training: RunReport
+    reward_model_folder: Path | str | None
+    training: RunReport | None
     evaluation: EvaluationReport | None
     promotion: PromotionReport | None
     complaints: list[str]
@@ -70,6 +72,8 @@ def train(spec: RlhfSpec, run: str | None = None, wait: bool = False, overrides:
     with alone(RLHF, run, note=holder_note(), wait=wait, keep=lambda: not page_is_open()) as lease:
         close_dead_pages(lease, console)
         console.step(f"run {run}: {', '.join(spec.stages)}; Prefect page {page_url()} (flow rlhf)")
+        if spec.given.trained_policy is not None:
+            return finish(spec, run, spec.given.trained_policy)
         fetch_given(spec, run)
         spec = with_commits_of_parts(spec, run)
         places = places_of(spec, run)
@@ -81,31 +85,34 @@ def train(spec: RlhfSpec, run: str | None = None, wait: bool = False, overrides:
         if spec.trained is not None:
             model = called(reward_model, spec.reward_model_from(places.policy), run, wait)
         training = called(ppo_training, spec.run_with(places.reward_model, places.policy), run, wait)
-        return finish(spec, run, model, places.reward_model, training)
+        policy, folder = training.policy, places.reward_model
+        best = f"{run}@{training.best_iteration}" if policy is None else f"models:/{policy.name}/{policy.version}"
+        report = finish(spec, run, best, [] if model is None else model.complaints)
+        made = {"reward_model": model, "training": training}
+        return report.model_copy(
+            update={**made, "reward_model_folder": folder if is_hub_name(folder) else Path(folder)}
+        )
 
 
-def finish(spec: RlhfSpec, run: str, model: PreferenceReport | None, folder: str, training: RunReport) -> RlhfReport:
-    """Evaluate the best policy and have it compared with the champion, as far as the spec asks for it."""
-    complaints = [] if model is None else list(model.complaints)
-    policy, best = training.policy, f"{run}@{training.best_iteration}"
-    name = best if policy is None else f"models:/{policy.name}/{policy.version}"
+def finish(spec: RlhfSpec, run: str, policy: str, complaints: Sequence[str] = ()) -> RlhfReport:
+    """Evaluate a policy and have it compared with the champion, as far as the spec asks for it."""
     evaluated = promoted = None
     if spec.evaluate:
-        with announced(run, f"evaluating {name}"):
-            evaluated = called(evaluation, name)
-    if spec.promote and policy is None:
-        complaints.append(f"{name} is not promoted: it is not registered")
-    elif spec.promote:
-        with announced(run, f"comparing {name} with the champion"):
-            promoted = called(promotion, name)
+        with announced(run, f"evaluating {policy}"):
+            evaluated = called(evaluation, policy)
+    registered = policy.startswith(REGISTERED)
+    if spec.promote and registered:
+        with announced(run, f"comparing {policy} with the champion"):
+            promoted = called(promotion, policy)
+    left = [f"{policy} is not promoted: it is not registered"] if spec.promote and not registered else []
     return RlhfReport(
         run=run,
-        reward_model=model,
-        reward_model_folder=folder if is_hub_name(folder) else Path(folder),
-        training=training,
+        reward_model=None,
+        reward_model_folder=None,
+        training=None,
         evaluation=evaluated,
         promotion=promoted,
-        complaints=complaints,
+        complaints=[*complaints, *left],
     )
 
 

@@ -93,8 +93,9 @@ def rlhf(
         same = goes_on_by("rlhf", spec, run, overrides)
         with ending_well(same):
             report = flow.checked(loaded, run, wait)
-        say(run_summary(report.training, with_set(same, f"run.iterations={report.training.iterations + 10}")))
-        say(f"  {'reward model':<18} {report.reward_model_folder}")
+        if report.training is not None:
+            say(run_summary(report.training, with_set(same, f"run.iterations={report.training.iterations + 10}")))
+            say(f"  {'reward model':<18} {report.reward_model_folder}")
         if report.reward_model is not None:
             accuracy = report.reward_model.metrics.get("reward_model/accuracy")
             say(f"  {'':<18} {report.reward_model.version or 'not registered'}, held-out accuracy {accuracy:.3f}")

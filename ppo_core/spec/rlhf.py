@@ -52,6 +52,17 @@ def policy_name(text: str) -> str:
     return model_name(text)
 
 
+def trained_name(text: str) -> str:
+    """A registered version, or an iteration of a run. Raises ValueError for what may be another one later."""
+    if text.startswith(REGISTERED):
+        return model_name(text)
+    if not re.fullmatch(r"[^@/:]+@\d+", text):
+        raise ValueError(
+            f"{text!r} is no policy that ppoflow has trained: write models:/NAME/VERSION, or RUN@ITERATION"
+        )
+    return text
+
+
 class GivenSpec(Section):
     """Existing models: the stage that would make one is skipped, and its section is ignored."""
 
@@ -65,6 +76,21 @@ class GivenSpec(Section):
         description="Policy to start PPO from, instead of `run.sft` and the path, config and tokenizer of `run.model`: "
         "a folder, or models:/NAME/VERSION",
     )
+    trained_policy: Annotated[str, AfterValidator(trained_name)] | None = Field(
+        None,
+        description="Policy to evaluate and promote instead of training one; SFT and the reward model's training are "
+        "skipped too: models:/NAME/VERSION, or RUN@ITERATION",
+    )
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> Self:
+        idle = [name for name in ("reward_model", "policy") if vars(self)[name] is not None]
+        if self.trained_policy is not None and idle:
+            raise ValueError(
+                f"{idle[0]} has no effect beside trained_policy={self.trained_policy}, which is trained already: leave "
+                "one of them out"
+            )
+        return self
 
 
 class RlhfSpec(NamedSpec):
@@ -105,6 +131,8 @@ class RlhfSpec(NamedSpec):
 
     @model_validator(mode="after")
     def _there_is_a_reward_model(self) -> Self:
+        if self.given.trained_policy is not None:
+            return self
         if self.reward_model is None and self.given.reward_model is None:
             raise ValueError(
                 "there is no reward model: add the section reward_model, or name an existing one in "
@@ -153,6 +181,9 @@ class RlhfSpec(NamedSpec):
 
     @model_validator(mode="after")
     def _there_is_something_to_evaluate_with(self) -> Self:
+        given = self.given.trained_policy
+        if given is not None:
+            return self._has_something_to_do(given)
         if (self.evaluate or self.promote) and not self.run.dataset.evaluates:
             raise ValueError(
                 "run.dataset has no held-out prompts to evaluate with: name some in run.dataset.evaluation, or set "
@@ -160,10 +191,23 @@ class RlhfSpec(NamedSpec):
             )
         return self
 
+    def _has_something_to_do(self, given: str) -> Self:
+        if not (self.evaluate or self.promote):
+            raise ValueError(
+                f"given.trained_policy={given} leaves nothing to do where evaluate and promote are false: set one of "
+                "them, or leave it out"
+            )
+        if self.promote and not given.startswith(REGISTERED):
+            raise ValueError(
+                f"given.trained_policy={given} is no registered version, and only those are promoted: write "
+                "models:/NAME/VERSION, or set promote to false"
+            )
+        return self
+
     @property
     def trained(self) -> RewardModelSpec | None:
-        """The training of the reward model; None where one is given."""
-        return self.reward_model if self.given.reward_model is None else None
+        """The training of the reward model; None where one is given, or a policy that needs none."""
+        return self.reward_model if self.given.reward_model is None and self.given.trained_policy is None else None
 
     @property
     def learns_from_policy(self) -> bool:
@@ -173,10 +217,11 @@ class RlhfSpec(NamedSpec):
     @property
     def stages(self) -> tuple[str, ...]:
         """What is done, in this order."""
+        trains = self.given.trained_policy is None
         wanted = {
-            "SFT": self.run.sft is not None and self.given.policy is None,
+            "SFT": trains and self.run.sft is not None and self.given.policy is None,
             "reward model": self.trained is not None,
-            "PPO": True,
+            "PPO": trains,
             "evaluation": self.evaluate,
             "promotion": self.promote,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ppo_core.records import InputError
 from ppo_core.spec import RlhfSpec
 from ppo_core.spec.hub import is_hub_name
 from ppo_core.spec.rlhf import REGISTERED
@@ -11,6 +12,7 @@ from tasks.checks.model_folder import require_model
 from tasks.checks.preferences import check_preferences
 from tasks.checks.run import Findings, check_run
 from tasks.policies.held_out import absolute
+from tasks.policies.policy import find_policy
 from tasks.preferences.given import Places, places_now, places_of
 
 
@@ -20,6 +22,8 @@ def check_rlhf(spec: RlhfSpec, run: str | None = None, *, again: bool = False, w
     A reward model that is still to be trained is left out of the trial of the rewards, and a policy that is still to be
     fine-tuned counts as the model that it is made of.
     """
+    if spec.given.trained_policy is not None:
+        return check_trained(spec, spec.given.trained_policy)
     name = run or spec.name
     now, later = places_now(spec, name), places_of(spec, name)
     require_given(spec, later)
@@ -39,6 +43,18 @@ def check_rlhf(spec: RlhfSpec, run: str | None = None, *, again: bool = False, w
     if spec.trained is not None and "reward" in good:
         good["reward"] = f"{whole.reward.labels}; tried once the reward model is trained"
     return Findings(list(dict.fromkeys([*notes, *found.notes])), good)
+
+
+def check_trained(spec: RlhfSpec, name: str) -> Findings:
+    """What is said of a policy that is only evaluated and promoted, as the spec of its run says."""
+    policy = find_policy(name)
+    if not policy.spec.dataset.evaluates:
+        raise InputError(
+            f"given.trained_policy={name}: run {policy.run} has no held-out prompts to evaluate it with; give a policy "
+            "of a run whose dataset has evaluation or evaluation_fraction"
+        )
+    made = f"{name}, of iteration {policy.iteration} of run {policy.run}"
+    return Findings([], {"stages": ", ".join(spec.stages), "policy": made})
 
 
 def require_given(spec: RlhfSpec, places: Places) -> None:

@@ -220,6 +220,22 @@ def test_what_is_given_is_not_made(home: Path, toys: ToyEngines) -> None:
         check_rlhf(spec("given.reward_model=models:/nobody/1"), "none")
 
 
+def test_a_policy_that_is_trained_already_is_evaluated_and_promoted(home: Path, toys: ToyEngines) -> None:
+    trained = rlhf(spec("promote=false", "evaluate=false", "run.registry.model=alone"), "first").training
+    done, given = len(toys.done), "given.trained_policy=models:/alone/1"
+    good = f"models:/alone/1, of iteration {trained.best_iteration} of run first"
+    assert check_rlhf(spec(given)).good["policy"] == good
+    report = rlhf(spec(given), "second")
+    assert (report.training, report.reward_model, report.complaints) == (None, None, [])
+    assert (report.evaluation.policy, report.promotion.moved is None) == ("models:/alone/1", False)  # type: ignore[union-attr]
+    assert not {*ALONE, "finetune_policy", "generate_rollouts", "update_policy"} & set(toys.done[done:])
+    assert not (home / "store" / "runs" / "second" / "iterations").exists()
+    told = CliRunner().invoke(app, ["rlhf", str(HELPFUL / "rlhf.yaml"), "--set", given])
+    assert "evaluated          models:/alone/1: " in told.stdout
+    with pytest.raises(InputError, match="run nowhere"):
+        check_rlhf(spec("given.trained_policy=nowhere@1", "promote=false"))
+
+
 def test_a_flow_run_of_a_deployment_that_crashed_goes_on_as_the_same_one(home: Path, toys: ToyEngines) -> None:
     document = {"spec": spec("promote=false").model_dump(mode="json"), "run": "deployed", "wait": True}
     toys.before("update_policy", 2, killed)

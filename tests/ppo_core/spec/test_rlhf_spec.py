@@ -130,6 +130,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "'hf://a/b' is a name on the Hugging Face Hub: write it",
     ),
     "a file of the hub": ({"given": {"reward_model": "hf://a/b:c"}}, "a model is a whole repository: leave :c out"),
+    "nothing left": (
+        {"given": {"trained_policy": "models:/a/1"}, "evaluate": False, "promote": False},
+        "given.trained_policy=models:/a/1 leaves nothing to do where evaluate and promote are false",
+    ),
+    "promoted, not registered": (
+        {"given": {"trained_policy": "r@3"}},
+        "given.trained_policy=r@3 is no registered version, and only those are promoted",
+    ),
+    "one that may change": ({"given": {"trained_policy": "r"}}, "'r' is no policy that ppoflow has trained: write"),
+    "a start that nobody reads": (
+        {"given": {"trained_policy": "models:/a/1", "policy": "start"}},
+        "policy has no effect beside trained_policy=models:/a/1, which is trained already: leave one of them out",
+    ),
     "a key of a part": ({"run": {"rollouts": {}}}, "Extra inputs are not permitted"),
 }
 
@@ -149,6 +162,12 @@ def test_a_given_reward_model_needs_no_training_and_nothing_held_out_only_where_
     assert (hub.trained, hub.run_with("hf://a/b@main", None).model_folders) == (None, ("hf://a/b@main",))
     alone = spec(run={"dataset": {"evaluation": None}}, evaluate=False, promote=False)
     assert alone.stages == ("SFT", "reward model", "PPO")
+
+
+def test_a_trained_policy_skips_all_that_trains() -> None:
+    found = spec(given={"trained_policy": "models:/a/1"}, reward_model=None, run={"dataset": {"evaluation": None}})
+    assert (found.trained, found.stages) == (None, ("evaluation", "promotion"))
+    assert spec(given={"trained_policy": "r@3"}, promote=False).stages == ("evaluation",)
 
 
 def test_mistakes_in_a_part_name_the_key_and_in_a_file_the_file(tmp_path: Path) -> None:
