@@ -26,7 +26,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCK := requirements.lock
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo begin-demo check test test-thorough lint test-gpu bench bench-learning bench-variants bench-update bench-experience bench-rollout bench-scaling bench-startup bench-overhead bench-gpu bench-iteration bench-rewards bench-reward-model bench-data bench-overoptimisation bench-chaos bench-outages stack stack-stop stack-status stack-packages clean
+.PHONY: help install demo begin-demo check test test-thorough lint test-gpu bench bench-learning bench-variants bench-update bench-memory bench-experience bench-rollout bench-scaling bench-startup bench-overhead bench-gpu bench-iteration bench-rewards bench-reward-model bench-data bench-overoptimisation bench-chaos bench-outages stack stack-stop stack-status stack-packages clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,7 +60,7 @@ lint: $(STAMP) ## ruff (rules and format) and mypy
 	$(BIN)/mypy
 
 bench: $(STAMP) ## what is fast and what is not, one after the other at short settings, into .ppoflow/bench: about an hour; each alone: make bench-...
-	@for run in "update --rounds 1 --iterations 2 --settings 2" "experience --rounds 2" "rollout --rounds 2" \
+	@for run in "update --rounds 1 --iterations 2 --settings 2" "memory --rounds 1" "experience --rounds 2" "rollout --rounds 2" \
 	    "scaling --shape demo --rounds 1" "overhead --rounds 1" "startup --rounds 1" "rewards --rounds 2" \
 	    "reward_model --samples 128" "data --prompts 100000" "iteration --rounds 1 --iterations 4 --cases demo 27M-mixed"; do
 		$(BIN)/python -m benchmarks.$$run --results .ppoflow/bench
@@ -75,6 +75,9 @@ bench-variants: $(STAMP) ## every algorithm and switch on the demo's task, on th
 
 bench-update: $(STAMP) ## how near the training engine is to a matrix product, and its memory, setting by setting, into benchmarks/results
 	@$(BIN)/python -m benchmarks.update
+
+bench-memory: $(STAMP) ## the memory of a run's processes, and of the training engine setting by setting, into benchmarks/results
+	@$(BIN)/python -m benchmarks.memory
 
 bench-experience: $(STAMP) ## experience beside plain passes of transformers, and beside TRL's, into benchmarks/results
 	@$(BIN)/python -m benchmarks.experience

@@ -66,7 +66,11 @@ def measure(
         },
         "matmul_gflops": statistics.median(rates[1:]) / 1e9,
         "parameters": work.parameters,
-        "memory_mib": {"idle": work.idle, "update_above_idle": work.peak - work.idle},
+        "memory_mib": {
+            "idle": work.idle,
+            "experience_above_idle": work.experience_peak - work.idle,
+            "update_above_idle": work.peak - work.idle,
+        },
         "machine": machine(),
     }
 
@@ -89,7 +93,7 @@ class Work:
     """Jobs in the order of a run's iterations. On the disk are the start and the last policy.
 
     `idle` is the memory in MiB with the networks, the reference and the optimizer held, before the first update; `peak`
-    the highest in any update.
+    the highest in any update, `experience_peak` in any computing of advantages after the first.
     """
 
     def __init__(self, engine: Any, folder: Path, shape: Shape, training: dict[str, Any], dtype: str) -> None:
@@ -103,7 +107,7 @@ class Work:
         )
         self.update = update.model_dump(mode="json")
         self.checkpoint, self.parameters, self.lengths = folder / "start", 0, list[int]()
-        self.idle = self.peak = 0.0
+        self.idle = self.peak = self.experience_peak = 0.0
 
     def start(self) -> None:
         """Checkpoint 0, rollouts and scores."""
@@ -116,10 +120,13 @@ class Work:
     def iterate(self, number: int) -> dict[str, float]:
         """Experience, and the update on it; `steps` is the update without loading and writing."""
         began = time.perf_counter()
-        experience = self.compute_advantages(number)
+        with watched() as peak:
+            experience = self.compute_advantages(number)
         computed = time.perf_counter()
         if number == 0:
             self.idle = idle_mib()
+        else:  # the first loads the models
+            self.experience_peak = max(self.experience_peak, *peak)
         updating = time.perf_counter()
         after, ticks = self.folder / f"checkpoint{number}", list[float]()
         # The engine holds what it goes on from: nothing reads an optimizer of a billion parameters on the disk.

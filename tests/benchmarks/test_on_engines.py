@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from benchmarks.gpu import promised_tflops
+from benchmarks.memory import FLOW, of_processes
 from benchmarks.rollout import response_tokens, stop_tokens
 from benchmarks.shapes import SHAPES
 
@@ -55,6 +57,28 @@ def test_the_gpu_benchmark_needs_few_packages(tmp_path: Path) -> None:
         assert case["tokens"] == 40
         assert case["tokens_per_second"]["steps"] > 0
         assert case["machine"]["gpu"] is None
+
+
+def test_memory_is_measured(tmp_path: Path) -> None:
+    options = ("--no-run", "--shape", "tiny", "--settings", "1", "--vocabularies", "5000", "--rounds", "1")
+    (few,), (many,) = figures_of("memory", tmp_path, *options)["tiny"].values()
+    assert many["parameters"] - few["parameters"] == 4900 * 32
+    assert set(few["memory_mib"]) == {"idle", "experience_above_idle", "update_above_idle"}
+    assert many["memory_mib"]["idle"] > 0
+
+
+def test_memory_counts_to_the_engine_that_a_process_is_of_or_is_below() -> None:
+    held = "held = b'x' * (40 << 20); print(1, flush=True); input()"
+    below = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {held!r}])"
+    command = [sys.executable, "-c", below, "ppo_core.engines.rollout"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdout is not None
+        assert engine.stdout.readline() == "1\n"
+        found = of_processes(psutil.Process())
+        engine.communicate("\n")
+    assert found["rollout engine"] > 40 << 20
+    assert found[FLOW] > 0
+    assert found.total() == found["rollout engine"] + found[FLOW]
 
 
 def test_the_update_is_measured(tmp_path: Path) -> None:
