@@ -15,7 +15,7 @@ from ppo_core.losses import entropy_from_logits
 from ppo_core.models.divergence import Head, divergence
 from ppo_core.models.head import head_at, logits_only_at, token_logprobs_at
 from ppo_core.models.layout import Layout, packed_layout, padded_layout
-from ppo_core.models.packing import packs
+from ppo_core.models.packing import packs, to_device
 
 Temperature = float | Tensor
 """One for all, or `[B]`: one for each sequence."""
@@ -102,12 +102,11 @@ def response_statistics(
     reference: Head | Tensor | None = None,
 ) -> Statistics:
     """The same in one pass; with what `reference_head` gave also KL(model, reference), with its exact gradient."""
-    if not torch.all(torch.as_tensor(temperature) > 0):
+    if not (torch.all(temperature > 0) if isinstance(temperature, Tensor) else temperature > 0):
         raise ValueError(f"temperature={temperature} must be above 0: greedy sampling has no logprobs to train on")
     layout = _layout_for(model, sequences)
     if isinstance(temperature, Tensor):
-        mask = layout.response_mask
-        temperature = temperature.to(mask.device)[:, None].expand(mask.shape)[mask][:, None]
+        temperature = to_device(temperature, layout.places.device)[layout.row_of_each, None]
     if packs(model):
         assert not isinstance(reference, Tensor)
         with token_logprobs_at(model, layout.index, layout.targets, temperature, entropy, reference):

@@ -2,7 +2,7 @@
 
 A metric carries what it needs to be reduced exactly, a mean its total and count, so that no reader ever averages
 averages or guesses from a name how to reduce. Add parts with `+`, or with `sum(parts, Mean())`; read the number from
-`.value`.
+`.value`. Until then what was measured on a GPU stays there: a number would have to be waited for.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Mean:
     1.0
     """
 
-    total: float = 0.0
-    count: float = 0.0
+    total: float | Tensor = 0.0
+    count: float | Tensor = 0.0
 
     def __add__(self, other: Mean) -> Mean:
         return Mean(self.total + other.total, self.count + other.count)
@@ -34,19 +34,19 @@ class Mean:
     @property
     def value(self) -> float:
         """total / count; 0.0 where nothing was counted (the count tells the two apart)."""
-        return self.total / self.count if self.count else 0.0
+        count = float(self.count)
+        return float(self.total) / count if count else 0.0
 
     @classmethod
     @torch.no_grad()
     def over(cls, x: Tensor, mask: Tensor) -> Mean:
         """Mean of `x` over the True slots of `mask`, both of one shape (else ValueError), summed in float64.
 
-        >>> Mean.over(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([[True, True, False]]))
-        Mean(total=3.0, count=2.0)
+        >>> Mean.over(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([[True, True, False]])).value
+        1.5
         """
         check_mask("mask", mask, x=x)
-        total, count = torch.stack([zero_masked(x.double(), mask).sum(), mask.sum().double()]).tolist()
-        return cls(total, count)
+        return cls(zero_masked(x.double(), mask).sum(), mask.sum().double())
 
 
 @dataclass(frozen=True)
@@ -57,28 +57,30 @@ class Maximum:
     3.0
     """
 
-    largest: float = -math.inf
+    largest: float | Tensor = -math.inf
 
     def __add__(self, other: Maximum) -> Maximum:
-        if math.isnan(self.largest) or math.isnan(other.largest):
-            return Maximum(math.nan)
-        return Maximum(max(self.largest, other.largest))
+        one, two = self.largest, other.largest
+        if not isinstance(one, Tensor):
+            one, two = (torch.tensor(one, dtype=torch.float64), two) if not isinstance(two, Tensor) else (two, one)
+        return Maximum(torch.maximum(one, two) if isinstance(two, Tensor) else one.clamp(min=two))
 
     @property
     def value(self) -> float:
         """The largest number seen; 0.0 where none was."""
-        return 0.0 if self.largest == -math.inf else self.largest
+        largest = float(self.largest)
+        return 0.0 if largest == -math.inf else largest
 
     @classmethod
     @torch.no_grad()
     def over(cls, x: Tensor, mask: Tensor) -> Maximum:
         """Maximum of `x` over the True slots of `mask`, both of one shape (else ValueError).
 
-        >>> Maximum.over(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([[True, True, False]]))
-        Maximum(largest=2.0)
+        >>> Maximum.over(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([[True, True, False]])).value
+        2.0
         """
         check_mask("mask", mask, x=x)
-        return cls(x[mask].max().item()) if mask.any() else cls()
+        return cls(torch.where(mask, x, -math.inf).max()) if mask.numel() else cls()
 
 
 @torch.no_grad()
@@ -147,8 +149,8 @@ def ratio_maximum(logprobs: Tensor, old_logprobs: Tensor, response_mask: Tensor)
     Shapes: all [B, R], response_mask bool. The log-ratio is cut to ±20, as in the loss.
     Raises ValueError for a mask that is not bool and shapes that differ.
 
-    >>> ratio_maximum(torch.tensor([[-1.0]]), torch.tensor([[-1.0]]), torch.tensor([[True]]))
-    Maximum(largest=1.0)
+    >>> ratio_maximum(torch.tensor([[-1.0]]), torch.tensor([[-1.0]]), torch.tensor([[True]])).value
+    1.0
     """
     return Maximum.over(policy_log_ratio(logprobs, old_logprobs, response_mask).exp(), response_mask)
 

@@ -51,7 +51,7 @@ def critic_loss(outputs: Outputs, minibatch: Minibatch, spec: UpdateSpec, normal
     total = value_loss(
         values, old_values, returns, mask, clip=spec.value_clip, weights=minibatch.weights, normalizer=normalizer
     )
-    measured: dict[str, Mean | Maximum] = {"loss": Mean(float(total.detach()) * normalizer, minibatch.counted)}
+    measured: dict[str, Mean | Maximum] = {"loss": Mean(total.detach().double() * normalizer, minibatch.counted)}
     if spec.value_clip is not None:
         measured["clip_fraction"] = value_clip_fraction(values, old_values, returns, mask, clip=spec.value_clip)
     return Loss(total, measured)

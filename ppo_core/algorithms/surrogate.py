@@ -87,7 +87,7 @@ def loss(outputs: Outputs, minibatch: Minibatch, spec: UpdateSpec, normalizer: i
         {
             **measured_there,
             **measured,
-            "loss": Mean(float(surrogate.detach()) * normalizer, minibatch.counted),
+            "loss": Mean(surrogate.detach().double() * normalizer, minibatch.counted),
             "entropy": Mean.over(entropy, mask),
             "approximate_kl": approximate_kl(logprobs, minibatch.old_logprobs, mask),
             "ratio_max": ratio_maximum(logprobs, minibatch.old_logprobs, mask),

@@ -6,6 +6,7 @@ training (DeepSpeed): callers see token sequences and tensors aligned with the r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -58,9 +59,14 @@ class Outputs(NamedTuple):
     reference_logprobs: Tensor | None = None
     kl: Tensor | None = None
 
-    def total(self) -> Tensor:
-        """The sum of all that depends on trained weights, a scalar: its gradient reaches every one of them."""
-        return torch.stack([part.sum() for part in (self.logprobs, self.values) if part is not None]).sum()
+    def nan_unless(self, finite: Tensor) -> None:
+        """Have the gradient of what depends on trained weights be NaN where `finite`, a scalar, is False.
+
+        Decided where `finite` is: nobody waits for a GPU to say it.
+        """
+        for part in (self.logprobs, self.values):
+            if part is not None and part.requires_grad:
+                part.register_hook(lambda gradient: torch.where(finite, gradient, math.nan))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppo_core.models.packing import Packing, to_device
+from ppo_core.models.packing import NO_MASK, Packing, to_device
 from ppo_core.records import TokenSequence
 
 Sequences = Sequence[TokenSequence | tuple[list[int], list[int]]]
@@ -25,14 +25,20 @@ class Layout:
 
     `inputs` are the keyword arguments of a model; flattened to one row of tokens, its output predicts response token n,
     `targets[n]`, at `index[n]`, and `last` `[B]` are the places of the last tokens. Response tokens are in row order;
-    `response_mask` is `[B, R]`.
+    `places[n]` is that of each in a flattened `[B, R]`, which is found on the CPU: a GPU would have to be waited for.
     """
 
     inputs: dict[str, Any]
-    response_mask: Tensor
+    shape: tuple[int, int]
+    places: Tensor
     index: Tensor
     targets: Tensor
     last: Tensor
+
+    @property
+    def row_of_each(self) -> Tensor:
+        """The row `[N]` that each response token is of."""
+        return self.places // max(self.shape[1], 1)
 
     def at_responses(self, output: Tensor) -> Tensor:
         """`[N, ...]` at the positions that predict response tokens, of a model's output `[rows, columns, ...]`."""
@@ -40,9 +46,8 @@ class Layout:
 
     def to_batch(self, flat: Tensor) -> Tensor:
         """Spread N per-token numbers over `[B, R]`, zeros elsewhere."""
-        return torch.zeros(self.response_mask.shape, dtype=flat.dtype, device=flat.device).masked_scatter(
-            self.response_mask, flat
-        )
+        batch, width = self.shape
+        return flat.new_zeros(batch * width).index_copy(0, self.places, flat).view(batch, width)
 
 
 def padded_layout(sequences: Sequences, device: torch.device | str = "cpu") -> Layout:
@@ -50,8 +55,8 @@ def padded_layout(sequences: Sequences, device: torch.device | str = "cpu") -> L
     token id is special: pad may equal EOS.
 
     >>> layout = padded_layout([([5, 6], [7, 8, 2]), ([5], [9])])
-    >>> layout.inputs["input_ids"].tolist(), layout.response_mask.tolist()
-    ([[5, 6, 7, 8, 2], [5, 9, 0, 0, 0]], [[True, True, True], [True, False, False]])
+    >>> layout.inputs["input_ids"].tolist(), layout.places.tolist()
+    ([[5, 6, 7, 8, 2], [5, 9, 0, 0, 0]], [0, 1, 2, 3])
     >>> layout.index.tolist(), layout.targets.tolist(), layout.last.tolist()
     ([1, 2, 3, 5], [7, 8, 2, 9], [4, 6])
 
@@ -85,6 +90,7 @@ def packed_layout(sequences: Sequences, device: torch.device | str = "cpu") -> L
     inputs = {
         "input_ids": torch.tensor([tokens], dtype=torch.long),
         "position_ids": torch.tensor([positions], dtype=torch.long),
+        "attention_mask": NO_MASK,
         "packing": Packing.of([lengths[row] for row in order], device),
     }
     return _layout(sequences, inputs, starts, device)
@@ -96,13 +102,15 @@ def _layout(sequences: Sequences, inputs: dict[str, Any], starts: list[int], dev
         if not len(prompt):
             raise ValueError(f"sequence {row} has an empty prompt: its first response token has nothing to follow")
     width = max((len(response) for _, response in sequences), default=0)
-    mask = torch.zeros((len(sequences), width), dtype=torch.bool)
-    index, targets, last = list[int](), list[int](), list[int]()
+    places, index, targets, last = list[int](), list[int](), list[int](), list[int]()
     for row, (start, (prompt, response)) in enumerate(zip(starts, sequences, strict=True)):
-        mask[row, : len(response)] = True
+        places += range(row * width, row * width + len(response))
         last.append(start + len(prompt) + len(response) - 1)
         index += range(start + len(prompt) - 1, last[-1])
         targets += response
-    places = [to_device(torch.tensor(numbers, dtype=torch.long), device) for numbers in (index, targets, last)]
-    moved = {name: to_device(part, device) if isinstance(part, Tensor) else part for name, part in inputs.items()}
-    return Layout(moved, to_device(mask, device), *places)
+    found = [to_device(torch.tensor(numbers, dtype=torch.long), device) for numbers in (places, index, targets, last)]
+    moved = {
+        name: to_device(part, device) if isinstance(part, Tensor) and part is not NO_MASK else part
+        for name, part in inputs.items()
+    }
+    return Layout(moved, (len(sequences), width), *found)

@@ -23,6 +23,9 @@ from ppo_core.models.precision import for_attention
 
 IMPLEMENTATION = "ppoflow_packed"
 MODEL_TYPES = frozenset({"gpt2", "gpt_neox", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"})
+NO_MASK = torch.empty((1, 1, 0, 0))
+"""What a packed row has in place of a mask of all tokens by all tokens: transformers hands on what has four dimensions,
+and need not wait for a GPU to tell it from the positions whether the row is packed."""
 SHORTEST_OF_LONGEST = 0.75  # a group's shortest sequence has at least this part of its longest's tokens
 
 
@@ -106,7 +109,7 @@ def enable_packing(model: Any) -> None:
     """Let a causal LM or a critic take packed rows from now on, where its architecture can."""
     if model.config.model_type in MODEL_TYPES and _attends_to_all(model.config.to_dict()):
         ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, packed_attention)
-        ALL_MASK_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, _no_mask_when_packed)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, sdpa_mask)
         for module in model.modules():
             if "config" in vars(module):  # layers may have copies of their own
                 module.config._attn_implementation = IMPLEMENTATION
@@ -183,13 +186,3 @@ def _on_cuda(rows: list[Tensor], packing: Packing, scaling: float | None) -> Ten
     )
     attended: Tensor = output
     return attended
-
-
-def _no_mask_when_packed(
-    *, attention_mask: Tensor | None = None, allow_is_causal_skip: bool = True, **options: Any
-) -> Tensor | None:
-    """transformers sees a packed row by its positions, and would make a mask of all tokens by all tokens."""
-    if attention_mask is None and not allow_is_causal_skip:
-        return None
-    mask: Tensor | None = sdpa_mask(attention_mask=attention_mask, allow_is_causal_skip=allow_is_causal_skip, **options)
-    return mask

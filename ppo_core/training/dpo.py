@@ -82,12 +82,12 @@ def _step(
         beside = torch.cat([reference[number] for number in numbers]).to(logprobs.device)
         found = _loss(rows, logprobs, beside, job.dpo)
         policy.backward(found.total / len(batch) * ranks.world_size, thread)
-        return torch.stack([found.total.detach(), *found.measured]).cpu()
+        return torch.stack([found.total.detach(), *found.measured])
 
     shares = _shares(models, [row.cost(padded=not models[0].packed) for row in batch], job, ranks)
-    total = sum(ranks.threads.each(work, shares), torch.zeros(len(NAMES)))
+    total = sum(ranks.threads.each(work, shares), torch.zeros(len(NAMES), device=models[0].device))
     norm = policy.step(rate_at(job.dpo, step))
-    return (ranks.sum(total) / len(batch)).tolist(), norm
+    return (ranks.sum(total.cpu()) / len(batch)).tolist(), norm
 
 
 def _loss(rows: Sequence[Ranking], logprobs: Tensor, reference: Tensor, spec: DpoFitSpec) -> DpoLoss:
@@ -115,14 +115,16 @@ def _logprobs(
     total = sum(map(len, shares))
     done = iter(range(1, total + 1))
 
-    def work(thread: int, rows: list[int]) -> None:
+    def work(thread: int, rows: list[int]) -> tuple[list[int], Tensor]:
         asked = [rankings[rows_of_all[row]] for row in rows]
         said = _of_responses(models[thread], asked, normalised=job.dpo.length_normalised)
-        out[[place for row in rows for place in places[row]]] = said.cpu()
         tick(next(done), total, note)
+        return rows, said
 
     with torch.no_grad():
-        ranks.threads.each(work, shares)
+        found = ranks.threads.each(work, shares)
+    for rows, said in found:  # only now is a GPU waited for
+        out[[place for row in rows for place in places[row]]] = said.cpu()
     return list(ranks.sum(out).split([shapes[row][0] for row in rows_of_all]))[:count]
 
 

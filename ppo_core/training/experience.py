@@ -20,7 +20,7 @@ from ppo_core.algorithms.algorithm import Algorithm, Batch
 from ppo_core.data.batches import lengths_of
 from ppo_core.kl import kl_estimate, next_kl_coef
 from ppo_core.masking import masked_mean, scale, whiten
-from ppo_core.models.forward import Models, Need
+from ppo_core.models.forward import Models, Need, Outputs
 from ppo_core.processes.ranks import Ranks
 from ppo_core.records import ComputeAdvantagesJob, RolloutRow, ScoreRow, TokenSequence
 from ppo_core.rewards import ScoreMoments, token_rewards
@@ -108,18 +108,20 @@ def predict(
     total = sum(map(len, shares))
     done = iter(range(1, total + 1))
 
-    def work(thread: int, rows: list[int]) -> None:
+    def work(thread: int, rows: list[int]) -> tuple[list[int], Outputs]:
         own = None if temperatures is None else temperatures[rows]
         said = models[thread].forward([sequences[row] for row in rows], need, own)
+        tick(next(done), total, "logprobs and values" if need.values else "logprobs")
+        return rows, said
+
+    with torch.no_grad():
+        found = ranks.threads.each(work, shares)
+    for rows, said in found:  # only now is a GPU waited for
         for index, tensor in enumerate((said.logprobs, said.reference_logprobs, said.values)):
             if tensor is not None:
                 out[index, rows, : tensor.shape[1]] = tensor.cpu()
         if said.final_values is not None:
             out[2, rows, width] = said.final_values.cpu()
-        tick(next(done), total, "logprobs and values" if need.values else "logprobs")
-
-    with torch.no_grad():
-        ranks.threads.each(work, shares)
     out = ranks.sum(out)
     logprobs, reference_logprobs, values = out[:, :, :width]
     if not need.values:

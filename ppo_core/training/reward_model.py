@@ -54,11 +54,11 @@ def _step(
         summed = preference_loss(scores, margins, pairs, label_smoothing=spec.label_smoothing, centring=spec.centring)
         loss = summed / len(batch)
         model.backward(loss * ranks.world_size, thread)
-        return loss.detach().cpu()
+        return loss.detach()
 
     costs = [row.cost(padded=not packs(model.modules[0])) for row in batch]
     threads = ranks.threads.usable(len(model.modules))
     shares = share_of(ranks, range(len(batch)), costs, job.training, threads, padded=False)
     total = sum(ranks.threads.each(work, shares), torch.zeros(()))
     norm = model.step(rate_at(spec, step))
-    return float(ranks.sum(total)), norm
+    return float(ranks.sum(total.cpu())), norm

@@ -114,10 +114,10 @@ def _step(
         assert logprobs is not None
         loss = -logprobs.sum() / normalizer
         policy.backward(loss * ranks.world_size, thread)
-        return loss.detach().cpu()
+        return loss.detach()
 
     padded = not models[0].packed
     shares = share_of(ranks, range(len(batch)), lengths_of(batch), job.training, len(models), padded=padded)
     total = sum(ranks.threads.each(work, shares), torch.zeros(()))
     norm = policy.step(rate_at(spec, step))
-    return float(ranks.sum(total)), norm
+    return float(ranks.sum(total.cpu())), norm

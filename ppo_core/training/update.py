@@ -150,10 +150,10 @@ class Update:
         return True
 
     def _step_of(self, name: str, rate: float, shares: list[list[Part]], normalizer: int) -> None:
-        before, total = dict(self.measured), 0.0
+        before, total = dict(self.measured), torch.zeros((), dtype=torch.float64)
         microbatch = partial(self._microbatch, name=name, normalizer=normalizer)
         for loss, measured in self.ranks.threads.each(microbatch, shares):
-            total += loss
+            total = total + loss
             for key, part in measured.items():
                 self._add(f"{name}/{key}", part)
         norm = self.networks[name].step(rate)
@@ -163,10 +163,10 @@ class Update:
             self.measured = before
             self._skip(name, norm, total)
 
-    def _skip(self, name: str, norm: float, loss: float) -> None:
+    def _skip(self, name: str, norm: float, total: Tensor) -> None:
         """Count a skipped step; what was measured in it is forgotten: the numbers need not be finite."""
         self.skipped[name] += 1
-        loss = float(self.ranks.sum(torch.tensor(loss, dtype=torch.float64)))
+        loss = float(self.ranks.sum(total.cpu()))
         in_a_row, limit = self.networks[name].skipped_in_a_row, self.job.max_skipped_steps
         if in_a_row >= limit:
             steps = "step" if in_a_row == 1 else "steps in a row"
@@ -184,7 +184,7 @@ class Update:
     def _laid_out(self, rows: list[int]) -> LaidOut:
         return LaidOut([self.sequences[row] for row in rows])
 
-    def _microbatch(self, thread: int, part: Part, name: str, normalizer: int) -> tuple[float, Measured]:
+    def _microbatch(self, thread: int, part: Part, name: str, normalizer: int) -> tuple[Tensor, Measured]:
         """The gradient of network `name`; returns its loss and what was measured."""
         (rows, batch), objective = part, self.algorithm.objectives[name]
         minibatch = self._minibatch(rows, max(len(response) for _, response in batch.sequences))
@@ -225,14 +225,16 @@ class Update:
     def _divisor(self, mask: Tensor) -> int:
         return divisor(mask, self.job.update.aggregation, length=self.job.max_response_tokens)
 
-    def _backward(self, name: str, loss: Tensor, outputs: Outputs, thread: int) -> float:
+    def _backward(self, name: str, loss: Tensor, outputs: Outputs, thread: int) -> Tensor:
         """Add the gradient of `loss`; one of NaN where it is not finite, so that every rank skips the step.
 
-        By itself the gradient of an infinite loss may well be finite. Returns the loss.
+        By itself the gradient of an infinite loss may well be finite. Returns the loss, where it was computed: nothing
+        here waits for a GPU.
         """
-        value, scale = float(loss.detach()), self.ranks.world_size
-        self.networks[name].backward(loss * scale if math.isfinite(value) else outputs.total() * math.nan, thread)
-        return value
+        value = loss.detach()
+        outputs.nan_unless(torch.isfinite(value))
+        self.networks[name].backward(loss * self.ranks.world_size, thread)
+        return value.double()
 
     def _add(self, name: str, part: Mean | Maximum) -> None:
         so_far = self.measured.get(name, type(part)())

@@ -85,7 +85,7 @@ def mutants(root: Path, ranks: Ranks) -> Facts:
     """The same spoiled updates by code without its guards."""
     facts: Facts = {}
     start, job = make_start(root, "llama-tied", "float32", ranks), update_job()
-    trusting = mutated(update, "loss * scale if math.isfinite(value) else outputs.total() * math.nan", "loss * scale")
+    trusting = mutated(update, "        outputs.nan_unless(torch.isfinite(value))\n", "")
     stepping = mutated(deepspeed_engine, "        if math.isfinite(norm):\n            self._engine.step()", MUTATION)
     for name, kind, updater, trainable in (
         ("trusting", "return", trusting.Update, deepspeed_engine.Trainable),
