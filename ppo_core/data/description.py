@@ -35,13 +35,13 @@ def describe(dataset: Path) -> dict[str, Any]:
     }
 
 
-def describe_preferences(folder: Path, held_out_trained: int) -> dict[str, Any]:
-    """The same of preferences, of which no row is dropped; a row is as long as its longest text.
+def describe_preferences(folder: Path, held_out_trained: int, sources: list[dict[str, Any]]) -> dict[str, Any]:
+    """The same of preferences and their `sources`; a row is as long as its longest text.
 
     Of both sides it says how many held-out rows have a prompt that is trained on.
     """
     splits = {split: lengths(folder / f"{split}.parquet") for split in ("train", "eval")}
-    return {"splits": splits, "sources": [], "on_both_sides": None, "held_out_trained": held_out_trained}
+    return {"splits": splits, "sources": sources, "on_both_sides": None, "held_out_trained": held_out_trained}
 
 
 def lengths(path: Path) -> dict[str, Any]:

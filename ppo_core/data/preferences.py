@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 from ppo_core.data.rows import PLAIN, Columns, Refusals, Rows, read_rows
 from ppo_core.data.sieve import Sieve, content_key, one_form
+from ppo_core.data.tallies import TOO_LONG, Tally, in_words
 from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, Messages
 from ppo_core.spec import PreferencesSpec
 
+ALL = Sieve(0.0, drop_repeats=False)
 PAIR = ("chosen", "rejected")
 SPLITS = ("train", "eval")
 
@@ -22,7 +24,7 @@ SPLITS = ("train", "eval")
 class Preference(NamedTuple):
     """Responses to a prompt as texts by their columns, the best first; `where` tells people where they are from.
 
-    `split` is `train`, or `eval` where it is held out.
+    `split` is `train`, or `eval` where it is held out, or "" where it is `left_out`, for that reason.
     """
 
     prompt: str | Messages
@@ -30,6 +32,7 @@ class Preference(NamedTuple):
     margin: float
     where: str
     split: str
+    left_out: str = ""
 
     @property
     def key(self) -> bytes:
@@ -50,7 +53,7 @@ class Preferences:
     sieve: Sieve
 
     def __iter__(self) -> Iterator[Preference]:
-        """Those that can be used; after the last, InputError for the first row that cannot be, and how many more."""
+        """Also those that are left out; after the last, InputError for the first that is none, and how many more."""
         refusals = Refusals()
         for row in self.rows:
             with refusals:
@@ -58,56 +61,73 @@ class Preferences:
                     responses, margin = _responses(row.content), _margin(row.content)
                 except _Malformed as error:
                     raise InputError(f"{row.where} {error}") from None
-                split, _ = self.sieve.place(self.split, row)
-                yield Preference(row.content["prompt"], responses, margin, row.where, split)
+                place = self.sieve.place(self.split, row, list(responses.values()))
+                yield Preference(row.content["prompt"], responses, margin, row.where, *place)
         refusals.tell()
 
 
 def read_preferences(
-    source: str, sources: Sources, columns: Columns = PLAIN, split: str = "train", fraction: float = 0.0
+    source: str,
+    sources: Sources,
+    columns: Columns = PLAIN,
+    split: str = "train",
+    sieve: Sieve = ALL,
 ) -> Preferences:
     """The rows of a file, or of a `file.py:function` of the user, which is called here, once.
 
-    They are of a split, but that a `fraction` of the prompts is held out. Iterating raises InputError naming row and
-    column.
+    They are of a split, but where the `sieve` puts them elsewhere. Iterating raises InputError naming row and column.
     """
     # The shape names the columns already, since conversations are under our names what they begin with.
     theirs = {name: vars(columns)[name] for name in ("prompt", *PAIR) if vars(columns)[name] != name}
     ours = replace(columns, prompt="prompt")
-    rows = read_rows(source, sources, ours, partial(_prompted, theirs))
-    return Preferences(
-        rows, split, Sieve(fraction, drop_repeats=False, chat=columns.chat, system_prompt=columns.system_prompt)
-    )
+    return Preferences(read_rows(source, sources, ours, partial(_prompted, theirs)), split, sieve)
 
 
 @dataclass
 class Sides:
-    """How many rows each prompt has, by its key, on both sides: trained on, and held out."""
+    """How many rows each prompt has, by its key, on both sides: trained on, and held out; and what became of the rows
+    of each source."""
 
     rows: dict[str, Counter[bytes]] = field(default_factory=lambda: {split: Counter() for split in SPLITS})
+    tallies: list[Tally] = field(default_factory=list)
+
+    def begin(self, source: str, split: str) -> None:
+        """The next rows are of this source."""
+        self.tallies.append(Tally(source, split))
 
     def add(self, preference: Preference) -> None:
         """One more row."""
-        self.rows[preference.split][preference.key] += 1
+        self.tallies[-1].note(preference.split, preference.left_out)
+        if preference.split:
+            self.rows[preference.split][preference.key] += 1
 
     def held_out_trained(self, spec: PreferencesSpec) -> int:
         """Held-out rows whose prompt is trained on. Raises InputError where all are, or where a side has no rows."""
         known, held_out = self.rows["train"], self.rows["eval"]
-        if not known or not held_out:
-            some, change = ("none", "raise") if known else ("all", "lower")
-            every = known or held_out
-            raise InputError(
-                f"{spec.train}: evaluation_fraction={spec.evaluation_fraction:g} holds out {some} of its "
-                f"{every.total()} rows ({len(every)} prompts): {change} it, or name held-out rows in evaluation"
-            )
+        for split, rows in self.rows.items():
+            if not rows:
+                raise InputError(self._empty(split, spec))
         count = sum(rows for key, rows in held_out.items() if key in known)
         if count == held_out.total():
             raise InputError(
                 f"{spec.label_of('eval')}: all {count} held-out rows ({len(held_out)} prompts) have a prompt that is "
-                f"among the {len(known)} prompts of {spec.train}: accuracy would be measured on what was learned; hold "
+                f"among the {len(known)} prompts of {spec.label}: accuracy would be measured on what was learned; hold "
                 "out rows with other prompts"
             )
         return count
+
+    def _empty(self, split: str, spec: PreferencesSpec) -> str:
+        """Why a side has no rows."""
+        if spec.evaluation is None and not any(TOO_LONG in tally.dropped for tally in self.tallies):
+            some, change = ("none", "raise") if split == "eval" else ("all", "lower")
+            every = self.rows["train"] or self.rows["eval"]
+            return (
+                f"{spec.label}: evaluation_fraction={spec.evaluation_fraction:g} holds out {some} of its "
+                f"{every.total()} rows ({len(every)} prompts): {change} it, or name held-out rows in evaluation"
+            )
+        told = in_words(tally for tally in self.tallies if spec.evaluation is None or tally.split == split)
+        use = "to train on" if split == "train" else "to measure accuracy on"
+        return f"no preferences are left {use} ({told}): see duplicates, too_long and max_tokens beside train"
 
 
 def _renamed(names: Mapping[str, str], where: str, row: Mapping[str, Any]) -> Mapping[str, Any]:

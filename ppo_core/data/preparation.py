@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,40 +13,14 @@ import pyarrow as pa
 from ppo_core.data.dataset import Limits, Longest, PromptMaker, encoded, in_parts, supervised_rows
 from ppo_core.data.number_columns import NumberColumn
 from ppo_core.data.rows import Refusals, Row
-from ppo_core.data.shares import shares_of
 from ppo_core.data.sieve import Sieve
 from ppo_core.data.tables import EXAMPLES, PROMPTS, TableBuilder, prompt_document
+from ppo_core.data.tallies import TOO_LONG, Tally, documents, in_words
 from ppo_core.records import InputError
 from ppo_core.spec import DatasetSpec
 
 ROWS_AT_ONCE = 1000
 PROMPT_SPLITS = ("train", "eval")
-TOO_LONG = "too long"
-
-
-@dataclass
-class Tally:
-    """What became of the rows of one source: `read` in all, `rows` in the table of its `split`, the rest elsewhere.
-
-    `held_out` are those that went to the held-out prompts, `dropped` those that are left out, by the reason.
-    """
-
-    source: str
-    split: str
-    read: int = 0
-    rows: int = 0
-    held_out: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-
-    def in_words(self) -> str:
-        """For a message."""
-        parts = [f"{count} {reason}" for reason, count in sorted(self.dropped.items())]
-        return ", ".join([f"{self.read} rows", *parts, *([f"{self.held_out} held out"] if self.held_out else [])])
-
-    def drop(self, reason: str, count: int) -> None:
-        """Note rows that are left out."""
-        if count:
-            self.dropped[reason] = self.dropped.get(reason, 0) + count
 
 
 class Preparation:
@@ -115,7 +88,8 @@ class Preparation:
             tally.read += len(part)
             places: dict[str, list[Row]] = {}
             for row in part:
-                goes_to, reason = self._sieve.place(split, row)
+                answer = row.content.get("completion") if split == "sft" else None
+                goes_to, reason = self._sieve.place(split, row, answer)
                 if goes_to:
                     places.setdefault(goes_to, []).append(row)
                 else:
@@ -129,7 +103,7 @@ class Preparation:
         for split in ("train", "sft"):
             tallies = [tally for tally in self.tallies if tally.split == split]
             if tallies and not len(tables.get(split, ())):
-                rows = "; ".join(f"{tally.source}: {tally.in_words()}" for tally in tallies)
+                rows = in_words(tallies)
                 raise InputError(f"no rows are left ({rows}): see dataset.duplicates, too_long and max_prompt_tokens")
         self._makers["train"].check_read()
         return tables
@@ -146,22 +120,7 @@ class Preparation:
         """
         if len(self.spec.sources) == 1 and not self.spec.selects:
             return []
-        documents = [vars(tally).copy() for tally in self.tallies]
-        train = [document for document in documents if document["split"] == "train"]
-        weights = [source.weight for source in self.spec.sources if source.weight is not None]
-        if weights:
-            empty = [tally for tally in self.tallies if tally.split == "train" and not tally.rows]
-            if empty:
-                rows = "; ".join(f"{tally.source}: {tally.in_words()}" for tally in empty)
-                raise InputError(f"a source with a weight has no rows left ({rows}): remove it from dataset.train")
-            for document, share in zip(train, shares_of([one["rows"] for one in train], weights), strict=True):
-                if not share.draws:
-                    raise InputError(
-                        f"{document['source']} has so little weight that no epoch would draw from it: raise its "
-                        "weight, or remove it from dataset.train"
-                    )
-                document["draws"] = share.draws
-        return documents
+        return documents(self.tallies, self.spec.weights, "dataset.train")
 
     def _maker(self, numbers: Sequence[NumberColumn]) -> PromptMaker:
         spec, drop = self.spec, self.spec.too_long == "drop"

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from ppo_core.data.preferences import Preference, first_equal
 from ppo_core.data.rows import Refusals
 from ppo_core.data.tables import ROWS_AT_ONCE, TOKENS
+from ppo_core.data.tallies import TOO_LONG
 from ppo_core.records import InputError, TokenSequence
 
 RANKINGS = pa.schema([("responses", pa.list_(TOKENS)), ("margin", pa.float64()), ("prompt_tokens", pa.int32())])
@@ -113,39 +114,52 @@ def read_rankings(path: Path) -> Rankings:
 @dataclass(frozen=True)
 class RankingMaker:
     """Makes rankings as a reward model will read them, or `by_policy` as a policy reads prompts and writes responses,
-    EOS at the end. `name` is what the tokenizer is called there."""
+    EOS at the end. `name` is what the tokenizer is called there. With `drop_too_long` long ones are left out."""
 
     tokenizer: Any
     name: str
     max_tokens: int
     context_length: int | None
     by_policy: bool = False
+    drop_too_long: bool = False
 
-    def rankings(self, preferences: Iterable[Preference]) -> Iterator[tuple[Preference, Ranking]]:
-        """Of each preference. Raises InputError after the last for texts that are too long, or alike as tokens."""
+    def rankings(self, preferences: Iterable[Preference]) -> Iterator[tuple[Preference, Ranking | None]]:
+        """Of each preference; None where it is left out, also for its length, which it says then.
+
+        Raises InputError after the last for texts that are too long, or alike as tokens.
+        """
         refusals = Refusals()
         for preference in preferences:
+            if not preference.split:
+                yield preference, None
+                continue
             with refusals:
                 ranking = _ranking(preference, self.tokenizer, self.name, by_policy=self.by_policy)
-                self._check_length(preference.where, max(map(len, ranking.responses)))
+                if too_long := self._too_long(max(map(len, ranking.responses))):
+                    if not self.drop_too_long:
+                        raise InputError(f"{preference.where} has a text of {too_long}")
+                    yield preference._replace(split="", left_out=TOO_LONG), None
+                    continue
                 _check_texts(preference, ranking, by_policy=self.by_policy)
                 yield preference, ranking
         refusals.tell()
 
-    def _check_length(self, where: str, length: int) -> None:
+    def _too_long(self, length: int) -> str:
+        """What is wrong with a text of so many tokens; empty: nothing."""
+        section = "preferences" if self.by_policy else "dataset"
         if length > self.max_tokens:
-            limit = f"{'preferences' if self.by_policy else 'dataset'}.max_tokens={self.max_tokens}"
-            raise InputError(f"{where} has a text of {length} tokens, but {limit}: raise the limit or drop the row")
+            limit = f"{section}.max_tokens={self.max_tokens}: raise the limit"
+            return f"{length} tokens, but {limit}, or set {section}.too_long=drop"
         if self.context_length is not None and length > self.context_length:
-            raise InputError(
-                f"{where} has a text of {length} tokens, beyond the model's context {self.context_length}: shorten it"
-            )
+            limit = f"the model's context {self.context_length}: shorten it"
+            return f"{length} tokens, beyond {limit}, or set {section}.too_long=drop"
+        return ""
 
 
 def _ranking(preference: Preference, tokenizer: Any, name: str, *, by_policy: bool) -> Ranking:
     from ppo_core.data.tokenization import encode_completion, encode_prompt, scored_tokens  # transformers: 0.7 s
 
-    prompt, texts, margin, where, _ = preference
+    prompt, texts, margin, where, *_ = preference
     try:
         asked = encode_prompt(tokenizer, prompt) if by_policy else []
         if by_policy:

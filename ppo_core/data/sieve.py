@@ -37,8 +37,16 @@ class Sieve:
         """As a spec has it."""
         return cls(spec.evaluation_fraction, spec.duplicates == "drop", spec.chat, spec.system_prompt)
 
-    def place(self, split: str, row: Row) -> tuple[str, str]:
-        """The split that a row of `split` goes to, or "" and why it is left out. Held-out prompts come first."""
+    def forget(self) -> None:
+        """Nothing was seen: the same rows come once more."""
+        self.held_out.clear()
+        self.seen.clear()
+
+    def place(self, split: str, row: Row, answer: Any = None) -> tuple[str, str]:
+        """The split that a row of `split` goes to, or "" and why it is left out. Held-out prompts come first.
+
+        A repeated row has the prompt, and the `answer`, of an earlier one of its split.
+        """
         if not self.fraction and not self.drop_repeats:
             return split, ""
         prompt = one_form(row.prompt, chat=self.chat, system_prompt=self.system_prompt)
@@ -50,7 +58,7 @@ class Sieve:
         if split != "eval" and key in self.held_out:
             return "", HELD_OUT
         if self.drop_repeats:
-            whole = key if split != "sft" else content_key(row.where, [prompt, row.content.get("completion")])
+            whole = key if answer is None else content_key(row.where, [prompt, answer])
             seen = self.seen.setdefault(split, set())
             if whole in seen:
                 return "", REPEATED

@@ -15,13 +15,15 @@ from ppo_core.data.preferences import SPLITS, Preferences, Sides, read_preferenc
 from ppo_core.data.rankings import RankingMaker, RankingsWriter, read_rankings
 from ppo_core.data.rows import Columns
 from ppo_core.data.sampled_pairs import SampledPairs
-from ppo_core.data.sieve import packed
-from ppo_core.data.tables import read_prompts, read_rollouts, read_scores
+from ppo_core.data.sieve import Sieve, packed
+from ppo_core.data.tables import SOURCES, read_prompts, read_rollouts, read_scores, write_sources
+from ppo_core.data.tallies import documents, left_out
 from ppo_core.engines.start import ROWS_PER_REPORT, sources_of
 from ppo_core.models.weight_files import tensor_shapes
 from ppo_core.processes.protocol import Job
 from ppo_core.records import EvaluateRewardModelJob, InputError, PairSamplesJob, PreparePreferencesJob
 from ppo_core.scoring.preferences import calibration, distribution, pair_metrics
+from ppo_core.spec import PreferencesSpec
 
 CLASSIFIER = "ForSequenceClassification"
 
@@ -46,7 +48,9 @@ class Side:
 def prepare_preferences(job: Job) -> dict[str, Any]:
     """Write `train.parquet` and `eval.parquet`, after every check that needs no model weights."""
     facts = _read(job, {split: RankingsWriter(job.output / f"{split}.parquet") for split in SPLITS})
-    described = describe_preferences(job.output, facts["held_out_trained"])
+    if facts["sources"]:
+        write_sources(job.output / SOURCES, facts["sources"])
+    described = describe_preferences(job.output, facts["held_out_trained"], facts["sources"])
     return {**{name: facts[name] for name in ("counts", "pairs", "context_length")}, "described": described}
 
 
@@ -54,7 +58,8 @@ def check_preferences(job: Job) -> dict[str, Any]:
     """What the training of a reward model would find wrong with its data, tokenizer and model; writes nothing."""
     if "model" in job.inputs:
         tensor_shapes(job.inputs["model"].path)
-    return _read(job, {split: RankingsWriter(None) for split in SPLITS})
+    facts = _read(job, {split: RankingsWriter(None) for split in SPLITS})
+    return {**facts, "left_out": left_out(facts["sources"])}
 
 
 def _read(job: Job, writers: dict[str, RankingsWriter]) -> dict[str, Any]:
@@ -64,30 +69,35 @@ def _read(job: Job, writers: dict[str, RankingsWriter]) -> dict[str, Any]:
     import.
     """
     spec = PreparePreferencesJob.model_validate(job.spec)
-    data, given, both = spec.dataset, _given(job, spec), Sides()
-    for preferences in given:
-        for number, preference in enumerate(preferences, 1):
-            both.add(preference)
-            if number % ROWS_PER_REPORT == 0:
-                job.progress(0, 0, f"{number:,} rows of {preferences.rows.source} read")
-    repeated = both.held_out_trained(data)
+    data = spec.dataset
+    sieve = Sieve(data.evaluation_fraction, data.duplicates == "drop", spec.chat, spec.system_prompt)
+    given = _given(job, spec, sieve)
+    total = _count(job, given, data)
     tokenizer, config, context, model = _start(job, spec)
-    maker = RankingMaker(tokenizer, str(job.inputs["tokenizer"].path), data.max_tokens, context, spec.by_policy)
-    sides, total = {split: Side() for split in SPLITS}, sum(rows.total() for rows in both.rows.values())
+    name, drop = str(job.inputs["tokenizer"].path), data.too_long == "drop"
+    maker = RankingMaker(tokenizer, name, data.max_tokens, context, spec.by_policy, drop)
+    sides, both = {split: Side() for split in SPLITS}, Sides()
+    sieve.forget()
     for preferences in given:
+        both.begin(preferences.rows.source, preferences.split)
         for number, (preference, ranking) in enumerate(maker.rankings(preferences), 1):
-            writers[preference.split].add(ranking)
-            sides[preference.split].add(ranking.responses)
+            both.add(preference)
+            if ranking is not None:
+                writers[preference.split].add(ranking)
+                sides[preference.split].add(ranking.responses)
             if number % ROWS_PER_REPORT == 0:
                 job.progress(number, total, f"rows of {preferences.rows.source} tokenized")
+    repeated = both.held_out_trained(data)
     for split, side in sides.items():
         writers[split].close()
         _check_vocabulary(data.label_of(split), side.largest, tokenizer, config)
+    several = len(data.sources) > 1 or data.drops
     return {
         "counts": {split: side.counts for split, side in sides.items()},
         "pairs": {split: side.pairs for split, side in sides.items()},
         "held_out_trained": repeated,
         "learned": packed(both.rows["train"]),
+        "sources": documents(both.tallies, data.weights, f"{spec.section}.train") if several else [],
         "context_length": context,
         "longest": max(side.longest for side in sides.values()),
         "model_type": config.model_type,
@@ -95,7 +105,20 @@ def _read(job: Job, writers: dict[str, RankingsWriter]) -> dict[str, Any]:
     }
 
 
-def _given(job: Job, spec: PreparePreferencesJob) -> list[Preferences]:
+def _count(job: Job, given: list[Preferences], data: PreferencesSpec) -> int:
+    """How many rows there are. Raises InputError where rows are none, or too few are left on a side."""
+    both = Sides()
+    for preferences in given:
+        both.begin(preferences.rows.source, preferences.split)
+        for number, preference in enumerate(preferences, 1):
+            both.add(preference)
+            if number % ROWS_PER_REPORT == 0:
+                job.progress(0, 0, f"{number:,} rows of {preferences.rows.source} read")
+    both.held_out_trained(data)
+    return sum(tally.read for tally in both.tallies)
+
+
+def _given(job: Job, spec: PreparePreferencesJob, sieve: Sieve) -> list[Preferences]:
     """The sources of preferences; functions are called here."""
     data, sources = spec.dataset, sources_of(job)
     columns = Columns(
@@ -105,10 +128,12 @@ def _given(job: Job, spec: PreparePreferencesJob) -> list[Preferences]:
         chat=spec.chat,
         system_prompt=spec.system_prompt,
     )
-    given = [read_preferences(data.train, sources, columns, fraction=data.evaluation_fraction)]
-    if data.evaluation is not None:
-        given.append(read_preferences(data.evaluation, sources, columns, "eval"))
-    return given
+    given = [read_preferences(source.path, sources, columns, sieve=sieve) for source in data.sources]
+    if data.evaluation is None:
+        return given
+    held_out = read_preferences(data.evaluation, sources, columns, "eval", sieve)
+    # First, where those to train on must not be among them.
+    return [held_out, *given] if data.duplicates == "drop" else [*given, held_out]
 
 
 def pair_samples(job: Job) -> dict[str, Any]:

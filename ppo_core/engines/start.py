@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from ppo_core.data.number_columns import columns_of
 from ppo_core.data.preparation import PROMPT_SPLITS, Preparation
 from ppo_core.data.rows import Columns, Row, Rows, read_rows, value_in
 from ppo_core.data.sieve import HALF, unpacked
+from ppo_core.data.tallies import left_out
 from ppo_core.engines.rollout_limits import check_stop_tokens
 from ppo_core.processes.plugins import Sources
 from ppo_core.processes.protocol import Job
@@ -66,7 +66,7 @@ class Start:
         """What a check tells of it."""
         return {
             "counts": self.counts(),
-            "left_out": self.left_out(),
+            "left_out": left_out(self.sources),
             "context_length": self.context_length,
             "longest_prompt": self.longest_prompt,
             "scores": self.trial.scores,
@@ -79,13 +79,6 @@ class Start:
         if not known or "eval" not in self.tables:
             return 0
         return sum(key[:HALF] in known for key in keys_of(self.tables["eval"]))
-
-    def left_out(self) -> dict[str, int]:
-        """Rows that count nowhere, by the reason."""
-        reasons = Counter[str]()
-        for source in self.sources:
-            reasons.update(source["dropped"])
-        return dict(sorted(reasons.items()))
 
 
 @dataclass(frozen=True)

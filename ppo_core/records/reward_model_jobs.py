@@ -20,6 +20,11 @@ class PreparePreferencesJob(Section):
     chat: bool = False
     system_prompt: str | None = None
 
+    @property
+    def section(self) -> str:
+        """Where the preferences stand in the spec."""
+        return "preferences" if self.by_policy else "dataset"
+
 
 class PairSamplesJob(Section):
     """Make preferences of scored samples. Inputs: dataset_N, rollouts_N and scores_N of each iteration N."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     Discriminator,
     Field,
     PositiveFloat,
     PositiveInt,
     Tag,
     ValidationInfo,
-    field_validator,
     model_validator,
 )
 
@@ -20,9 +20,9 @@ from ppo_core.spec.section import Section
 
 
 class SourceSpec(Section):
-    """One of several sources of prompts."""
+    """One of several sources of prompts, or of preferences."""
 
-    path: UserPath = Field(description="Prompts, in any of the forms of a single train")
+    path: UserPath = Field(description="Rows, in any of the forms of a single train")
     weight: PositiveFloat | None = Field(
         None,
         description="Share of the draws, relative to the sum of all weights; none anywhere: every row counts the same",
@@ -43,12 +43,63 @@ def _form(train: Any) -> str:
     return "list" if isinstance(train, list | tuple) else "str"
 
 
+def _weighed_alike(train: str | tuple[SourceSpec, ...]) -> str | tuple[SourceSpec, ...]:
+    if isinstance(train, str):
+        return train
+    if not train:
+        raise ValueError("the list of sources is empty: name at least one, as in [{path: rows.jsonl}]")
+    bare = [source.path for source in train if source.weight is None]
+    if bare and len(bare) < len(train):
+        raise ValueError(f"{', '.join(bare)} has no weight, but other sources do: give every source a weight, or none")
+    return train
+
+
 Train = Annotated[
-    Annotated[UserPath, Tag("str")] | Annotated[tuple[SourceSpec, ...], Tag("list")], Discriminator(_form)
+    Annotated[UserPath, Tag("str")] | Annotated[tuple[SourceSpec, ...], Tag("list")],
+    Discriminator(_form),
+    AfterValidator(_weighed_alike),
 ]
+KeepOrDrop = Literal["keep", "drop"]
+ErrorOrDrop = Literal["error", "drop"]
 
 
-class DatasetSpec(Section):
+class SourcesSpec(Section):
+    """Where rows come from and which of them count, be they prompts or preferences: a subclass adds the fields."""
+
+    if TYPE_CHECKING:  # each says in its own words what they are
+        train: Train
+        evaluation: UserPath | None
+        duplicates: KeepOrDrop
+        too_long: ErrorOrDrop
+
+    @property
+    def sources(self) -> tuple[SourceSpec, ...]:
+        """What `train` names, one or several."""
+        return (SourceSpec(path=self.train),) if isinstance(self.train, str) else self.train
+
+    @property
+    def weights(self) -> list[float]:
+        """Of all sources, or none."""
+        return [source.weight for source in self.sources if source.weight is not None]
+
+    @property
+    def drops(self) -> bool:
+        """Whether rows may be left out."""
+        return self.duplicates == "drop" or self.too_long == "drop"
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All places that rows are read from."""
+        return tuple(source.path for source in self.sources) + ((self.evaluation,) if self.evaluation else ())
+
+    @property
+    def label(self) -> str:
+        """The rows to train on as people know them, in a few words."""
+        first, *others = (source.path for source in self.sources)
+        return f"{first} and {len(others)} more" if others else first
+
+
+class DatasetSpec(SourcesSpec):
     """Prompts: files of rows, or Python functions that yield them; docs/data.md shows each form."""
 
     train: Train = Field(
@@ -81,23 +132,18 @@ class DatasetSpec(Section):
     system_prompt: str | None = Field(
         None, min_length=1, description="First message of every prompt that has no system message of its own"
     )
-    duplicates: Literal["keep", "drop"] = Field(
+    duplicates: KeepOrDrop = Field(
         "keep",
         description="drop: keep the first of rows with the same prompt, and never train on a held-out one",
     )
     max_prompt_tokens: PositiveInt = Field(512, description="Longer prompts are not truncated: see `too_long`")
-    too_long: Literal["error", "drop"] = Field(
+    too_long: ErrorOrDrop = Field(
         "error", description="Rows with too many tokens: error refuses the run, drop leaves them out"
     )
     shuffle: bool = Field(True, description="Draw prompts in a new seeded order every epoch")
     curriculum: CurriculumSpec | None = Field(
         None, description="Easy prompts first, by a column with their difficulty; none: no curriculum"
     )
-
-    @property
-    def sources(self) -> tuple[SourceSpec, ...]:
-        """What `train` names, one or several."""
-        return (SourceSpec(path=self.train),) if isinstance(self.train, str) else self.train
 
     @property
     def evaluates(self) -> bool:
@@ -107,32 +153,7 @@ class DatasetSpec(Section):
     @property
     def selects(self) -> bool:
         """Whether rows may be left out, or held out."""
-        return self.evaluation_fraction > 0 or self.duplicates == "drop" or self.too_long == "drop"
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """All places that rows are read from."""
-        return tuple(source.path for source in self.sources) + ((self.evaluation,) if self.evaluation else ())
-
-    @property
-    def label(self) -> str:
-        """The prompts to train on as people know them, in a few words."""
-        first, *others = (source.path for source in self.sources)
-        return f"{first} and {len(others)} more" if others else first
-
-    @field_validator("train")
-    @classmethod
-    def _weighed_alike(cls, train: str | tuple[SourceSpec, ...]) -> str | tuple[SourceSpec, ...]:
-        if isinstance(train, str):
-            return train
-        if not train:
-            raise ValueError("the list of sources is empty: name at least one, as in [{path: prompts.jsonl}]")
-        bare = [source.path for source in train if source.weight is None]
-        if bare and len(bare) < len(train):
-            raise ValueError(
-                f"{', '.join(bare)} has no weight, but other sources do: give every source a weight, or none"
-            )
-        return train
+        return self.evaluation_fraction > 0 or self.drops
 
     @model_validator(mode="after")
     def _held_out_once(self) -> Self:

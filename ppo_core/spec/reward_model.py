@@ -7,6 +7,7 @@ from typing import Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from ppo_core.spec.dataset import ErrorOrDrop, KeepOrDrop, SourcesSpec, Train
 from ppo_core.spec.flow_spec import COMMITS, FlowSpec, check_left_alone, check_master_weights, check_ranks_divide
 from ppo_core.spec.hub import HubCommit
 from ppo_core.spec.paths import UserPath
@@ -24,12 +25,13 @@ OF_ROLLOUTS = (
 )
 
 
-class PreferencesSpec(Section):
-    """Which of several responses to a prompt is better: rows of a file, or of a Python function."""
+class PreferencesSpec(SourcesSpec):
+    """Which of several responses to a prompt is better: rows of files, or of Python functions."""
 
-    train: UserPath = Field(
+    train: Train = Field(
         description="A file of rows, or path/to/file.py:function, relative to the spec; columns `prompt`, `chosen`, "
-        "`rejected` and optionally `margin`, or `prompt` and `responses`, best first; or hf://OWNER/NAME:FILE"
+        "`rejected` and optionally `margin`, or `prompt` and `responses`, best first; or hf://OWNER/NAME:FILE; or a "
+        "list of several, each with `path` and `weight`"
     )
     evaluation: UserPath | None = Field(
         None, description="Held-out rows in the same form, of other prompts, for measuring accuracy"
@@ -41,7 +43,17 @@ class PreferencesSpec(Section):
         description="Instead of `evaluation`: hold out the rows of about this fraction of the prompts, by a hash of "
         "their text",
     )
-    max_tokens: PositiveInt = Field(1024, description="Longer texts (prompt and response) are refused, not truncated")
+    duplicates: KeepOrDrop = Field(
+        "keep",
+        description="drop: keep the first of rows with the same prompt and responses, and never train on a held-out "
+        "prompt",
+    )
+    max_tokens: PositiveInt = Field(
+        1024, description="Longer texts (prompt and response) are not truncated: see `too_long`"
+    )
+    too_long: ErrorOrDrop = Field(
+        "error", description="Rows with a text of too many tokens: error refuses them, drop leaves them out"
+    )
     prompt_column: str = Field("prompt", min_length=1, description="Column with the prompt: a text or messages")
     chosen_column: str = Field("chosen", min_length=1, description="Column with the better response of a pair")
     rejected_column: str = Field("rejected", min_length=1, description="Column with the other one")
@@ -53,16 +65,11 @@ class PreferencesSpec(Section):
                 raise ValueError(f"{one} and {other} are both {vars(self)[one]!r}: give each its own column")
         return self
 
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """All places that rows are read from."""
-        return (self.train,) if self.evaluation is None else (self.train, self.evaluation)
-
     def label_of(self, split: str) -> str:
         """What people know the rows of a split by."""
         if split == "train" or self.evaluation is not None:
-            return self.train if split == "train" else str(self.evaluation)
-        return f"{self.train} that evaluation_fraction={self.evaluation_fraction:g} holds out"
+            return self.label if split == "train" else str(self.evaluation)
+        return f"{self.label} that evaluation_fraction={self.evaluation_fraction:g} holds out"
 
     @model_validator(mode="after")
     def _held_out(self) -> Self:
@@ -76,10 +83,10 @@ class PreferencesSpec(Section):
                 f"evaluation={self.evaluation} and evaluation_fraction={self.evaluation_fraction:g} both define the "
                 "held-out rows: remove one of them"
             )
-        if self.train == self.evaluation:
+        if self.evaluation in [source.path for source in self.sources]:
             raise ValueError(
-                f"train and evaluation are both {self.train}: accuracy would be measured on what was learned; name "
-                "other rows in one of them"
+                f"train and evaluation are both {self.evaluation}: accuracy would be measured on what was learned; "
+                "name other rows in one of them"
             )
         return self
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from ppo_core.algorithms.dpo import MEASURED, DpoLoss, dpo_loss, implicit_rewards
 from ppo_core.algorithms.preferences import pairs_of
 from ppo_core.data.rankings import Ranking
+from ppo_core.data.shares import Share
 from ppo_core.models.forward import Models, Need
 from ppo_core.processes.ranks import Ranks
 from ppo_core.records import LOSS_DIGITS, TrainDpoJob
@@ -34,14 +35,20 @@ class Trained(NamedTuple):
 
 
 def train_dpo(
-    policy: Trainable, train: Sequence[Ranking], held_out: Sequence[Ranking], job: TrainDpoJob, ranks: Ranks, tick: Tick
+    policy: Trainable,
+    train: Sequence[Ranking],
+    held_out: Sequence[Ranking],
+    job: TrainDpoJob,
+    ranks: Ranks,
+    tick: Tick,
+    shares: Sequence[Share] = (),
 ) -> Trained:
-    """The loss of `ppo_core.algorithms.dpo`, mean over a batch's rows."""
+    """The loss of `ppo_core.algorithms.dpo`, mean over a batch's rows, drawn by the sources' `shares`."""
     spec, models = job.dpo, models_of({"policy": policy}, ranks.threads, temperature=1.0)
     reference, held_out_reference = (
         _logprobs(models, rows, job, ranks, tick, "logprobs of the start") for rows in (train, held_out)
     )
-    order = example_order(len(train), spec.num_steps * spec.batch_size, job.seed, "preferences")
+    order = example_order(len(train), spec.num_steps * spec.batch_size, job.seed, "preferences", shares)
     curves: dict[str, list[float]] = {name: [] for name in NAMES}
 
     def step(number: int) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ppo_core.algorithms.preferences import pairs_of, preference_loss
 from ppo_core.data.rankings import Ranking
+from ppo_core.data.shares import Share
 from ppo_core.models.packing import packs
 from ppo_core.models.reward_model import scores_of
 from ppo_core.processes.ranks import Ranks
@@ -25,11 +26,12 @@ def train_reward_model(
     ranks: Ranks,
     tick: Callable[[int, int, str], None],
     curve: list[float] | None = None,
+    shares: Sequence[Share] = (),
 ) -> dict[str, float]:
-    """The loss of `ppo_core.algorithms.preferences`, mean over a batch's rows. Returns metrics; `curve` gets the loss
-    of each optimizer step, rounded as in the notes of the progress."""
+    """The loss of `ppo_core.algorithms.preferences`, mean over a batch's rows, drawn by the sources' `shares`. Returns
+    metrics; `curve` gets the loss of each optimizer step, rounded as in the notes of the progress."""
     spec = job.fit
-    order = example_order(len(rankings), spec.num_steps * spec.batch_size, job.seed, "preferences")
+    order = example_order(len(rankings), spec.num_steps * spec.batch_size, job.seed, "preferences", shares)
 
     def step(number: int) -> tuple[float, float]:
         batch = [rankings[row] for row in order[number * spec.batch_size : (number + 1) * spec.batch_size]]

@@ -11,7 +11,7 @@ import torch
 
 from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.rankings import read_rankings
-from ppo_core.data.tables import check_aligned, read_rollouts, read_scores
+from ppo_core.data.tables import check_aligned, read_rollouts, read_scores, read_shares
 from ppo_core.data.tokenization import load_tokenizer
 from ppo_core.models.adapter_files import load_adapters
 from ppo_core.models.critic_start import require_tokens
@@ -103,7 +103,8 @@ class TrainingEngine:
         self._require_ranks(spec.training)
         self.learner.forget()
         tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=self.trust_remote_code)
-        rankings = read_rankings(job.inputs["dataset"].path / "train.parquet")
+        data = job.inputs["dataset"].path
+        rankings, shares = read_rankings(data / "train.parquet"), read_shares(data, "train")
         policy = self._start_model(job, spec, tokenizer)
         endings = {text[-1] for row in rankings for text in row.responses}
         folder = ClassifierFolder(policy.config, str(spec.model.path), tokenizer.pad_token_id, endings)
@@ -111,7 +112,7 @@ class TrainingEngine:
         losses: list[float] = []
         trainable = self._trainable(model, spec.fit, spec.training, dtype=spec.model.dtype)
         with deterministic(spec.deterministic):
-            metrics = train_reward_model(trainable, rankings, spec, self.ranks, job.progress, losses)
+            metrics = train_reward_model(trainable, rankings, spec, self.ranks, job.progress, losses, shares)
         weights = full_weights(trainable, self.ranks)
         trainable.close()
         if self.ranks.is_first:
@@ -137,7 +138,8 @@ class TrainingEngine:
         train, held_out = (read_rankings(data / f"{split}.parquet") for split in ("train", "eval"))
         trainable = self._trainable(policy, spec.dpo, spec.training, dtype=spec.dtype)
         with deterministic(spec.deterministic):
-            found = train_dpo(trainable, train, held_out, spec, self.ranks, job.progress)
+            shares = read_shares(data, "train")
+            found = train_dpo(trainable, train, held_out, spec, self.ranks, job.progress, shares)
         with first_rank_only():
             write_network(job.output, "policy", trainable, tokenizer, self.ranks)
             if self.ranks.is_first:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -11,9 +11,18 @@ from pyarrow import parquet
 from torch import Tensor
 
 from ppo_core.data.batches import lengths_of, permutation
+from ppo_core.data.shares import Share
 from ppo_core.models.forward import Need
 from ppo_core.processes.ranks import Ranks
-from ppo_core.records import LOSS_DIGITS, FinetunePolicyJob, OptimizerSettings, TokenSequence, loss_note
+from ppo_core.records import (
+    LOSS_DIGITS,
+    FinetunePolicyJob,
+    OptimizerSettings,
+    TokenSequence,
+    derive_seed,
+    loss_note,
+)
+from ppo_core.sampling import draw_prompts
 from ppo_core.schedules import cosine_learning_rate
 from ppo_core.spec import DescentSpec, SupervisedSpec
 from ppo_core.training.deepspeed_engine import Trainable, models_of
@@ -28,8 +37,10 @@ def read_examples(path: Path) -> list[TokenSequence]:
     return [TokenSequence(row["prompt_token_ids"], row["completion_token_ids"]) for row in rows]
 
 
-def example_order(count: int, wanted: int, seed: int, stream: str = "sft") -> list[int]:
-    """`wanted` row numbers: whole seeded permutations, one after the other."""
+def example_order(count: int, wanted: int, seed: int, stream: str = "sft", shares: Sequence[Share] = ()) -> list[int]:
+    """`wanted` row numbers: whole seeded permutations, one after the other, or of each source its `shares`."""
+    if shares:
+        return draw_prompts(count, 0, wanted, seed=derive_seed(seed, stream), shuffle=True, shares=shares)
     order: list[int] = []
     while len(order) < wanted:
         order += permutation(count, seed, stream, len(order) // count)

@@ -62,7 +62,10 @@ def check_preferences(
             ask_check(engine, "check_run", spec, prompts.model_dump(mode="json"), what, downloads)
     if repeated := facts["held_out_trained"]:
         held_out = f"{repeated} of {facts['counts']['eval']} held-out rows of preferences"
-        notes.append(f"{held_out} have a prompt that is trained on: accuracy there is of what was learned")
+        notes.append(
+            f"{held_out} have a prompt that is trained on: accuracy there is of what was learned; duplicates: "
+            "drop leaves such prompts out of training"
+        )
     return Findings(
         notes, {**_told(spec, name, facts), "store": store.root, "checked": checked_in(started)}, facts["learned"]
     )
@@ -72,11 +75,15 @@ def _told(spec: RewardModelSpec | DpoSpec, name: str, facts: dict[str, Any]) -> 
     settings = Settings()
     folder = settings.dpo_policy_folder(name) if isinstance(spec, DpoSpec) else settings.reward_model_folder(name)
     context, counts, pairs = facts["context_length"], facts["counts"], facts["pairs"]
+    data = [
+        f"{counts['train']} rows ({pairs['train']} pairs) to train on",
+        f"{counts['eval']} ({pairs['eval']}) held out",
+    ]
+    data += [f"{count} left out ({reason})" for reason, count in facts["left_out"].items()]
     made = "policy" if isinstance(spec, DpoSpec) else "reward model"
     return {
         "run": f"{name}, {'trained before' if (folder / 'config.json').is_file() else f'a new {made}'}",
-        "data": f"{counts['train']} rows ({pairs['train']} pairs) to train on, {counts['eval']} ({pairs['eval']}) "
-        "held out",
+        "data": ", ".join(data),
         "context": f"longest text {facts['longest']} tokens; the model "
         + ("has no limit" if context is None else f"reads {context} tokens"),
         "model": f"{facts['model_type']}, {facts['parameters'] / 1e6:.3g} million parameters, {spec.model.dtype}",

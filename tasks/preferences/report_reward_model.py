@@ -102,7 +102,7 @@ def panels(model: RewardModelRef, evaluation: RewardEvaluationRef) -> list[Panel
 
 def input_data(spec: PreferencesSpec, dataset: PreferencesRef) -> list[InputData]:
     """The run's preferences as MLflow shows inputs."""
-    names = {"training": ("train", spec.train), "evaluation": ("eval", spec.evaluation or spec.train)}
+    names = {"training": ("train", spec.label), "evaluation": ("eval", spec.evaluation or spec.label)}
     return [
         InputData(f"{name} ({usage})", usage, dataset.digest, dataset.uri, dataset.counts[split])
         for usage, (split, name) in names.items()

@@ -16,7 +16,7 @@ WIDEST_BAR = 30
 LEAKS = {
     "on_both_sides": "rows to train on have a held-out prompt: `dataset.duplicates: drop` takes them out",
     "examples_held_out": "SFT examples have a held-out prompt: `dataset.duplicates: drop` takes them out",
-    "held_out_trained": "held-out rows have a prompt that is trained on: hold out rows with other prompts",
+    "held_out_trained": "held-out rows have a prompt that is trained on: `duplicates: drop` takes it out of training",
 }
 
 

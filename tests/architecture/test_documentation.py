@@ -10,7 +10,8 @@ import pytest
 from pydantic import AliasChoices
 
 from infra.settings import Settings
-from ppo_core.spec import RunSpec, Section
+from ppo_core.spec import PreferencesSpec, RunSpec, Section
+from ppo_core.spec.reward_model import RewardDataSpec
 from tests.architecture.source_tree import ROOT
 
 
@@ -39,7 +40,8 @@ def test_every_key_of_the_spec_is_explained_beside_its_section() -> None:
     texts = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
     parts = [names_in(part) for text in texts.values() for part in re.split(r"\n\n|\n(?=#)", text)]
     parts.append(names_in(texts["rewards.md"]) | {"reward"})
-    keys = sorted(keys_of(RunSpec))
+    keys = sorted(keys_of(RunSpec) | {("dataset", *key) for key in keys_of(RewardDataSpec)})
+    keys += sorted(("preferences", *key) for key in keys_of(PreferencesSpec))
     assert len(keys) > 200
     missing = [key for key in keys if not any({key[0], key[-1]} <= part for part in parts)]
     assert not missing, [".".join(key) for key in missing]

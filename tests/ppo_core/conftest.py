@@ -30,8 +30,8 @@ ALONE = (
     "shared/updates",
     "vapo/runs",
     "vapo/updates",
-    *(f"reward_model/{name}" for name in ("fits", "learns")),
-    *(f"dpo/{name}" for name in ("fits", "learns")),
+    *(f"reward_model/{name}" for name in ("fits", "learns", "weighed")),
+    *(f"dpo/{name}" for name in ("fits", "learns", "weighed")),
     *(f"threaded/{name}" for name in ("trained", "shared", "adapted", "reward_model", "dpo")),
 )
 TIMEOUT_S = 2400

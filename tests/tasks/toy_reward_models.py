@@ -28,7 +28,15 @@ def check_run(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
 def check_preferences(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     """Nor here."""
     numbers = {"train": 40, "eval": 10}
-    return {"counts": numbers, "pairs": numbers, "longest": 9, "held_out_trained": 0, "learned": "", **FACTS}
+    return {
+        "counts": numbers,
+        "pairs": numbers,
+        "longest": 9,
+        "held_out_trained": 0,
+        "left_out": {},
+        "learned": "",
+        **FACTS,
+    }
 
 
 def try_reward(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:

@@ -96,8 +96,9 @@ def test_a_row_of_preferences_is_as_long_as_its_longest_text(tmp_path: Path) -> 
     rows = [Ranking([[7] * tokens for tokens in row], 0.0) for row in rankings]
     write_rankings(tmp_path / "train.parquet", rows)
     write_rankings(tmp_path / "eval.parquet", [])
-    told = describe_preferences(tmp_path, 3)
+    told = describe_preferences(tmp_path, 3, [{"source": "a.jsonl", "split": "train", "rows": 4}])
     train, held_out = told["splits"]["train"], told["splits"]["eval"]
     assert (train["rows"], train["mean"], train["median"], train["longest"]) == (4, 5.0, 5.0, 9)
     assert [bar for bar in train["histogram"] if bar[2]] == [[1, 1, 1], [5, 5, 2], [9, 9, 1]]
     assert (held_out["rows"], told["held_out_trained"]) == (0, 3)
+    assert told["sources"] == [{"source": "a.jsonl", "split": "train", "rows": 4}]

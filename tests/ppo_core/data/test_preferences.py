@@ -12,6 +12,7 @@ import pytest
 from ppo_core.data.preferences import Preference, Sides, read_preferences
 from ppo_core.data.rankings import Ranking, RankingMaker, read_rankings, write_rankings
 from ppo_core.data.rows import Columns
+from ppo_core.data.sieve import Sieve
 from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError
 from ppo_core.spec import PreferencesSpec, RewardModelSpec, SpecError
@@ -26,7 +27,7 @@ def read(folder: Path, rows: list[Any]) -> Any:
 
 def tokenized(preferences: list[Preference], max_tokens: int, context_length: int | None) -> list[Ranking]:
     maker = RankingMaker(tiny_tokenizer(), "it", max_tokens, context_length)
-    return [ranking for _, ranking in maker.rankings(preferences)]
+    return [ranking for _, ranking in maker.rankings(preferences) if ranking is not None]
 
 
 def test_pairs_and_rankings_become_token_ids(tmp_path: Path) -> None:
@@ -67,6 +68,7 @@ def test_a_table_of_text_has_margins_as_text_and_wrong_rows_are_counted(tmp_path
 def sides(train: list[Preference], held_out: list[Preference]) -> Sides:
     found = Sides()
     for split, rows in (("train", train), ("eval", held_out)):
+        found.begin(split, split)
         for row in rows:
             found.add(row._replace(split=split))
     return found
@@ -85,7 +87,9 @@ def test_held_out_prompts_that_are_trained_on_are_counted_and_not_all_of_them_ma
 def split_of(folder: Path, rows: list[Any], fraction: float, *, chat: bool = False) -> dict[str, str]:
     """The split of each prompt that is a text."""
     write_lines(folder / "pairs.jsonl", rows)
-    found = read_preferences("pairs.jsonl", Sources(folder), Columns(chat=chat), fraction=fraction)
+    found = read_preferences(
+        "pairs.jsonl", Sources(folder), Columns(chat=chat), sieve=Sieve(fraction, drop_repeats=False, chat=chat)
+    )
     return {row["prompt"]: one.split for row, one in zip(rows, found, strict=True)}
 
 
@@ -107,7 +111,7 @@ def test_a_fraction_of_the_prompts_is_held_out_by_their_text_alone(tmp_path: Pat
         ask = said("user", text)
         talks.append({"chosen": [ask, said("assistant", "w5")], "rejected": [ask, said("assistant", "w6")]})
     write_lines(tmp_path / "talks.jsonl", talks)
-    found = read_preferences("talks.jsonl", Sources(tmp_path), fraction=0.2)
+    found = read_preferences("talks.jsonl", Sources(tmp_path), sieve=Sieve(0.2, drop_repeats=False))
     chats = split_of(tmp_path, [{**GOOD, "prompt": text} for text in asked], 0.2, chat=True)
     assert [row.split for row in found] == list(chats.values())
     assert set(chats.values()) == {"train", "eval"}
@@ -221,6 +225,11 @@ def test_a_text_that_cannot_be_read_is_refused(
         ("dataset.evaluation=null", "no held-out rows to measure accuracy on: name some in evaluation, or set eval"),
         ("dataset.evaluation_fraction=0.1", "evaluation=b.jsonl and evaluation_fraction=0.1 both define the held-out"),
         ("dataset.evaluation_fraction=0.6", "evaluation_fraction=0.6: must be at most 0.5"),
+        ("dataset.train=[]", "dataset.train: the list of sources is empty: name at least one"),
+        ("dataset.train=[{path: a, weight: 1}, {path: c}]", "train: c has no weight, but other sources do: give every"),
+        ("dataset.train=[{path: c}, {path: b.jsonl}]", "train and evaluation are both b.jsonl: accuracy would"),
+        ("dataset.duplicates=error", "duplicates"),
+        ("dataset.too_long=keep", "too_long"),
         ("dataset.evaluation=a.jsonl", "train and evaluation are both a.jsonl: accuracy would be measured on what was"),
         ("dataset.prompt_column=chosen", "prompt_column and chosen_column are both 'chosen': give each its own column"),
         ("registry.alias=latest", r"MLflow reserves latest"),

@@ -245,7 +245,7 @@ def test_a_prompt_with_the_system_prompt_written_out_is_the_one_without(tmp_path
         assert [once.place(split, row)[0] for row in rows] == [*[split] * 100, *[""] * 100, split]
     pairs = [{**row, "chosen": "w3", "rejected": "w4"} for row in asked]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
-    preferences = read_preferences("pairs.jsonl", Sources(tmp_path), columns, fraction=0.5)
+    preferences = read_preferences("pairs.jsonl", Sources(tmp_path), columns, sieve=halved)
     assert [one.split for one in preferences] == places
 
 

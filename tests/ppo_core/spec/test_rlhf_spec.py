@@ -195,3 +195,19 @@ def test_the_reward_model_learns_from_prompts_in_the_form_that_ppo_has() -> None
     assert (job.chat, job.system_prompt, job.by_policy) == (True, "Be brief.", False)
     assert job.dataset == PreferencesSpec(train="pairs.jsonl", evaluation="held.jsonl")
     spec(run=chat, given={"reward_model": "there"})
+
+
+def test_the_reward_model_learns_from_several_sources() -> None:
+    train = [{"path": "one.jsonl", "weight": 3}, {"path": "hf://us/pairs:two.jsonl", "weight": 1}]
+    found = spec(reward_model={"dataset": {"train": train, "duplicates": "drop", "too_long": "drop"}})
+    trained = found.reward_model_from("unused")
+    assert trained.data == ("one.jsonl", "hf://us/pairs:two.jsonl", "held.jsonl")
+    assert RlhfSpec.model_validate(found.document()).document() == found.document()
+    job = preferences_job(trained)
+    assert job.dataset == PreferencesSpec.model_validate({**TRAINING["dataset"], **trained_on(train)})
+    assert job.model_validate(job.model_dump(mode="json")) == job
+
+
+def trained_on(sources: list[dict[str, Any]]) -> dict[str, Any]:
+    """The changed keys of the preferences."""
+    return {"train": sources, "duplicates": "drop", "too_long": "drop"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -150,3 +151,12 @@ def test_it_learns_the_preferences_and_the_same_again_to_the_bit(programs: Path)
     assert found["first"] == found["again"]
     weights = [(programs / "dpo" / case / "policy" / "model.safetensors").read_bytes() for case in ("first", "again")]
     assert weights[0] == weights[1]
+
+
+def test_of_sources_with_weights_each_batch_has_its_share(programs: Path) -> None:
+    """At the first step all implicit rewards are 0, so a row's loss says its margin: 0.5 that of row 0, which has three
+    of four draws."""
+    found = json.loads((programs / "dpo" / "weighed-1.json").read_text())
+    assert [row.margin for row in rankings()] == [0.5, 0.0, 0.0, 0.0]
+    expected = (3 * math.log(1 + math.exp(0.5)) + math.log(2)) / 4
+    assert found["metrics"]["loss"] == pytest.approx(expected, abs=1e-5)

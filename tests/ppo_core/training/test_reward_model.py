@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 
 from ppo_core.models.classifier import Classifier
 from ppo_core.models.reward_model import ClassifierFolder
-from ppo_core.records import InputError
+from ppo_core.records import InputError, derive_seed
 from tests.ppo_core.tiny_models import EOS, tiny_policy
 from tests.ppo_core.training.programs.reward_model_program import FIT, SEED, rankings
 
@@ -26,14 +27,14 @@ def facts(programs: Path) -> dict[str, Any]:
     return json.loads((programs / "reward_model" / "fits-1.json").read_text())
 
 
-def one_step(name: str) -> tuple[Any, torch.Tensor, float]:
+def one_step(name: str, seed: int = SEED, rows: Sequence[int] = (0, 1, 2, 3)) -> tuple[Any, torch.Tensor, float]:
     """Trunk, head and loss after one step of torch's AdamW on the papers' loss, each text by itself."""
     trunk = tiny_policy(name).base_model
     hidden = trunk.config.hidden_size
-    drawn = torch.randn((1, hidden), generator=torch.Generator().manual_seed(SEED)) / (hidden + 1) ** 0.5
+    drawn = torch.randn((1, hidden), generator=torch.Generator().manual_seed(seed)) / (hidden + 1) ** 0.5
     head = torch.nn.Parameter(drawn)
     total = torch.zeros(())
-    for row in rankings():
+    for row in (rankings()[number] for number in rows):
         scores = [(trunk(torch.tensor([text])).last_hidden_state[0, -1] @ head.T)[0] for text in row.responses]
         terms = [
             -0.9 * logsigmoid(better - worse - row.margin)
@@ -60,6 +61,16 @@ def test_one_step_is_one_of_adamw_on_the_loss_of_all_pairs(programs: Path, facts
         if name.endswith("c_attn.bias"):
             continue  # a key's bias changes no attention: its gradient is noise, which Adam's first step makes as large
         torch.testing.assert_close(saved.base_model.get_parameter(name).detach(), parameter.detach(), rtol=0, atol=1e-5)
+
+
+def test_of_sources_with_weights_each_batch_has_its_share(programs: Path) -> None:
+    """Of the second source's three rows one was drawn, whichever; the head is drawn from the job's seed."""
+    found = json.loads((programs / "reward_model" / "weighed-1.json").read_text())
+    seed = derive_seed(1, "reward head")
+    possible = [one_step("llama", seed, (0, 0, 0, other))[2] for other in (1, 2, 3)]
+    nearest = min(possible, key=lambda loss: abs(loss - found["metrics"]["reward_model/loss"]))
+    assert found["metrics"]["reward_model/loss"] == pytest.approx(nearest, abs=1e-5)
+    assert min(abs(loss - one_step("llama", seed)[2]) for loss in possible) > 1e-3
 
 
 @pytest.mark.parametrize("case", CASES)

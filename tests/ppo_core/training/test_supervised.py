@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
+from ppo_core.data.shares import Share
 from ppo_core.training.supervised import example_order
 from tests.ppo_core.tiny_models import ragged_sequences, tiny_policy
 from tests.ppo_core.training.update_cases import ROWS
@@ -56,3 +57,14 @@ def test_examples_come_in_whole_epochs_each_in_its_own_order() -> None:
     assert order == example_order(7, 17, seed=3)
     assert order[:5] == example_order(7, 5, seed=3)
     assert order != example_order(7, 17, seed=4)
+
+
+def test_sources_have_their_shares_of_each_epoch() -> None:
+    """Rows 0 to 5 are of the first source, 6 to 8 of the other, which gets two of three draws."""
+    order = example_order(9, 27, 3, "preferences", [Share(6, 3), Share(3, 6)])
+    for epoch in (order[:9], order[9:18], order[18:]):
+        assert len([row for row in epoch if row < 6]) == 3
+        assert [epoch.count(row) for row in (6, 7, 8)] == [2, 2, 2]
+    assert sorted(row for row in order[:18] if row < 6) == list(range(6))
+    assert order == example_order(9, 27, 3, "preferences", [Share(6, 3), Share(3, 6)])
+    assert order != example_order(9, 27, 4, "preferences", [Share(6, 3), Share(3, 6)])

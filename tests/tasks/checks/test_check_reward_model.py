@@ -81,8 +81,14 @@ def test_held_out_rows_of_prompts_that_are_trained_on_are_counted(tmp_path: Path
     write_lines(tmp_path / "held_out.jsonl", [rows[2], *rows[1:], rows[1]])
     files = [f"dataset.{key}={tmp_path / name}.jsonl" for key, name in (("train", "train"), ("evaluation", "held_out"))]
     assert check_preferences(load(*files)).notes == [
-        "2 of 4 held-out rows of preferences have a prompt that is trained on: accuracy there is of what was learned"
+        "2 of 4 held-out rows of preferences have a prompt that is trained on: accuracy there is of what was learned; "
+        "duplicates: drop leaves such prompts out of training"
     ]
+    found = check_preferences(load(*files, "dataset.duplicates=drop"))
+    assert found.notes == []
+    assert found.good["data"] == (
+        "1 rows (1 pairs) to train on, 3 (3) held out, 2 left out (held out), 2 left out (repeated)"
+    )
 
 
 @pytest.mark.usefixtures("home", "shared_engine")

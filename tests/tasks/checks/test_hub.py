@@ -131,7 +131,8 @@ def test_a_reward_model_of_the_hub_is_given_to_the_whole_pipeline(hub: ToyHub) -
 def test_the_training_of_a_reward_model_keeps_its_commits(hub: ToyHub) -> None:
     first = hub.model("us/small", {"config.json": CONFIG, "model.safetensors": b"w"})
     hub.dataset("us/pairs", {"train.jsonl": b"{}", "test.jsonl": b"{}"})
-    dataset = {"train": "hf://us/pairs:train.jsonl", "evaluation": "hf://us/pairs:test.jsonl"}
+    train = [{"path": "hf://us/pairs:train.jsonl"}, {"path": "hf://us/pairs:test.jsonl"}]
+    dataset = {"train": train, "evaluation_fraction": 0.1}
     spec = RewardModelSpec.model_validate({"dataset": dataset, "model": {"path": "hf://us/small"}})
     assert len(check_preferences(spec, "rm").notes) == 3
     root = open_store(Settings().store_root).root

@@ -39,7 +39,10 @@ def test_where_there_is_nothing_to_tell_of_sources_nothing_is() -> None:
     assert "source" not in page
     assert "held-out" not in page
     preferences = dataset_page("first", {**TOLD, "on_both_sides": None, "held_out_trained": 1234})
-    assert "1,234 held-out rows have a prompt that is trained on: hold out rows with other prompts." in preferences
+    assert (
+        "1,234 held-out rows have a prompt that is trained on: `duplicates: drop` takes it out of training."
+        in preferences
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ppo_core.data.rankings import Ranking
+from ppo_core.data.rankings import Ranking, write_rankings
+from ppo_core.data.tables import SOURCES, write_sources
 from ppo_core.models.lora import adapt
 from ppo_core.models.packing import packs
 from ppo_core.processes.ranks import Ranks
@@ -17,8 +18,10 @@ from ppo_core.spec import DpoFitSpec, LoraSpec, TrainingSpec
 from ppo_core.training.checkpoint import write_network
 from ppo_core.training.deepspeed_engine import Trainable
 from ppo_core.training.dpo import train_dpo
+from ppo_core.training.service import TrainingEngine
 from ppo_core.training.supervised import supervised_settings
-from tests.ppo_core.tiny_models import EOS, VOCABULARY, tiny_policy, tiny_tokenizer
+from tests.ppo_core.tiny_models import EOS, VOCABULARY, tiny_folder, tiny_policy, tiny_tokenizer
+from tests.ppo_core.training.programs.replay_program import do, given
 
 Facts = dict[str, Any]
 FIT = DpoFitSpec(
@@ -95,4 +98,19 @@ def learns(root: Path, ranks: Ranks) -> Facts:
     return {case: fit(root, ranks, "llama", case, spec, TrainingSpec()) for case in ("first", "again")}
 
 
-SCENARIOS: dict[str, Callable[[Path, Ranks], Facts]] = {"fits": fits, "learns": learns}
+def weighed(root: Path, ranks: Ranks) -> Facts:
+    """One step by the engine itself: of four draws three are from a source of one row, and one from the other's."""
+    data, start = root / "weighed data", root / "weighed start"
+    data.mkdir()
+    tiny_folder(start / "policy", "llama")
+    for split in ("train", "eval"):
+        write_rankings(data / f"{split}.parquet", rankings())
+    write_sources(
+        data / SOURCES, [{"split": "train", "rows": rows, "draws": drawn} for rows, drawn in ((1, 3), (3, 1))]
+    )
+    spec = FIT.model_copy(update={"num_steps": 1, "label_smoothing": 0.0})
+    job = TrainDpoJob(seed=1, dtype="float32", dpo=spec, training=TrainingSpec())
+    return do(TrainingEngine(ranks), "train_dpo", given(checkpoint=start, dataset=data), root / "weighed", job, [])
+
+
+SCENARIOS: dict[str, Callable[[Path, Ranks], Facts]] = {"fits": fits, "learns": learns, "weighed": weighed}

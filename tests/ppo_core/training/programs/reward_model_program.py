@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ppo_core.data.rankings import Ranking
+from ppo_core.data.rankings import Ranking, write_rankings
+from ppo_core.data.tables import SOURCES, write_sources
 from ppo_core.models.packing import packs
 from ppo_core.models.reward_model import ClassifierFolder, reward_model_of, scores_of
 from ppo_core.processes.ranks import Ranks
@@ -17,8 +18,10 @@ from ppo_core.spec import FitSpec, ModelSpec, TrainingSpec
 from ppo_core.training.checkpoint import full_weights
 from ppo_core.training.deepspeed_engine import Trainable
 from ppo_core.training.reward_model import train_reward_model
+from ppo_core.training.service import TrainingEngine
 from ppo_core.training.supervised import supervised_settings
-from tests.ppo_core.tiny_models import EOS, VOCABULARY, tiny_policy, tiny_tokenizer
+from tests.ppo_core.tiny_models import EOS, VOCABULARY, tiny_folder, tiny_policy, tiny_tokenizer
+from tests.ppo_core.training.programs.replay_program import do, given
 
 Facts = dict[str, Any]
 SEED = 3
@@ -75,4 +78,17 @@ def learns(root: Path, ranks: Ranks) -> Facts:
     return {case: fit(root, ranks, "llama", case, spec, TrainingSpec()) for case in ("first", "again")}
 
 
-SCENARIOS: dict[str, Callable[[Path, Ranks], Facts]] = {"fits": fits, "learns": learns}
+def weighed(root: Path, ranks: Ranks) -> Facts:
+    """One step by the engine itself: of four draws three are from a source of one row, and one from the other's."""
+    data, model = root / "weighed data", tiny_folder(root / "weighed model", "llama")
+    data.mkdir()
+    write_rankings(data / "train.parquet", rankings())
+    write_sources(
+        data / SOURCES, [{"split": "train", "rows": rows, "draws": drawn} for rows, drawn in ((1, 3), (3, 1))]
+    )
+    job = TrainRewardModelJob(seed=1, model=ModelSpec(path="policy"), fit=FIT, training=TrainingSpec())
+    inputs = given(tokenizer=model, model=model, dataset=data)
+    return do(TrainingEngine(ranks), "train_reward_model", inputs, root / "weighed", job, [])
+
+
+SCENARIOS: dict[str, Callable[[Path, Ranks], Facts]] = {"fits": fits, "learns": learns, "weighed": weighed}
