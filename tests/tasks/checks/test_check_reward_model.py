@@ -87,7 +87,7 @@ def test_held_out_rows_of_prompts_that_are_trained_on_are_counted(tmp_path: Path
     found = check_preferences(load(*files, "dataset.duplicates=drop"))
     assert found.notes == []
     assert found.good["data"] == (
-        "1 rows (1 pairs) to train on, 3 (3) held out, 2 left out (held out), 2 left out (repeated)"
+        "1 rows (1 pairs) to train on, 2 (2) held out, 2 left out (held out), 3 left out (repeated)"
     )
 
 
