@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ppo_core.spec import PreferencesSpec
+from tasks.preferences.report_reward_model import input_data
 from tasks.preferences.stages import PreferencesRef
 from tasks.reports.dataset import dataset_page
 
@@ -58,3 +60,12 @@ def test_the_console_is_told_of_held_out_preferences_that_are_trained_on(repeate
         described={"held_out_trained": repeated},
     )
     assert made.in_words() == f"5 pairs to train on, 3,000 held out{words}"
+
+
+def test_preferences_of_several_sources_have_a_name_in_mlflow() -> None:
+    sources = [{"path": "a.jsonl"}, {"path": "b.jsonl"}]
+    spec = PreferencesSpec.model_validate({"train": sources, "evaluation_fraction": 0.1})
+    told = {"counts": {"train": 5, "eval": 2}, "pairs": {"train": 5, "eval": 2}, "described": {}}
+    made = PreferencesRef.model_validate({"kind": "preferences", "uri": "store/k", "digest": "0" * 64, **told})
+    names = [data.name for data in input_data(spec, made)]
+    assert names == ["a.jsonl and 1 more (training)", "a.jsonl and 1 more (evaluation)"]
