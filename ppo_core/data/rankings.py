@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ppo_core.data.preferences import Preference, first_equal
 from ppo_core.data.rows import Refusals
-from ppo_core.data.tables import ROWS_AT_ONCE, TOKENS
+from ppo_core.data.tables import ROWS_AT_ONCE, TOKENS, StoredRows
 from ppo_core.data.tallies import TOO_LONG
 from ppo_core.records import InputError, TokenSequence
 
@@ -80,35 +80,9 @@ def write_rankings(path: Path, rankings: Iterable[Ranking]) -> None:
     writer.close()
 
 
-class Rankings(Sequence[Ranking]):
-    """The rows of a table of rankings; those that are asked for become Python's objects."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def __iter__(self) -> Iterator[Ranking]:
-        for batch in self._table.to_batches(max_chunksize=ROWS_AT_ONCE):
-            yield from (Ranking(**row) for row in batch.to_pylist())
-
-    @overload
-    def __getitem__(self, place: int) -> Ranking: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Rankings: ...
-
-    def __getitem__(self, place: int | slice) -> Ranking | Rankings:
-        if isinstance(place, slice):
-            return Rankings(self._table.take(list(range(len(self))[place])))
-        (row,) = self._table.slice(range(len(self))[place], 1).to_pylist()
-        return Ranking(**row)
-
-
-def read_rankings(path: Path) -> Rankings:
+def read_rankings(path: Path) -> StoredRows[Ranking]:
     """The rows of a preference dataset's `train.parquet` or `eval.parquet`, in file order."""
-    return Rankings(pq.read_table(path))
+    return StoredRows(pq.read_table(path), Ranking)
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ppo_core.data.shares import Share
-from ppo_core.records import InputError, PromptRow, RolloutRow, ScoreRow
+from ppo_core.records import InputError, PromptRow, RolloutRow, ScoreRow, TokenSequence
 
+T = TypeVar("T")
 SOURCES = "sources.json"
 """In a dataset of several sources."""
 ROWS_AT_ONCE = 4096
@@ -65,6 +66,41 @@ class TableBuilder:
     def _settle(self) -> None:
         self._batches.append(pa.RecordBatch.from_pylist(self._waiting, schema=self._schema))
         self._waiting = []
+
+
+class StoredRows(Sequence[T]):
+    """The rows of a table, each made of its columns; those that are asked for become Python's objects, no others."""
+
+    def __init__(self, table: pa.Table, make: Callable[..., T]) -> None:
+        self._table, self._make = table, make
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __iter__(self) -> Iterator[T]:
+        for batch in self._table.to_batches(max_chunksize=ROWS_AT_ONCE):
+            yield from (self._make(**row) for row in batch.to_pylist())
+
+    @overload
+    def __getitem__(self, place: int) -> T: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> StoredRows[T]: ...
+
+    def __getitem__(self, place: int | slice) -> T | StoredRows[T]:
+        if isinstance(place, slice):
+            return StoredRows(self._table.take(list(range(len(self))[place])), self._make)
+        (row,) = self._table.slice(range(len(self))[place], 1).to_pylist()
+        return self._make(**row)
+
+
+def read_examples(path: Path) -> StoredRows[TokenSequence]:
+    """The rows of a dataset's `sft.parquet`, in file order."""
+
+    def example(prompt_token_ids: list[int], completion_token_ids: list[int]) -> TokenSequence:
+        return TokenSequence(prompt_token_ids, completion_token_ids)
+
+    return StoredRows(pq.read_table(path), example)
 
 
 def prompt_document(row: PromptRow) -> dict[str, Any]:

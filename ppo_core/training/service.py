@@ -11,7 +11,7 @@ import torch
 
 from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.rankings import read_rankings
-from ppo_core.data.tables import check_aligned, read_rollouts, read_scores, read_shares
+from ppo_core.data.tables import check_aligned, read_examples, read_rollouts, read_scores, read_shares
 from ppo_core.data.tokenization import load_tokenizer
 from ppo_core.models.adapter_files import load_adapters
 from ppo_core.models.critic_start import require_tokens
@@ -56,7 +56,7 @@ from ppo_core.training.replay import hold_checkpoint, run_update
 from ppo_core.training.reward_model import train_reward_model
 from ppo_core.training.shaping import moments_with
 from ppo_core.training.state import derivation, read_state
-from ppo_core.training.supervised import read_examples, supervised_settings, train_supervised
+from ppo_core.training.supervised import supervised_settings, train_supervised
 from ppo_core.training.update import KL_TO_OLD
 
 StartingJob = FinetunePolicyJob | StartPolicyJob | TrainRewardModelJob

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
-from pyarrow import parquet
 from torch import Tensor
 
 from ppo_core.data.batches import lengths_of, permutation
@@ -31,12 +29,6 @@ from ppo_core.training.microbatches import share_of
 LOSS_WINDOW = 50
 
 
-def read_examples(path: Path) -> list[TokenSequence]:
-    """The rows of a dataset's `sft.parquet`."""
-    rows = parquet.read_table(path).to_pylist()
-    return [TokenSequence(row["prompt_token_ids"], row["completion_token_ids"]) for row in rows]
-
-
 def example_order(count: int, wanted: int, seed: int, stream: str = "sft", shares: Sequence[Share] = ()) -> list[int]:
     """`wanted` row numbers: whole seeded permutations, one after the other, or of each source its `shares`."""
     if shares:
@@ -56,7 +48,7 @@ def supervised_settings(spec: SupervisedSpec | DescentSpec) -> OptimizerSettings
 
 def train_supervised(
     policy: Trainable,
-    examples: list[TokenSequence],
+    examples: Sequence[TokenSequence],
     job: FinetunePolicyJob,
     ranks: Ranks,
     tick: Callable[[int, int, str], None],
