@@ -30,7 +30,7 @@ from ppo_core.spec import RunSpec
 from ppo_core.spec.flow_spec import FlowSpec
 from tasks.checks.findings import findings_of, stands
 from tasks.checks.hub import find_sources
-from tasks.checks.machine import check_job
+from tasks.checks.machine import check_job, machine_notes
 from tasks.checks.preflight import preflight
 from tasks.checks.same_files import made_of_these_files
 from tasks.checks.try_reward import doubts, require_scores, too_slow
@@ -106,8 +106,8 @@ def checking(
 
     A run that another process has now is refused, unless the caller means to `wait`; with `again` it is a note.
     The rows of a run that goes on with the same spec and files were checked when it began, and are checked once more
-    only with `again`. `trial` is tried in place of a spec that names what is not there yet: of its scores nothing is
-    said. Held-out prompts among `learned` are noted.
+    only with `again`, as is told then what the run itself says of its spec when it starts. `trial` is tried in place of
+    a spec that names what is not there yet: of its scores nothing is said. Held-out prompts among `learned` are noted.
     """
     started = time.monotonic()
     notes = preflight(trial or spec)
@@ -143,7 +143,8 @@ def _check(
     standing, tried = _standing(store, name, spec), trial or spec
     what = f"{tried.reward.labels} and the data"
     downloads, more, missing = find_sources(standing.spec, store)
-    notes = [*notes, *more]
+    told = [*standing.spec.notes(), *machine_notes(standing.spec)] if again else []  # by the run itself, else
+    notes = [*notes, *more, *told]
     if missing:
         notes += [f"{one}, which training downloads first; data, rewards and model are checked then" for one in missing]
         return Findings(notes, {"run": f"{name}, {stands(standing.iteration, spec.iterations)}"})

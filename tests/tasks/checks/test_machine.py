@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from infra.engines.hardware import has_bf16_units
+from ppo_core.spec import RlhfSpec
 from tasks.checks import machine
+from tasks.checks.any_spec import check_any
 from tasks.checks.machine import machine_notes
-from tests.tasks.run_contexts import smoke_spec
+from tests.tasks.run_contexts import ARITHMETIC, smoke_spec
 
 
 @pytest.mark.parametrize(
@@ -40,3 +42,18 @@ def test_products_in_bf16_without_units_are_noted(
     monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: gpu)
     notes = machine_notes(smoke_spec(f"training.compute_dtype={dtype}"))
     assert [note.startswith("training.compute_dtype=bfloat16 gains nothing here") for note in notes] == [True] * noted
+
+
+@pytest.mark.usefixtures("shared_engine")
+def test_a_check_says_what_a_start_says_of_the_spec_and_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(machine, "has_bf16_units", lambda: False)
+    monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: False)
+    changes = ("iterations=2", "update.warmup_iterations=9", "training.compute_dtype=bfloat16")
+    run = smoke_spec(*changes)
+    assert len(said := [*run.notes(), *machine_notes(run)]) == 2
+    whole = RlhfSpec.from_yaml(ARITHMETIC.parent / "helpful" / "rlhf.yaml", [f"run.{change}" for change in changes])
+    for spec in (run, whole):
+        assert [note for note in check_any(spec, "new").notes if note in said] == said
