@@ -9,7 +9,7 @@ from infra.settings import Settings
 from ppo_core.records import InputError
 from tasks.runs.iteration_record import IterationRecord, best_in_words
 from tasks.runs.progress import doing_now
-from tasks.runs.run_state import committed, made_by_preferences, own_changes
+from tasks.runs.run_state import command_again, committed, made_by_preferences, own_changes
 from tasks.stages.references import CheckpointRef
 
 
@@ -46,7 +46,8 @@ def read_run(run: str) -> RunSoFar:
 def read_status(run: str) -> tuple[RunSoFar | None, list[str]]:
     """The run of this name, and in lines what was learned from preferences and what its process does now.
 
-    Raises InputError where there is nothing of all that.
+    Of a run that was ended before its first record, and that no process has, which command goes on with it. Raises
+    InputError where there is nothing of all that.
     """
     settings = Settings()
     places = {"reward model": settings.reward_model_folder(run), "DPO policy": settings.dpo_policy_folder(run)}
@@ -56,9 +57,13 @@ def read_status(run: str) -> tuple[RunSoFar | None, list[str]]:
     try:
         return read_run(run), now
     except InputError:
+        root = open_store(settings.store_root).root
+        only = None if doing else made_by_preferences(run, root)
+        again = None if doing or only else command_again(run, root)
+        if again is not None:
+            now.append(f"  continue           {again}; finished work is kept")
         if not now:
             raise
-        only = None if doing else made_by_preferences(run, open_store(settings.store_root).root)
         return None, [only or f"run {run}: no iteration is committed yet", *now]
 
 

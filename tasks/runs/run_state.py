@@ -16,7 +16,7 @@ from ppo_core.spec import RunSpec, Section, SpecError, differing_keys, validated
 from tasks.runs.iteration_record import IterationRecord, read_record
 from tasks.runs.kept import FLOWS, pages_of
 from tasks.runs.record_chain import Chain, read_chain, spec_document, with_values
-from tasks.stages.holding import PRIVATE
+from tasks.stages.holding import DPO, PRIVATE, REWARD_MODEL, RLHF, lease_name
 from tasks.stages.hub_names import with_commits
 
 MAY_CHANGE = ("iterations: ", "checkpoint.", "engines.", "guards.", "promotion.", "registry.", "training.")
@@ -79,6 +79,18 @@ def made_by_preferences(run: str, root: str) -> str | None:
     """What to say of a run that learned from preferences alone, and so has no iterations; None for any other name."""
     page = next((page for page in pages_of(root, *FLOWS) if page.run == run), None)
     return None if page is None else f"run {run} has no iterations: {page.command} made it, and goes on with it"
+
+
+def command_again(run: str, root: str) -> str | None:
+    """What goes on with a run that was ended before its first record; None where no process ever had it."""
+    names = open_runs(root).names(started=False)
+    for flow in (RLHF, DPO, REWARD_MODEL):
+        if lease_name(flow, run) in names:
+            return f"ppoflow {flow} SPEC --run {run}"
+    if run not in names:
+        return None
+    begun = open_records(root, run).read_spec() is not None
+    return f"ppoflow resume {run}" if begun else f"ppoflow train SPEC --run {run}"
 
 
 def known_runs(root: str) -> list[str]:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from infra.backend import acquire_lease, open_leases
+from infra.backend import acquire_lease, open_leases, open_records
 from infra.process_identity import ProcessIdentity, this_process
 from infra.runs.holder import holder_of
 from ppo_core.records import InputError
 from tasks.runs.inspect import read_status
 from tasks.runs.progress import EVERY_S, ProgressFile, announced, doing_now, progress_path, read_progress
+from tasks.stages.holding import DPO, REWARD_MODEL, RLHF, lease_name
 from tests.infra.runs.leases import somebody
 
 RUN = "demo"
@@ -60,7 +61,29 @@ def test_a_run_without_an_iteration_is_told_as_what_its_process_does(home: Path)
         lease.release()
     assert not progress_path(RUN).exists()
     with pytest.raises(InputError, match="has no committed iteration"):
-        read_status(RUN)
+        read_status("another")
+
+
+def test_a_run_that_was_ended_before_its_first_iteration_is_told_how_to_go_on(home: Path) -> None:
+    def told(name: str) -> list[str]:
+        found, lines = read_status(name)
+        assert found is None
+        return lines
+
+    store, here = home / "store", this_process()
+    dead = ProcessIdentity(**{**here.model_dump(), "started": here.started + 1})
+    acquire_lease(store, RUN, identity=dead)
+    first = f"run {RUN}: no iteration is committed yet"
+    assert told(RUN) == [first, f"  continue           ppoflow train SPEC --run {RUN}; finished work is kept"]
+    lease = acquire_lease(store, RUN)
+    assert [line.split()[:2] for line in told(RUN)[1:]] == [["at", "work"]]
+    assert f"process {os.getpid()} on " in told(RUN)[1]
+    open_records(store, RUN, lease=lease).create_spec({})
+    lease.release()
+    assert told(RUN) == [first, f"  continue           ppoflow resume {RUN}; finished work is kept"]
+    for flow in (DPO, REWARD_MODEL, RLHF):
+        acquire_lease(store, lease_name(flow, flow), identity=dead)
+        assert told(flow)[1] == f"  continue           ppoflow {flow} SPEC --run {flow}; finished work is kept"
 
 
 def test_of_a_process_on_another_machine_its_name_is_told(home: Path) -> None:
