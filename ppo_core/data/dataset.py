@@ -150,9 +150,8 @@ def supervised_rows(
 
 def completion_text(row: Mapping[str, Any]) -> str | None:
     """The text of a row's `completion`, a text or a list of one message; None where it is neither."""
-    completion = row.get("completion")
-    if isinstance(completion, list) and len(completion) == 1 and isinstance(completion[0], Mapping):
-        completion = completion[0].get("content")
+    message = _only_message(row)
+    completion = row.get("completion") if message is None else message.get("content")
     return completion if isinstance(completion, str) else None
 
 
@@ -163,8 +162,20 @@ def in_parts(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield part
 
 
+def _only_message(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    completion = row.get("completion")
+    if isinstance(completion, list) and len(completion) == 1 and isinstance(completion[0], Mapping):
+        return completion[0]
+    return None
+
+
 def _completion(row: Row) -> str:
-    completion = completion_text(row.content)
+    message, completion = _only_message(row.content), completion_text(row.content)
+    if message is not None and (role := message.get("role")) != "assistant":
+        raise InputError(
+            f"{row.where} has a completion of role {role!r}: SFT learns what the assistant answers; give it the role "
+            "'assistant', or put what the user says into the prompt"
+        )
     if completion is None:
         raise InputError(
             f"{row.where} has completion={shown(row.content.get('completion'))}: SFT needs text or a list of "

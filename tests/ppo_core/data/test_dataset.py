@@ -115,6 +115,14 @@ def test_a_row_without_one_completion_is_refused(completion: Any) -> None:
         examples_of([{"prompt": "w3", "completion": completion}])
 
 
+@pytest.mark.parametrize("role", ["user", "system", "tool", None])
+def test_a_completion_that_is_not_the_assistants_is_refused(role: str | None) -> None:
+    message = {"content": "w5"} if role is None else {"role": role, "content": "w5"}
+    refusal = rf"^a: row 1 has a completion of role {role!r}: SFT learns .*; give it the role 'assistant', or put what"
+    with pytest.raises(InputError, match=refusal):
+        examples_of([{"prompt": USER, "completion": [message]}], chat=True)
+
+
 def test_all_rows_that_cannot_be_used_are_counted() -> None:
     long, rows = {"prompt": "w3 w4 w5"}, [{"prompt": "w3"}, {"prompt": "w4"}]
     with pytest.raises(InputError, match=r"row 2 has a prompt of 3 tokens, .* \(2 more rows cannot be used either\)$"):
