@@ -115,8 +115,9 @@ def batch_arguments(form: Form, samples: Sequence[Sample], columns: Sequence[Arg
 
 
 def one_by_one_arguments(form: Form, sample: Sample, columns: Arguments) -> Arguments:
-    """What a function that is called for each sample gets."""
-    metadata, answer = sample.row.metadata, sample.row.reference_answer
+    """What a function that is called for each sample gets, to write into as well: no other call sees it."""
+    row, columns = sample.row, _own(columns)
+    prompt, metadata, answer = _own(row.prompt), _own(row.metadata), _own(row.reference_answer)
     if form is VERL:
         return {
             **columns,
@@ -126,8 +127,8 @@ def one_by_one_arguments(form: Form, sample: Sample, columns: Arguments) -> Argu
             "extra_info": metadata.get("extra_info", metadata),
         }
     known = {
-        "prompt": sample.row.prompt,
-        "completion": as_completion(sample.row.prompt, sample.response),
+        "prompt": prompt,
+        "completion": as_completion(prompt, sample.response),
         "answer": answer,
         "info": metadata.get("info", metadata),
     }
@@ -197,6 +198,13 @@ def _lists(columns: Sequence[Arguments]) -> Arguments:
     """A list for each column that any row has."""
     names = sorted({name for row in columns for name in row})
     return {name: [row.get(name) for row in columns] for name in names}
+
+
+def _own(value: Any) -> Any:
+    """A copy of what a row holds, at any depth."""
+    if isinstance(value, dict):
+        return {key: _own(inner) for key, inner in value.items()}
+    return [_own(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _text(prompt: Any) -> str:
