@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 from flows.ahead import Ahead, sampling_ahead
 from flows.console import RunConsole
 from flows.iteration import StageName, begin, iterate, made_before
-from flows.recovery import clean_up, last_resumable_record, mend
+from flows.recovery import clean_up, last_resumable_record, mend, tell_other_data
 from infra.artifacts import ArtifactCorrupted, ArtifactMissing
 from ppo_core.spec import RunSpec
 from tasks.checks.machine import machine_notes
@@ -111,6 +111,7 @@ def train(
             for download in download_sources(context):
                 console.say(download.in_words())
             dataset = prepare_dataset(context)
+            tell_other_data(context, console, dataset)
             report_dataset(context, dataset)
             record = last_resumable_record(context, console)
             if rerun is not None:

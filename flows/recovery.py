@@ -18,10 +18,12 @@ from tasks.runs.retention import remove_orphans
 from tasks.runs.run_state import last_record, record_at, recorded_spec, with_changes
 from tasks.set_aside_damaged import set_aside_damaged
 from tasks.stages.context import RunContext
+from tasks.stages.dataset_job import dataset_job
 from tasks.stages.download_source import download_sources
 from tasks.stages.engines import asked_for
 from tasks.stages.holding import Lease
 from tasks.stages.hub_names import DOWNLOAD
+from tasks.stages.references import DatasetRef
 from tasks.stages.table import EVALUATE_POLICY, ITERATION
 
 MIB = 2**20
@@ -41,6 +43,23 @@ def clean_up(context: RunContext, console: RunConsole) -> None:
         close_dead_pages(context.lease, console)
     if freed := remove_orphans(context):
         console.say(f"removed leftovers of dead processes from the store: {freed / MIB:.1f} MiB")
+
+
+def tell_other_data(context: RunContext, console: RunConsole, dataset: DatasetRef) -> None:
+    """Say so where the dataset is not what the last record was made with, although its spec asked for the same."""
+    last = last_record(context.records)
+    if last is None or last.dataset.digest == dataset.digest:
+        return
+    if dataset_job(spec_at(context, last)).model_dump() != dataset_job(context.spec).model_dump():
+        return  # a fork that asks for other data
+    before, now = last.dataset.in_words(), dataset.in_words()
+    differs = f"{before} then, {now} now" if before != now else f"{now}, as then, in other bytes"
+    epoch, index = divmod(last.position, dataset.counts["train"])
+    console.say(
+        f"! the dataset is not that of iteration {last.iteration} ({differs}): continuing with the new one at epoch "
+        f"{epoch}, prompt {index}; for the old one end the run, and restore the files (or the version of ppoflow) of "
+        "that time"
+    )
 
 
 def last_resumable_record(context: RunContext, console: RunConsole) -> IterationRecord | None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from flows.console import RunConsole
 from flows.iteration import begin
 from flows.ppo import Rerun, finish_interrupted, rerun_iteration, train_loop
-from flows.recovery import last_resumable_record
+from flows.recovery import last_resumable_record, tell_other_data
 from infra.artifacts import ArtifactRef
 from infra.runs.checksummed_json import CHECKSUM, encode
 from infra.storage.filesystem import FileSystem
@@ -111,6 +111,7 @@ class ToyRun:
             finish_interrupted(context, console)
             download_sources(context)
             dataset = prepare_dataset(context)
+            tell_other_data(context, console, dataset)
             record = last_resumable_record(context, console)
             if rerun is not None:
                 record = rerun_iteration(context, console, dataset, rerun)
