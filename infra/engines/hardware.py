@@ -9,6 +9,7 @@ from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 BF16_UNITS = {"amx_bf16", "avx512_bf16"}
+BF16_CAPABILITY = 8
 GPU_ANSWER_S = 5.0
 
 
@@ -52,10 +53,26 @@ def smallest_memory_gib(table: str, gpus: Collection[str]) -> float | None:
     80.0
     >>> smallest_memory_gib("0, GPU-a1, [N/A]", ["0"])
     """
-    lines = [[part.strip() for part in line.split(",")] for line in table.split("\n") if line.strip()]
-    known = {name: total for index, uuid, total in lines for name in (index, uuid)}
-    sizes = [known.get(name, "") for name in gpus]
+    sizes = _third(table, gpus)
     return min(map(float, sizes)) / 1024 if sizes and all(size.isdigit() for size in sizes) else None
+
+
+def lacks_bf16(table: str, gpus: Collection[str]) -> bool:
+    """Whether one of those GPUs is known to have no units for products in bf16, which came with compute capability 8;
+    by the lines that nvidia-smi prints for `index,uuid,compute_cap`.
+
+    >>> lacks_bf16("0, GPU-a1, 9.0\\n1, GPU-b2, 7.5", ["0"]), lacks_bf16("0, GPU-a1, 7.5", ["GPU-a1"])
+    (False, True)
+    """
+    majors = [capability.partition(".")[0] for capability in _third(table, gpus)]
+    return any(major.isdigit() and int(major) < BF16_CAPABILITY for major in majors)
+
+
+def _third(table: str, gpus: Collection[str]) -> list[str]:
+    """What lines of index, uuid and a value say of those GPUs; nothing of one that is not there."""
+    lines = [[part.strip() for part in line.split(",")] for line in table.split("\n") if line.strip()]
+    known = {name: value for index, uuid, value in lines for name in (index, uuid)}
+    return [known.get(name, "") for name in gpus]
 
 
 def has_bf16_units(cpuinfo: Path = CPUINFO) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from infra.engines.hardware import has_bf16_units, has_nvidia_gpu, nvidia_smi, smallest_memory_gib
+from infra.engines.hardware import has_bf16_units, has_nvidia_gpu, lacks_bf16, nvidia_smi, smallest_memory_gib
 from infra.settings import visible_gpus
 from ppo_core.records import CheckRunJob, InputError, PrepareDatasetJob, TrainingJob
-from ppo_core.spec import DpoSpec, RunSpec, SpecError
+from ppo_core.spec import DpoSpec, RunSpec, SpecError, TrainingSpec
 from tasks.stages.engine_programs import sharing_of
 
 CHANGES: Mapping[str, Sequence[str]] = {
@@ -44,12 +44,19 @@ def check_job(spec: RunSpec | DpoSpec, dataset: PrepareDatasetJob) -> CheckRunJo
     check_gpus(spec, len(gpus))
     learner: dict[str, Any] = {}
     if isinstance(spec, RunSpec):
-        learner["learner"] = TrainingJob(model=spec.model, algorithm=spec.algorithm, training=spec.training)
+        learner["learner"] = TrainingJob(model=spec.model, algorithm=spec.algorithm, training=on_gpus(spec, gpus))
         learner["fixed"] = [key for key, change in CHANGES.items() if not accepts(spec, change)]
     memory, sharing = smallest_memory_gib(nvidia_smi("index,uuid,memory.total"), gpus), sharing_of(spec, len(gpus))
     return CheckRunJob(
         dataset=dataset, engines=spec.engines, gpu=True, gpu_gib=memory, gpus=len(gpus), sharing=sharing, **learner
     )
+
+
+def on_gpus(spec: RunSpec, gpus: Sequence[str]) -> TrainingSpec:
+    """The section with what `compute_dtype: auto` is on these GPUs, as the training engine resolves it."""
+    if spec.training.compute_dtype == "auto" and lacks_bf16(nvidia_smi("index,uuid,compute_cap"), gpus):
+        return spec.training.model_copy(update={"compute_dtype": "float32"})
+    return spec.training
 
 
 def accepts(spec: RunSpec, changes: Sequence[str]) -> bool:

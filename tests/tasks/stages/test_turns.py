@@ -191,6 +191,28 @@ def test_the_check_knows_how_engines_share_the_gpus(
     assert job.fixed == ()
 
 
+@pytest.mark.parametrize(
+    ("asked", "capabilities", "counted"),
+    [
+        ("auto", "0, GPU-a, 8.0\n1, GPU-b, 9.0", "auto"),
+        ("auto", "0, GPU-a, 7.5\n1, GPU-b, 9.0", "float32"),
+        ("auto", "7, GPU-c, 7.5", "auto"),
+        ("auto", "0, GPU-a, [N/A]", "auto"),
+        ("auto", "", "auto"),
+        ("bfloat16", "0, GPU-a, 7.5", "bfloat16"),
+    ],
+)
+def test_the_check_counts_products_in_bf16_where_the_gpus_have_units_for_them(
+    monkeypatch: pytest.MonkeyPatch, asked: str, capabilities: str, counted: str
+) -> None:
+    with_gpus(monkeypatch, 2)
+    monkeypatch.setattr(machine, "nvidia_smi", lambda query: capabilities if query.endswith("compute_cap") else "")
+    spec = smoke_spec(f"training.compute_dtype={asked}")
+    job = check_job(spec, dataset_job(spec))
+    assert job.learner is not None
+    assert job.learner.training.compute_dtype == counted
+
+
 def test_remedies_that_the_spec_would_refuse_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     with_gpus(monkeypatch, 1)
     overlapped = smoke_spec("schedule=overlapped", "update.importance_correction=token", "algorithm.kind=ppo_shared")
