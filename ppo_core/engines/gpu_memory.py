@@ -3,14 +3,15 @@
 Bytes of a parameter (Rajbhandari et al. 2020, ZeRO, arXiv:1910.02054, section 3.1):
 
     model.dtype    weights  gradients  moments  fp32 masters
-    float32        4        4          8        -
+    float32        4        4          8        4 from ZeRO stage 1 on
     bfloat16       2        2          8        4
 
-Weights are those of every network, the rest of what is trained. ZeRO shares moments and masters among ranks from
-stage 1 on, gradients from 2, weights from 3. A microbatch keeps about 34 bytes for each token, layer and hidden unit
-in 16 bits (Korthikanti et al. 2022, arXiv:2205.05198, section 4.1, without attention scores), or only a layer's input.
-Beside that: what the output layer works on (`models/divergence.py` has its sizes), and with fp32 weights and products
-in bf16 the rounded weights of one network, from its pass to its backward pass. CUDA graphs are not counted.
+Weights are those of every network, the rest of what is trained. Networks step one after the other, and only one at a
+time has gradients; but in stage 3 DeepSpeed keeps room for those of each. ZeRO shares moments and masters among ranks
+from stage 1 on, gradients from 2, weights from 3. A microbatch keeps about 34 bytes for each token, layer and hidden
+unit in 16 bits (Korthikanti et al. 2022, arXiv:2205.05198, section 4.1, without attention scores), or only a layer's
+input. Beside that: what the output layer works on (`models/divergence.py` has its sizes), and with fp32 weights and
+products in bf16 the rounded weights of one network, from its pass to its backward pass. CUDA graphs are not counted.
 """
 
 from __future__ import annotations
@@ -75,16 +76,27 @@ class MemoryPlan:
     vocabulary: int = 0
 
     @property
-    def states_gib(self) -> float:
-        """What the training engine holds on each GPU when it rests on it: weights, gradients, moments, reference."""
-        size, masters = (2, 4) if self.dtype == "bfloat16" else (4, 0)
-        stage, ranks = self.zero_stage, self.ranks
+    def resting_gib(self) -> float:
+        """What the training engine holds on each GPU between its jobs: weights, moments, masters, reference."""
+        size, stage, ranks = self._size, self.zero_stage, self.ranks
         without = self.head * (self.networks - 1)
         trained = self.trained * self.networks - (without if self.trained == self.parameters else 0)
         weights = size * (self.parameters * self.networks - without) / (ranks if stage == 3 else 1)
-        gradients = size * trained / (ranks if stage >= 2 else 1)
+        masters = 0 if self.dtype == "float32" and stage == 0 else 4
         optimizer = (8 + masters) * trained / (ranks if stage >= 1 else 1)
+        gradients = size * trained / ranks if stage == 3 else 0
         return (weights + gradients + optimizer + size * self.parameters * self.references) / GIB
+
+    @property
+    def states_gib(self) -> float:
+        """What it holds in a step of the largest network, whose gradients are beside that."""
+        gradients = 0 if self.zero_stage == 3 else self._size * self.trained
+        return self.resting_gib + gradients / (self.ranks if self.zero_stage == 2 else 1) / GIB
+
+    @property
+    def _size(self) -> int:
+        """Bytes of a weight."""
+        return 2 if self.dtype == "bfloat16" else 4
 
     @property
     def rounded_gib(self) -> float:
@@ -116,8 +128,7 @@ class MemoryPlan:
     @property
     def rollout_gib(self) -> float:
         """Weights and cache of the rollout engine on each GPU."""
-        size = 2 if self.dtype == "bfloat16" else 4
-        return size * self.parameters / self.tensor_parallel_size / GIB + self.kv_cache_gib
+        return self._size * self.parameters / self.tensor_parallel_size / GIB + self.kv_cache_gib
 
     @property
     def sampler_gib(self) -> float:
@@ -163,7 +174,7 @@ def check_gpu_memory(plan: MemoryPlan, gpu_gib: float) -> float:
 
 def check_main_memory(plan: MemoryPlan, memory_gib: float) -> None:
     """Raise InputError where engines that take turns have no room in main memory for what waits there."""
-    waiting = plan.states_gib * plan.ranks + plan.reward_total_gib
+    waiting = plan.resting_gib * plan.ranks + plan.reward_total_gib
     whose = "the training engine and reward models" if plan.reward_gib else "the training engine"
     if plan.sharing == "turns" and waiting > memory_gib:
         raise InputError(

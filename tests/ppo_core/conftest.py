@@ -26,6 +26,7 @@ ALONE = (
     *(f"rloo/{name}" for name in ("runs", "updates", "refusals")),
     *(f"adapted/{name}" for name in ("runs", "updates", "refusals")),
     "averaged/runs",
+    "held/states",
     "shared/runs",
     "shared/updates",
     "vapo/runs",

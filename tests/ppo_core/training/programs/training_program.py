@@ -24,6 +24,7 @@ from tests.ppo_core.training.programs import (
     averages_program,
     deepspeed_program,
     dpo_program,
+    held_program,
     lora_program,
     replay_program,
     reward_model_program,
@@ -46,6 +47,7 @@ PROGRAMS = {
     "vapo": vapo_program.SCENARIOS,
     "reward_model": reward_model_program.SCENARIOS,
     "dpo": dpo_program.SCENARIOS,
+    "held": held_program.SCENARIOS,
     "threaded": threads_program.SCENARIOS,
     "scored": shared_rewards_program.SCENARIOS,
 }
