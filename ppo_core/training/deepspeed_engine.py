@@ -21,6 +21,8 @@ from ppo_core.records import OptimizerSettings
 from ppo_core.spec import TrainingSpec
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+BUCKET = 500_000_000
+"""DeepSpeed's own: gradients that are averaged together, at most."""
 PERSISTENT = 100_000
 """Parameters of fewer numbers, such as the scales of norms, stay whole on every rank in ZeRO stage 3."""
 SHARED_PARAMETERS = 100_000_000  # in a larger module, threads' own gradients cost more memory than they save time
@@ -49,8 +51,8 @@ class Trainable:
         small = sum(parameter.numel() for parameter in module.parameters()) <= SHARED_PARAMETERS
         plain = zero_stage == 0 and dtype == "float32" and small
         twins = [twin_of(module) for _ in range(threads - 1)] if plain else []
-        learns = (p for p in module.parameters() if p.requires_grad)
-        config = _config(settings, zero_stage, dtype)
+        learns = [p for p in module.parameters() if p.requires_grad]
+        config = _config(settings, zero_stage, dtype, sum(full_shape(p).numel() for p in learns))
         self._engine: Any = deepspeed.initialize(model=module, model_parameters=learns, config=config)[0]
         # The library recomputes activations in training mode only; dropout is zero anyway.
         self.modules: list[Any] = [self._engine, *twins]
@@ -235,7 +237,8 @@ def full_shape(parameter: nn.Parameter) -> torch.Size:
     return torch.Size(vars(parameter).get("ds_shape", parameter.shape))
 
 
-def _config(settings: OptimizerSettings, zero_stage: int, dtype: str) -> dict[str, Any]:
+def _config(settings: OptimizerSettings, zero_stage: int, dtype: str, count: int) -> dict[str, Any]:
+    """DeepSpeed's settings for `count` trained parameters."""
     betas, eps, decay = list(settings.betas), settings.eps, settings.weight_decay
     return {
         "train_micro_batch_size_per_gpu": 1,
@@ -250,6 +253,7 @@ def _config(settings: OptimizerSettings, zero_stage: int, dtype: str) -> dict[st
             "stage": zero_stage,
             "overlap_comm": False,
             "contiguous_gradients": True,
+            "reduce_bucket_size": min(BUCKET, count),  # it takes room for so many, however few there are
             "stage3_param_persistence_threshold": PERSISTENT,
         },
         "zero_allow_untested_optimizer": True,
