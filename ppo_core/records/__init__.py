@@ -3,29 +3,6 @@
 from ppo_core.records.digests import canonical_json, content_digest, derive_seed
 from ppo_core.records.dpo_jobs import TrainDpoJob
 from ppo_core.records.errors import NOT_IN_A_TRIAL, InputError, needs_own_code
-from ppo_core.records.jobs import (
-    MAKE_ROOM,
-    WITH_SIGNAL,
-    CheckRunJob,
-    CompareJob,
-    ComputeAdvantagesJob,
-    EvaluateJob,
-    FinetunePolicyJob,
-    FinishedResponse,
-    GenerateJob,
-    GenerateShardJob,
-    OptimizerSettings,
-    PrepareDatasetJob,
-    Replay,
-    SamplingJob,
-    ScoreAheadJob,
-    ScoreJob,
-    SelectJob,
-    Sharing,
-    StartPolicyJob,
-    TrainingJob,
-    UpdatePolicyJob,
-)
 from ppo_core.records.progress import LOSS_DIGITS, NOTED_LOSS, loss_note, noted_loss
 from ppo_core.records.reward_model_jobs import (
     EvaluateRewardModelJob,
@@ -33,7 +10,30 @@ from ppo_core.records.reward_model_jobs import (
     PreparePreferencesJob,
     TrainRewardModelJob,
 )
+from ppo_core.records.rollout_jobs import GenerateJob, GenerateShardJob, SamplingJob
 from ppo_core.records.rows import Messages, PromptRow, RolloutRow, ScoreRow, TokenSequence
+from ppo_core.records.scoring_jobs import (
+    WITH_SIGNAL,
+    CheckRunJob,
+    CompareJob,
+    EvaluateJob,
+    FinishedResponse,
+    PrepareDatasetJob,
+    ScoreAheadJob,
+    ScoreJob,
+    SelectJob,
+    Sharing,
+)
+from ppo_core.records.training_jobs import (
+    MAKE_ROOM,
+    ComputeAdvantagesJob,
+    FinetunePolicyJob,
+    OptimizerSettings,
+    Replay,
+    StartPolicyJob,
+    TrainingJob,
+    UpdatePolicyJob,
+)
 
 __all__ = [
     "LOSS_DIGITS",
