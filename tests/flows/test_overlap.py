@@ -17,8 +17,9 @@ from tasks.runs.run_state import spec_of_run
 from tasks.stages.references import StageRef
 from tests.flows.test_rollback import GUARDED, diverges_in_the_fourth
 from tests.flows.test_verify import verify
-from tests.tasks.toy_engines import HELD_OUT, ToyEngines, refusal
+from tests.tasks.toy_engines import HELD_OUT, ToyEngines
 from tests.tasks.toy_runs import ToyRun, digests, killed, lose_it
+from tests.tasks.toy_updates import refusal
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

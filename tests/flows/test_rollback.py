@@ -10,8 +10,9 @@ import pytest
 from flows.ppo import Rerun
 from tasks.runs.guards import DivergedError
 from tests.tasks.run_contexts import QuickFiles
-from tests.tasks.toy_engines import ToyEngines, not_finite
+from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_runs import Killed, ToyRun, digests, killed
+from tests.tasks.toy_updates import not_finite
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 GUARDED = (

@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from infra.engines.protocol import EngineInput, EngineJob, EngineJobError, EngineProgress, EngineReply
+from infra.engines.protocol import EngineJob, EngineProgress, EngineReply
 from ppo_core.records import WITH_SIGNAL, Replay, UpdatePolicyJob, content_digest
 from ppo_core.spec import KlPenaltyPpoSpec, RunSpec
 from ppo_core.training.state import derivation, identity_after, read_state
 from tasks.stages.engines import LocalHandle, Turns
-from tests.tasks.toy_checkpoints import PARTS, Weights, read_weights, write_checkpoint
+from tests.tasks.toy_checkpoints import PARTS, Weights, write_checkpoint
 from tests.tasks.toy_files import content, fraction, has_signal, write_responses
+from tests.tasks.toy_updates import hold, refusal, update
 
-Inputs = Mapping[str, EngineInput]
 LOSSES = [2.5, 1.25, 0.5]
 """Of the three steps of a supervised start."""
 HELD_OUT = "answer_held_out"
@@ -247,47 +247,6 @@ def compare_evaluations(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     metrics = {f"promotion/{name}": gain for name in ("gain", "gain_low", "gain_high")}
     lengths = {f"promotion/{side}_length": 10.0 for side in ("candidate", "champion")}
     return {"metrics": {**metrics, **lengths}, "pairs": 1, "unscored": 0, "better": 1, "worse": 0, "setbacks": []}
-
-
-def update(engines: ToyEngines, held: Weights, spec: UpdatePolicyJob, experience: EngineInput) -> Weights:
-    """The weights after one update."""
-    what = [derivation(spec).model_dump(mode="json"), content(experience, "experience.json")]
-    moved = [held.policy, held.critic, held.optimizer, engines.salts.get("update_policy")]
-    return Weights.of(content_digest([*what, *moved]))
-
-
-def hold(engines: ToyEngines, inputs: Inputs) -> Weights:
-    """The weights of the input `checkpoint`; those of a policy-only one are made again."""
-    folder = inputs["checkpoint"].path
-    state = read_state(folder)
-    if state.full:
-        return read_weights(folder)
-    missing = {"base", *(f"replay_{number}" for number in range(len(state.replay)))} - set(inputs)
-    if missing:
-        raise refusal(f"{folder} is a policy-only checkpoint, and these inputs are missing: {sorted(missing)}")
-    base = read_state(inputs["base"].path)
-    held, identity = read_weights(inputs["base"].path), base.identity
-    for number, done in enumerate(state.replay):
-        given = inputs[f"replay_{number}"]
-        if given.digest != done.experience:
-            raise refusal(f"replay_{number} is {given.digest}, not {done.experience}")
-        engines.notes.append(f"replaying update {number + 1} of {len(state.replay)}")
-        held = update(engines, held, done.spec, given)
-        identity = identity_after(done.spec, identity, given.digest)
-    if identity != state.identity or held.policy != (folder / PARTS["policy"]).read_text():
-        raise refusal(f"the {len(state.replay)} updates since the last full checkpoint give other policy weights")
-    return held
-
-
-def refusal(reason: str) -> EngineJobError:
-    """What a real engine answers to input that it cannot use."""
-    return EngineJobError(f"engine 'training': InputError: {reason}", error_type="InputError", reason=reason)
-
-
-def not_finite(what: str) -> EngineJobError:
-    """What the training engine says when it gives up over numbers."""
-    reason = f"FloatingPointError: {what}"
-    return EngineJobError(f"engine 'training': {reason}", error_type="EngineDefect", reason=reason)
 
 
 FIRST = (describe_sources, prepare_dataset, describe_dataset, finetune_policy, start_policy)
