@@ -1,6 +1,7 @@
 """Repairing what `tasks.runs.fsck` has found.
 
 spec ◄── the copy in record 0        records from the damaged one on ──► out of the run; `resume` makes them again
+notes of rollbacks ◄── the records
 artifacts ◄── made again from their inputs, to the recorded digest        copy of the best policy ◄── the store
 """
 
@@ -15,11 +16,12 @@ from tasks.prefect.flow_tags import also_tag, tag_run
 from tasks.prefect.server import EmbeddedFlow
 from tasks.register_policy import export_best, usable_best
 from tasks.runs.errors import LeaseHeld
-from tasks.runs.fsck import Findings
+from tasks.runs.findings import Findings
 from tasks.runs.repair import repair_records, set_aside
 from tasks.runs.run_state import effective_spec, last_record, spec_to_go_on
 from tasks.stages.context import RunContext, open_run_context
 
+OF_RECORDS = ("spec", "records", "notes")
 Wanted = list[tuple[int, ArtifactRef]]
 
 
@@ -36,7 +38,7 @@ def repair(found: Findings, folder: str | None = None) -> list[str]:
 
 def repair_run(run: str, found: Findings, folder: str | None = None) -> list[str]:
     """Repair what can be of a run; what was done. Raises LeaseHeld where a process has the run."""
-    done = repair_records(run) if found.to_repair("records") or found.to_repair("spec") else []
+    done = repair_records(run) if any(damage.repair in OF_RECORDS for damage in found.damages) else []
     damaged = [(damage.iteration, damage.ref) for damage in found.to_repair("artifact") if damage.ref is not None]
     if damaged or found.to_repair("copy"):
         in_order = sorted(damaged, key=lambda one: (one[0], one[1].kind == "checkpoint"))

@@ -23,13 +23,13 @@ from tasks.runs.guards import (
     current_attempt,
     diverged,
     keep_evidence,
-    last_attempt,
     passed_limits,
     roll_back,
     unseen,
     violations,
 )
 from tasks.runs.iteration_record import Attempt, IterationRecord
+from tasks.runs.notes import last_attempt, rollbacks_of
 from tasks.stages.context import RunContext
 from tasks.stages.references import DatasetRef, StageRef
 from tasks.stages.table import GENERATE_ROLLOUTS, ITERATION
@@ -124,7 +124,7 @@ def gone_wrong(
             raise diverged(context.run, iteration, passed, evidence)
         record = roll_back(context, iteration, passed)
         if record is None:
-            done = last_attempt(context.records.notes("rollbacks")).number
+            done = last_attempt(rollbacks_of(context.records).values()).number
             raise diverged(context.run, iteration, passed, evidence, spent=done)
         attempt = current_attempt(context, record.iteration + 1)
     except RecordError as error:

@@ -12,7 +12,7 @@ from flows.cli.application import Folder, app
 from flows.cli.friendly_errors import friendly_errors, say
 
 if TYPE_CHECKING:
-    from tasks.runs.fsck import Findings
+    from tasks.runs.findings import Findings
 
 PANEL = "The store"
 DAMAGED = 1

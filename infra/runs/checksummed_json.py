@@ -47,8 +47,8 @@ def remedy_for(run: str, document: int | str = "spec") -> str:
         return f"`ppoflow fsck {run} --repair` writes it again from the run's first record; if it has none, remove it"
     if document == "rollbacks":
         return (
-            "put it back from a copy: the learning rates of the iterations after it depend on it. Or fork the run "
-            "from an iteration before it"
+            "put it back from a copy: the learning rates of the iterations after it depend on it. Or move it away: "
+            "the next start writes it again from the run's records"
         )
     if document == "divergences":
         return "move it away: it is of an iteration that is no part of the run, and nothing depends on it"

@@ -6,7 +6,7 @@ Each other record is named by its digest in the one after it; of the last, nothi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from infra.artifacts import ArtifactStore
 from infra.backend import is_remote
 from ppo_core.spec import RunSpec
-from tasks.runs.guards import last_attempt
 from tasks.runs.iteration_record import IterationRecord, best_of
+from tasks.runs.notes import Divergence, Rollback, attempt_at, last_follows
 from tasks.runs.run_state import with_changes
 from tasks.stages.jobs import STATS
 from tasks.stages.references import ExperienceRef, RolloutsRef, StageRef
@@ -25,9 +25,12 @@ MEASURED_BESIDES = ("seconds/", "memory/", "throughput/", "gold/", "score/ahead"
 
 
 def not_derived(
-    store: ArtifactStore, records: Sequence[IterationRecord], rollbacks: Sequence[Mapping[str, Any]] | None
+    store: ArtifactStore,
+    records: Sequence[IterationRecord],
+    rollbacks: Collection[Rollback] | None,
+    divergences: Iterable[Divergence],
 ) -> list[str]:
-    """What the last of a run's records says otherwise than follows; `rollbacks` are the run's notes, None: unreadable.
+    """What the last of a run's records says otherwise than follows; `rollbacks` None: unreadable.
 
     Raises ArtifactError where an artifact of it cannot be read.
     """
@@ -41,7 +44,9 @@ def not_derived(
         return complaints  # of an earlier version: what it asked for is not known here
     before = records[-2] if len(records) > 1 else None
     derived = [*_cursor(record, before, spec), _kl_coef(record, spec), _best(records, spec)]
-    derived += [] if rollbacks is None else [_attempt(record, rollbacks)]
+    if rollbacks is not None and not last_follows(records, rollbacks, divergences):
+        follows = attempt_at(rollbacks, record.iteration)
+        derived.append(("attempt", record.attempt_settings.model_dump(), follows.model_dump()))
     return complaints + [
         f"its {name} is {said}, and {follows} follows from what it was made from"
         for name, said, follows in filter(None, derived)
@@ -93,19 +98,6 @@ def _best(records: Sequence[IterationRecord], spec: RunSpec) -> Derived:
         earlier = [one for one in earlier if one.iteration == earlier[-1].best.iteration]
     best = best_of(spec.registry.metric, record.metrics, record.iteration, record.checkpoint, earlier)
     return "best", record.best.model_dump(), best.model_dump()
-
-
-def _attempt(record: IterationRecord, rollbacks: Sequence[Mapping[str, Any]]) -> Derived | None:
-    applying = [note for note in rollbacks if note["after"] < record.iteration]
-    if record.forked_from is not None and not applying:
-        return None  # earlier versions left the notes to the source
-    said = record.attempt_settings.model_dump()
-    # Whoever wrote the last note may have died before it took out the records that it gives up.
-    attempts = [
-        last_attempt([note for note in notes if note["after"] < record.iteration]).model_dump()
-        for notes in (rollbacks[:-1], rollbacks)
-    ]
-    return None if said in attempts else ("attempt", said, attempts[-1])
 
 
 def _same(one: Any, other: Any) -> bool:

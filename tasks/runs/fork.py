@@ -10,7 +10,8 @@ from infra.runs.records import RecordExists
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec, differing_keys
-from tasks.runs.iteration_record import Attempt, IterationRecord, resume_inputs
+from tasks.runs.iteration_record import IterationRecord, resume_inputs
+from tasks.runs.notes import ROLLBACKS, rollbacks_in
 from tasks.runs.record_chain import made_with, record_digest
 from tasks.runs.run_state import committed, committed_at, spec_of_run, with_changes
 from tasks.stages.hub_names import with_commits
@@ -54,7 +55,7 @@ def fork_run(source: str, iteration: int, new: str, overrides: list[str], folder
         records = committed(source).records[: iteration + 1]
         require_kept(records[-1])
         try:
-            shared, notes = shared_records(before, spec, records, new), {"rollbacks": shared_rollbacks(records)}
+            shared, notes = shared_records(before, spec, records, new), {ROLLBACKS: shared_rollbacks(records)}
             open_runs(root).create(new, spec.model_dump(mode="json"), shared, notes)
         except RecordExists:
             raise InputError(f"run {new} exists already: choose another name") from None
@@ -88,16 +89,8 @@ def shared_records(
 
 
 def shared_rollbacks(records: list[IterationRecord]) -> list[dict[str, Any]]:
-    """The rollbacks before these records as notes of the new run: it begins in the attempt of the last of them.
-
-    They follow from the records alone: what the source has noted since, being about to go back, is none of them.
-    """
-    steps = zip([Attempt(), *(record.attempt_settings for record in records)], records, strict=False)
-    return [
-        {"after": record.iteration - 1, "attempt": record.attempt_settings.model_dump(), "passed": []}
-        for before, record in steps
-        if record.attempt_settings != before
-    ]
+    """The rollbacks before these records as notes of the new run: it begins in the attempt of the last of them."""
+    return [one.model_dump(mode="json") for one in rollbacks_in(records)]
 
 
 def price(spec: RunSpec) -> tuple[str, float]:

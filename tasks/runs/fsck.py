@@ -6,22 +6,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
 
 from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing, ArtifactRef, ArtifactStore, open_store
 from infra.artifacts.export import check_export
 from infra.backend import open_collector, open_runs
 from infra.runs.listing import RunListing
-from infra.runs.records import NOTES, RecordError, RunRecords, remedy_for
+from infra.runs.records import RecordError, RunRecords, remedy_for
 from infra.settings import Settings
 from infra.storage.rereading import ChangedOnTheWay
 from tasks.runs.derived import not_derived
+from tasks.runs.findings import Damage, Findings, of_record
 from tasks.runs.iteration_record import IterationRecord, RecordsOfEarlierVersion, resume_inputs
 from tasks.runs.kept import Page, copies_of, each_once, pages_of
 from tasks.runs.made_from import step_of
-from tasks.runs.promoted import unreadable_promotions
-from tasks.runs.reachability import Name, Reachability
+from tasks.runs.notes import DIVERGENCES, NOTED_AGAIN, ROLLBACKS, divergences_of, lost_rollbacks, rollbacks_of
+from tasks.runs.reachability import Name, Reachability, unreadable_promotions
 from tasks.runs.record_chain import ChainedRecord, first_break, link, record_digest
 from tasks.runs.run_state import known_runs, no_such_run
 from tasks.stages.table import BY_NAME
@@ -31,50 +31,6 @@ Artifact = tuple[str, str, str]
 """Kind, key and digest."""
 RELEASED = {stage.kind for stage in BY_NAME.values() if not stage.kept}
 """What retention (checkpoint.keep_last) removes."""
-Repair = Literal["spec", "records", "artifact", "set aside", "copy"]
-
-
-@dataclass(frozen=True)
-class Damage:
-    """Something that is not as it was written, and what helps; without a `repair`, only a person can.
-
-    `repair` says what is done: the spec is written again; the records from `iteration` on are taken out of the run;
-    the artifact `ref` of that iteration is made again, or, where nothing needs it or a command makes it again, set
-    aside; the copy of the best policy is made again.
-    """
-
-    what: str
-    complaint: str
-    remedy: str
-    repair: Repair | None = None
-    iteration: int = 0
-    ref: ArtifactRef | None = None
-
-
-@dataclass
-class Findings:
-    """What was read of a run (or, without one, of the rest of the store), and what of it is damaged.
-
-    `records` counts pages too. A run `releases` checkpoints where any of its records has a retention. Its `notes`
-    are there by kind as far as they can be read.
-    """
-
-    run: str | None
-    damages: list[Damage] = field(default_factory=list)
-    records: int = 0
-    artifacts: int = 0
-    bytes: int = 0
-    releases: bool = False
-    notes: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-
-    @property
-    def names(self) -> set[Name]:
-        """Kind and key of the artifacts that are damaged."""
-        return {(damage.ref.kind, damage.ref.key) for damage in self.damages if damage.ref is not None}
-
-    def to_repair(self, repair: Repair) -> list[Damage]:
-        """The damages that are repaired in this way."""
-        return [damage for damage in self.damages if damage.repair == repair]
 
 
 def check_store(progress: Progress) -> Iterator[Findings]:
@@ -134,7 +90,7 @@ def check_records(records: RunRecords, contents: RunListing, found: Findings) ->
             return []
         except RecordError as error:
             suspects.append(iteration)
-            found.damages.append(_of_record(run, iteration, error))
+            found.damages.append(of_record(run, iteration, error))
         except (ChangedOnTheWay, OSError) as error:
             suspects.append(iteration)
             found.damages.append(Damage(f"record of iteration {iteration}", str(error), ""))
@@ -144,22 +100,33 @@ def check_records(records: RunRecords, contents: RunListing, found: Findings) ->
     broken = first_break(run, list(readable), list(readable.values()))
     if broken is not None:
         suspects.append(broken[0])
-        found.damages.append(_of_record(run, *broken))
+        found.damages.append(of_record(run, *broken))
     believed = [one for number, one in readable.items() if not suspects or number < min(suspects)]
     check_spec(records, believed, list(links.values()), found)
-    for kind in NOTES:
-        try:
-            found.notes[kind] = records.notes(kind)
-            for note in found.notes[kind]:
-                if note.get("record") is not None:
-                    link(run, note["record"], remedy=remedy_for(run, kind))
-        except (RecordError, ChangedOnTheWay, OSError) as error:
-            found.damages.append(Damage(f"notes of {kind}", str(error), ""))
+    check_notes(records, [one.record for one in believed], found)
     return [one.record for one in believed]
 
 
-def _of_record(run: str, iteration: int, error: RecordError | str) -> Damage:
-    return Damage(f"record of iteration {iteration}", str(error), remedy_for(run, iteration), "records", iteration)
+def check_notes(records: RunRecords, believed: list[IterationRecord], found: Findings) -> None:
+    """The notes of a run, and that its records tell of no rollback that they do not."""
+    run = records.run
+    try:
+        found.divergences = divergences_of(records)
+        for one in found.divergences.values():
+            if one.record is not None:
+                link(run, one.record, remedy=remedy_for(run, DIVERGENCES))
+    except (RecordError, ChangedOnTheWay, OSError) as error:
+        found.damages.append(Damage(f"notes of {DIVERGENCES}", str(error), ""))
+    try:
+        found.rollbacks = rollbacks_of(records)
+        lost = lost_rollbacks(run, believed, found.rollbacks, found.divergences.values())
+    except (RecordError, ChangedOnTheWay, OSError) as error:
+        found.damages.append(Damage(f"notes of {ROLLBACKS}", str(error), ""))
+        return
+    for missing in lost:
+        complaint = f"run {run} went back to iteration {missing.after}, as its records tell, and no note says so"
+        remedy = f"`ppoflow fsck {run} --repair`, or {NOTED_AGAIN}"
+        found.damages.append(Damage(f"notes of {ROLLBACKS}", complaint, remedy, "notes"))
 
 
 def check_spec(records: RunRecords, believed: list[ChainedRecord], links: list[ChainedRecord], found: Findings) -> None:
@@ -230,16 +197,17 @@ def check_lineage(store: ArtifactStore, records: list[IterationRecord], found: F
     And that the last record, which no other names, says what follows from those before and from its artifacts.
     """
     damaged = [damage.ref for damage in found.damages if damage.ref is not None]
+    notes = None if found.rollbacks is None else found.rollbacks.values(), found.divergences.values()
     for record, before in zip(records, [None, *records], strict=False):
         if any(ref in damaged for ref in record.artifacts.values()):
             continue
         try:
             complaints = step_of(store, record, before).complaints
             if record is records[-1]:
-                complaints = [*complaints, *not_derived(store, records, found.notes.get("rollbacks"))]
+                complaints = [*complaints, *not_derived(store, records, *notes)]
         except (ArtifactError, ChangedOnTheWay, OSError):
             continue  # it has been reported already
-        found.damages += [_of_record(str(found.run), record.iteration, complaint) for complaint in complaints]
+        found.damages += [of_record(str(found.run), record.iteration, complaint) for complaint in complaints]
 
 
 def _is_sound(

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import shutil
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from infra.artifacts import ArtifactError, ArtifactRef
 from infra.backend import is_remote
 from infra.runs.records import RecordError
 from ppo_core.spec import GuardsSpec, RunSpec
 from tasks.runs.iteration_record import Attempt, IterationRecord
+from tasks.runs.notes import ROLLBACKS, Rollback, attempt_at, last_attempt, rollbacks_of, unfinished
 from tasks.runs.run_state import record_at
 from tasks.stages.context import RunContext
 from tasks.stages.jobs import MAKE_ROOM, DiskSpaceError
@@ -172,39 +172,30 @@ def diverged(
 
 
 def current_attempt(context: RunContext, iteration: int) -> Attempt:
-    """How often the run was rolled back to before an iteration, and what that left of its learning rates.
-
-    An iteration that no rollback gave up stays as it was, also when it is done again later.
-    """
-    return last_attempt([note for note in context.records.notes("rollbacks") if note["after"] < iteration])
-
-
-def last_attempt(rollbacks: Sequence[Mapping[str, Any]]) -> Attempt:
-    """The attempt that the last of these notes began."""
-    return Attempt.model_validate(rollbacks[-1]["attempt"]) if rollbacks else Attempt()
+    """See `attempt_at`."""
+    return attempt_at(rollbacks_of(context.records).values(), iteration)
 
 
 def roll_back(context: RunContext, iteration: int, passed: list[str]) -> IterationRecord | None:
     """Give up the diverged iteration and some before it. Returns the record to go on from, None after too many."""
-    guards, attempt = context.spec.guards, last_attempt(context.records.notes("rollbacks"))
+    guards, attempt = context.spec.guards, last_attempt(rollbacks_of(context.records).values())
     if attempt.number >= guards.max_rollbacks:
         return None
     after = max(0, iteration - 1 - guards.rollback_iterations)
     record = record_at(context.records, after)  # where it is damaged, nothing is given up
     lower = Attempt(number=attempt.number + 1, rate_factor=attempt.rate_factor * guards.rollback_rate_factor)
-    context.records.note("rollbacks", {"after": after, "attempt": lower.model_dump(), "passed": passed})
+    note = Rollback(after=after, attempt=lower, passed=passed)
+    context.records.note(ROLLBACKS, note.model_dump(mode="json"))
     context.supersede(after)
     return record
 
 
 def finish_rollback(context: RunContext) -> None:
     """Take out the records that the last rollback gave up and, being killed, left."""
-    notes = context.records.notes("rollbacks")
-    last = context.records.last()
-    if not notes or last is None or last <= notes[-1]["after"]:
-        return
-    if record_at(context.records, last).attempt < notes[-1]["attempt"]["number"]:
-        context.supersede(notes[-1]["after"])
+    rollbacks, last = rollbacks_of(context.records).values(), context.records.last()
+    pending = None if last is None or not rollbacks else unfinished(rollbacks, record_at(context.records, last))
+    if pending is not None:
+        context.supersede(pending.after)
 
 
 def check_disk(context: RunContext, previous: IterationRecord) -> None:

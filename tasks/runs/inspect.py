@@ -8,6 +8,7 @@ from infra.artifacts import ArtifactError, open_store
 from infra.settings import Settings
 from ppo_core.records import InputError
 from tasks.runs.iteration_record import IterationRecord, best_in_words
+from tasks.runs.notes import NOTED_AGAIN, Rollback
 from tasks.runs.progress import doing_now
 from tasks.runs.run_state import command_again, committed, made_by_preferences, own_changes
 from tasks.stages.references import CheckpointRef
@@ -15,12 +16,16 @@ from tasks.stages.references import CheckpointRef
 
 @dataclass(frozen=True)
 class RunSoFar:
-    """A run's records, how many iterations it is meant to have and where its last checkpoint lies."""
+    """A run's records, how many iterations it is meant to have and where its last checkpoint lies.
+
+    `lost` are the rollbacks that no note of the run tells any more.
+    """
 
     run: str
     records: list[IterationRecord]
     iterations: int
     location: str
+    lost: tuple[Rollback, ...] = ()
 
     def summary(self) -> str:
         """Position and best policy in a few lines."""
@@ -30,17 +35,19 @@ class RunSoFar:
                 f"run {self.run}: iteration {last.iteration} of {self.iterations}, data at {last.cursor}",
                 f"  {best_in_words(last.best, self.records[last.best.iteration].metrics)}",
                 f"  checkpoint         {self.location}",
+                *(f"! the note of its rollback to iteration {one.after} is lost: {NOTED_AGAIN}" for one in self.lost),
             ]
         )
 
 
 def read_run(run: str) -> RunSoFar:
     """The run of this name. Raises InputError for one without records, naming those there are."""
-    chain = committed(run)
+    chain = committed(run, notes=True)
     assert chain.spec is not None
     last = chain.records[-1]
     planned = int(own_changes(last).get("iterations", chain.spec["iterations"]))
-    return RunSoFar(run, chain.records, max(planned, last.iteration), location_of(last.checkpoint))
+    location = location_of(last.checkpoint)
+    return RunSoFar(run, chain.records, max(planned, last.iteration), location, chain.lost_rollbacks)
 
 
 def read_status(run: str) -> tuple[RunSoFar | None, list[str]]:

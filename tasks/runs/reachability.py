@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from infra.artifacts import ArtifactError, ArtifactRef, ArtifactStore
 from infra.backend import open_runs
+from infra.mlflow.alias_journal import PROMOTIONS, Journals, Move
 from infra.runs.listing import RunListing
 from infra.runs.records import RecordError, RecordMissing, RunRecords, Runs, remedy_for
+from infra.storage.rereading import ChangedOnTheWay
 from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.kept import DPO_POLICIES, kept
-from tasks.runs.promoted import Promoted
 from tasks.runs.record_chain import ChainedRecord, check_chain, link, unless_changed
 from tasks.stages.table import BY_NAME
 
 Name = tuple[str, str]
+KEPT_VERSIONS = 5
+"""So many versions that an alias pointed to keep their policies, whatever becomes of their runs."""
 READABLE = "make it readable, or move it out of the store"
 
 
@@ -174,3 +177,43 @@ class Reachability:
                 return []
             self._inputs[name] = [given for given in inputs if given.kind != "checkpoint"]
         return self._inputs[name]
+
+
+class Promoted:
+    """What the promotions of a store's models rest on, and so must stay; remembers what it has read."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._journals: Journals | None = None
+
+    def needs(self) -> set[tuple[str, str]]:
+        """Kind and key of what they name: the evidence of every move, and the policies of the last ones."""
+        needed: set[tuple[str, str]] = set()
+        journals = self._journals = self._journals or Journals(self._root)
+        for model in journals.models():
+            moves = journals.of(model).moves()
+            kept = {move.number for alias in {move.alias for move in moves} for move in last_moves(moves, alias)}
+            refs = [(move.number, ref) for move in moves for ref in move.artifacts]
+            needed |= {(ref.kind, ref.key) for number, ref in refs if ref.kind != "checkpoint" or number in kept}
+        return needed
+
+
+def last_moves(moves: Sequence[Move], alias: str) -> list[Move]:
+    """The last moves of an alias to different versions: those that one would go back to."""
+    by_version = {move.version: move for move in moves if move.alias == alias and move.artifacts}
+    return sorted(by_version.values(), key=lambda move: move.number)[-KEPT_VERSIONS:]
+
+
+def unreadable_promotions(root: str) -> Iterator[tuple[str, str]]:
+    """Which journals of a store's models cannot be read, and why."""
+    unreadable, journals = (RecordError, ChangedOnTheWay, OSError), Journals(root)
+    try:
+        models = journals.models()
+    except unreadable as error:
+        yield PROMOTIONS, str(error)
+        return
+    for model in models:
+        try:
+            journals.of(model).moves()
+        except unreadable as error:
+            yield f"{PROMOTIONS} of {model}", str(error)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -21,6 +21,7 @@ from infra.runs.listing import RunListing
 from infra.runs.records import RecordCorrupted, RecordError, RecordMissing, RunRecords, remedy_for
 from ppo_core.records import content_digest
 from tasks.runs.iteration_record import IterationRecord, read_record
+from tasks.runs.notes import Rollback, divergences_of, last_follows, lost_rollbacks, rollbacks_of
 
 T = TypeVar("T")
 LOOKS = 3
@@ -38,12 +39,16 @@ class ChainedRecord:
 
 @dataclass(frozen=True)
 class Chain:
-    """The records of a run, checked, and the spec that it began with; without records perhaps None."""
+    """The records of a run, checked, and the spec that it began with; without records perhaps None.
+
+    `lost_rollbacks` no note tells any more, as far as the notes were read too.
+    """
 
     run: str
     links: tuple[ChainedRecord, ...]
     spec: Mapping[str, Any] | None
     spec_is_lost: bool = False
+    lost_rollbacks: tuple[Rollback, ...] = ()
 
     @property
     def records(self) -> list[IterationRecord]:
@@ -131,6 +136,9 @@ def _broken(run: str, number: int, links: Sequence[ChainedRecord]) -> tuple[int,
             f"follows another record (digest {_shown(record.previous)}) than that of iteration {number - 1} "
             f"({_shown(links[number - 1].digest)})"
         )
+    before = links[number - 1].record if number else record
+    if record.attempt < before.attempt and before.forked_from is None:  # earlier versions left those to the source
+        return number, f"is of attempt {record.attempt}, and the one before it of attempt {before.attempt}"
     expected = made_with(spec, record.changed)
     if record.spec_digest != expected:
         return number, f"was made with another spec (digest {record.spec_digest[:12]}, the run's is {expected[:12]})"
@@ -141,12 +149,28 @@ def _shown(digest: str | None) -> str:
     return "none" if digest is None else digest[:12]
 
 
-def read_chain(records: RunRecords) -> Chain:
-    """The records of a run, all of them checked; also while another process writes them.
+def read_chain(records: RunRecords, *, notes: bool = False) -> Chain:
+    """The records of a run, all of them checked, with `notes` also against these; also while another process writes.
 
     Raises RecordMissing or RecordCorrupted with the remedy where one is missing, damaged, or not this run's.
     """
-    return unless_changed(records, lambda contents: _read(records, contents.iterations))
+
+    def read(contents: RunListing) -> Chain:
+        chain = _read(records, contents.iterations)
+        return replace(chain, lost_rollbacks=_lost(records, chain.records, contents)) if notes else chain
+
+    return unless_changed(records, read)
+
+
+def _lost(records: RunRecords, chain: Sequence[IterationRecord], contents: RunListing) -> tuple[Rollback, ...]:
+    noted, diverged = rollbacks_of(records, contents), divergences_of(records, contents).values()
+    if chain and not last_follows(chain, noted.values(), diverged):
+        last = chain[-1].iteration
+        raise RecordCorrupted(
+            f"the record of iteration {last} of run {records.run} is of attempt {chain[-1].attempt} (rates times "
+            f"{chain[-1].rate_factor:g}), and no rollback led to it: {remedy_for(records.run, last)}"
+        )
+    return tuple(lost_rollbacks(records.run, chain, noted, diverged))
 
 
 def unless_changed(records: RunRecords, read: Callable[[RunListing], T]) -> T:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from infra.artifacts import open_store
 from infra.backend import acquire_lease, open_records
 from infra.settings import Settings
-from tasks.runs.fsck import Findings, check_lineage, check_records
-from tasks.runs.record_chain import spec_in
+from tasks.runs.findings import Findings
+from tasks.runs.fsck import check_lineage, check_records
+from tasks.runs.record_chain import read_chain, spec_in
+from tasks.runs.run_state import note_again
 
 
 def repair_records(run: str) -> list[str]:
-    """Write a lost spec again, and take the records from the first damaged one on out of the run; what was done.
+    """Write a lost spec and lost notes again, and take records from the first damaged one on out; what was done.
 
     What is damaged is looked at again, for a run may have gone on since it was found. Raises LeaseHeld where a process
     has the run.
@@ -31,6 +33,9 @@ def repair_records(run: str) -> list[str]:
                 f"iterations {', '.join(map(str, taken))} are taken out of run {run} and kept aside: "
                 f"`ppoflow resume {run}` makes them again"
             )
+        lost = read_chain(records, notes=True).lost_rollbacks if found.to_repair("notes") else ()
+        note_again(records, lost)
+        done += [f"the rollback of run {run} to iteration {one.after} is noted again" for one in lost]
     finally:
         lease.release()
     return done

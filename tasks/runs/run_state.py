@@ -15,6 +15,7 @@ from ppo_core.records import InputError
 from ppo_core.spec import RunSpec, Section, SpecError, differing_keys, validated
 from tasks.runs.iteration_record import IterationRecord, read_record
 from tasks.runs.kept import FLOWS, pages_of
+from tasks.runs.notes import ROLLBACKS, Rollback
 from tasks.runs.record_chain import Chain, read_chain, spec_document, with_values
 from tasks.stages.holding import DPO, PRIVATE, REWARD_MODEL, RLHF, lease_name
 from tasks.stages.hub_names import with_commits
@@ -101,11 +102,18 @@ def known_runs(root: str) -> list[str]:
 
 
 def restore_spec(records: RunRecords) -> bool:
-    """Write a lost spec again, from the copy in the run's first record; whether it was lost."""
-    chain = read_chain(records)
+    """Write a lost spec again, from the copy in the run's first record; whether it was lost. And lost notes besides."""
+    chain = read_chain(records, notes=True)
+    note_again(records, chain.lost_rollbacks)
     if chain.spec_is_lost and chain.spec is not None:
         records.restore_spec(chain.spec)
     return chain.spec_is_lost
+
+
+def note_again(records: RunRecords, rollbacks: Iterable[Rollback]) -> None:
+    """Write notes of rollbacks that were lost."""
+    for one in rollbacks:
+        records.note(ROLLBACKS, one.model_dump(mode="json"))
 
 
 def effective_spec(spec: RunSpec, records: RunRecords) -> RunSpec:
@@ -115,7 +123,7 @@ def effective_spec(spec: RunSpec, records: RunRecords) -> RunSpec:
     Raises InputError when the run exists with another spec, listing the keys that differ, RecordError where its records
     are damaged, and HubError or HubUnavailable where the hub was asked in vain.
     """
-    document = read_chain(records).spec
+    document = read_chain(records, notes=True).spec
     recorded = None if document is None else read_spec(document, records.run)
     decay = spec.update.decay_iterations or spec.iterations
     if recorded is not None and spec.update.decay_iterations is None:
@@ -188,10 +196,10 @@ def record_at(records: RunRecords, iteration: int) -> IterationRecord:
     return read_record(records.read(iteration))
 
 
-def committed(run: str) -> Chain:
-    """The records of a run, checked. Raises InputError where it has none, naming the runs that there are."""
+def committed(run: str, *, notes: bool = False) -> Chain:
+    """See `read_chain`. Raises InputError for a run without records, naming the runs that there are."""
     root = open_store(Settings().store_root).root
-    chain = read_chain(open_records(root, run))
+    chain = read_chain(open_records(root, run), notes=notes)
     if not chain.links:
         known = ", ".join(open_runs(root).names()) or "none"
         none = f"run {run} has no committed iteration in {root} (runs there: {known})"

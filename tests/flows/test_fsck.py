@@ -19,7 +19,8 @@ from infra.runs.lease import LeaseHeld
 from infra.runs.local_lease import acquire_lease
 from ppo_core.records import InputError
 from tasks.register_policy import export_best
-from tasks.runs.fsck import Findings, check_run, check_store
+from tasks.runs.findings import Findings
+from tasks.runs.fsck import check_run, check_store
 from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.repair import repair_records
 from tests.tasks.toy_runs import DAMAGES, ToyRun, digests, flip_a_bit, replace, snapshot, with_artifact

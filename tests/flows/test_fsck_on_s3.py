@@ -14,7 +14,8 @@ from infra.runs.records import RecordCorrupted, RecordMissing
 from infra.runs.s3_lease import acquire_lease as acquire_s3_lease
 from infra.runs.s3_records import S3Records
 from infra.runs.s3_runs import S3Runs
-from tasks.runs.fsck import Findings, check_records
+from tasks.runs.findings import Findings
+from tasks.runs.fsck import check_records
 from tasks.runs.reachability import Reachability
 from tasks.runs.record_chain import spec_in
 from tests.infra.runs.leases import somebody

@@ -15,7 +15,8 @@ from infra.artifacts import ArtifactRef, open_store
 from infra.backend import acquire_lease
 from infra.settings import Settings
 from ppo_core.records import InputError
-from tasks.runs.fsck import Findings, check_run, check_store
+from tasks.runs.findings import Findings
+from tasks.runs.fsck import check_run, check_store
 from tasks.runs.kept import DPO_POLICIES, REWARD_MODELS, keep
 from tasks.runs.retention import find_garbage
 from tasks.stages.holding import DPO, REWARD_MODEL, lease_name

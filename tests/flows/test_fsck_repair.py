@@ -10,8 +10,9 @@ import pytest
 from flows.fsck import repair, repair_run
 from infra.engines.protocol import EngineJob
 from infra.runs.local_lease import acquire_lease
+from tasks.runs.findings import Findings
 from tasks.runs.fork import fork_run
-from tasks.runs.fsck import Findings, check_run, check_store
+from tasks.runs.fsck import check_run, check_store
 from tasks.runs.record_chain import made_with
 from tasks.runs.repair import repair_records
 from tests.tasks.toy_engines import JOBS, ToyEngines, write_responses

@@ -1,0 +1,155 @@
+"""The notes of a run: to where it was rolled back, and what diverged. They and its records must say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from infra.runs.listing import RunListing
+from infra.runs.records import RecordCorrupted, RunRecords, remedy_for
+from tasks.runs.iteration_record import Attempt, IterationRecord
+
+ROLLBACKS, DIVERGENCES = "rollbacks", "divergences"
+NOTED_AGAIN = "the next start of the run writes it again, from the records"
+
+
+class Rollback(BaseModel):
+    """The run went back to the record of iteration `after`, and began an attempt."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    after: int = Field(ge=0)
+    attempt: Attempt
+    passed: list[str] = []
+
+
+class Divergence(BaseModel):
+    """An iteration went wrong; its record, if it came to one, names the evidence."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    iteration: int
+    passed: list[str]
+    checkpoint: str | None = None
+    record: dict[str, Any] | None = None
+
+
+N = TypeVar("N", Rollback, Divergence)
+
+
+def rollbacks_of(records: RunRecords, contents: RunListing | None = None) -> dict[str, Rollback]:
+    """The rollbacks of a run (as it has them now, or as listed), by the names of their notes."""
+    return _read(records, ROLLBACKS, Rollback, contents)
+
+
+def divergences_of(records: RunRecords, contents: RunListing | None = None) -> dict[str, Divergence]:
+    """What diverged in the same way."""
+    return _read(records, DIVERGENCES, Divergence, contents)
+
+
+def _read(records: RunRecords, kind: str, model: type[N], contents: RunListing | None) -> dict[str, N]:
+    marks = (contents or records.contents()).notes.get(kind, ())
+    names = [mark.partition(":")[0] for mark in marks]
+    documents = zip(names, records.marked(marks), strict=True)
+    return {name: _parsed(records.run, name, model, document) for name, document in documents if document is not None}
+
+
+def _parsed(run: str, name: str, model: type[N], document: dict[str, Any]) -> N:
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        complaint = f"is none that this version can read ({where}: {problem['msg']})"
+        raise RecordCorrupted(
+            f"note {name} of run {run} {complaint}: {remedy_for(run, name.partition('/')[0])}"
+        ) from None
+
+
+def attempt_at(rollbacks: Iterable[Rollback], iteration: int) -> Attempt:
+    """How often the run was rolled back to before an iteration, and what that left of its learning rates.
+
+    An iteration that no rollback gave up stays as it was, also when it is done again later.
+    """
+    return last_attempt(one for one in rollbacks if one.after < iteration)
+
+
+def last_attempt(rollbacks: Iterable[Rollback]) -> Attempt:
+    """The attempt that the last of them began: their numbers tell, for a lost note is written again as the last one."""
+    return max((one.attempt for one in rollbacks), key=lambda attempt: attempt.number, default=Attempt())
+
+
+def unfinished(rollbacks: Iterable[Rollback], last: IterationRecord) -> Rollback | None:
+    """The rollback of which the records that it gives up are there yet: whoever noted it died."""
+    latest = max(rollbacks, key=lambda one: one.attempt.number, default=None)
+    if latest is None or last.iteration <= latest.after or last.attempt >= latest.attempt.number:
+        return None
+    return latest
+
+
+def rollbacks_in(records: Sequence[IterationRecord]) -> list[Rollback]:
+    """The rollbacks before these records.
+
+    They follow from the records alone: what a run has noted since, being about to go back, is none of them.
+    """
+    return [
+        Rollback(after=before.iteration, attempt=record.attempt_settings)
+        for before, record in pairwise(records)
+        if record.attempt_settings != before.attempt_settings
+    ]
+
+
+def last_follows(
+    records: Sequence[IterationRecord], rollbacks: Collection[Rollback], divergences: Iterable[Divergence]
+) -> bool:
+    """Whether the last record can have its attempt: by the rollbacks, or by one of which the note is lost.
+
+    No later record names the last one, so what it says needs a reason: the record before it has the same, or something
+    has diverged that the run went back from.
+    """
+    *earlier, record = records
+    before = earlier[-1].attempt_settings if earlier else Attempt()
+    pending = unfinished(rollbacks, record)
+    noted = [attempt_at((one for one in rollbacks if one is not other), record.iteration) for other in (None, pending)]
+    if record.attempt_settings in (*noted, before):
+        return True
+    evidence = record.forked_from is not None or any(one.iteration >= record.iteration for one in divergences)
+    return evidence and record.attempt > before.number
+
+
+def lost_rollbacks(
+    run: str,
+    records: Sequence[IterationRecord],
+    noted: dict[str, Rollback],
+    divergences: Iterable[Divergence],
+) -> list[Rollback]:
+    """The rollbacks that the records tell of, and no note does: they can be noted again.
+
+    Raises RecordCorrupted for a note that says otherwise than records that others name.
+    """
+    if any(before.attempt > record.attempt for before, record in pairwise(records)):
+        return []  # earlier versions left the notes of a fork to its source
+    if records and not last_follows(records, noted.values(), divergences):
+        records = records[:-1]  # it is what is wrong
+    if not records:
+        return []
+    pending = unfinished(noted.values(), records[-1])
+    known = [one for one in noted.values() if one is not pending]
+    lost = [
+        one for one in rollbacks_in(records) if (one.after, one.attempt) not in ((k.after, k.attempt) for k in known)
+    ]
+    for record in records:
+        if attempt_at([*known, *lost], record.iteration) != record.attempt_settings:
+            wrong = next(
+                name
+                for name, one in noted.items()
+                if one is not pending and one.after < record.iteration and one.attempt.number >= record.attempt
+            )
+            raise RecordCorrupted(
+                f"note {wrong} of run {run} says otherwise than the record of iteration {record.iteration}, of attempt "
+                f"{record.attempt}: {remedy_for(run, ROLLBACKS)}"
+            )
+    return lost
