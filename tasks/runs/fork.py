@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from infra.artifacts import ArtifactError, open_store
@@ -12,7 +13,7 @@ from ppo_core.records import InputError
 from ppo_core.spec import RunSpec, differing_keys
 from tasks.runs.iteration_record import IterationRecord, resume_inputs
 from tasks.runs.notes import ROLLBACKS, rollbacks_in
-from tasks.runs.record_chain import made_with, record_digest
+from tasks.runs.record_chain import link, made_with, record_digest
 from tasks.runs.run_state import committed, committed_at, spec_of_run, with_changes
 from tasks.stages.hub_names import with_commits
 
@@ -55,7 +56,8 @@ def fork_run(source: str, iteration: int, new: str, overrides: list[str], folder
         records = committed(source).records[: iteration + 1]
         require_kept(records[-1])
         try:
-            shared, notes = shared_records(before, spec, records, new), {ROLLBACKS: shared_rollbacks(records)}
+            shared = shared_records(before, spec, records, new)
+            notes = {ROLLBACKS: shared_rollbacks(new, shared)}
             open_runs(root).create(new, spec.model_dump(mode="json"), shared, notes)
         except RecordExists:
             raise InputError(f"run {new} exists already: choose another name") from None
@@ -88,9 +90,9 @@ def shared_records(
     return shared
 
 
-def shared_rollbacks(records: list[IterationRecord]) -> list[dict[str, Any]]:
-    """The rollbacks before these records as notes of the new run: it begins in the attempt of the last of them."""
-    return [one.model_dump(mode="json") for one in rollbacks_in(records)]
+def shared_rollbacks(new: str, shared: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rollbacks before its records as notes of run `new`: it begins in the attempt of the last of them."""
+    return [one.model_dump(mode="json") for one in rollbacks_in([link(new, record) for record in shared.values()])]
 
 
 def price(spec: RunSpec) -> tuple[str, float]:

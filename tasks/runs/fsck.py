@@ -17,12 +17,12 @@ from infra.settings import Settings
 from infra.storage.rereading import ChangedOnTheWay
 from tasks.runs.derived import not_derived
 from tasks.runs.findings import Damage, Findings, of_record
-from tasks.runs.iteration_record import IterationRecord, RecordsOfEarlierVersion, resume_inputs
+from tasks.runs.iteration_record import ChainedRecord, IterationRecord, RecordsOfEarlierVersion, resume_inputs
 from tasks.runs.kept import Page, copies_of, each_once, pages_of
 from tasks.runs.made_from import step_of
 from tasks.runs.notes import DIVERGENCES, NOTED_AGAIN, ROLLBACKS, divergences_of, lost_rollbacks, rollbacks_of
 from tasks.runs.reachability import Name, Reachability, unreadable_promotions
-from tasks.runs.record_chain import ChainedRecord, first_break, link, record_digest
+from tasks.runs.record_chain import first_break, link, record_digest
 from tasks.runs.run_state import known_runs, no_such_run
 from tasks.stages.table import BY_NAME
 
@@ -103,11 +103,11 @@ def check_records(records: RunRecords, contents: RunListing, found: Findings) ->
         found.damages.append(of_record(run, *broken))
     believed = [one for number, one in readable.items() if not suspects or number < min(suspects)]
     check_spec(records, believed, list(links.values()), found)
-    check_notes(records, [one.record for one in believed], found)
+    check_notes(records, believed, found)
     return [one.record for one in believed]
 
 
-def check_notes(records: RunRecords, believed: list[IterationRecord], found: Findings) -> None:
+def check_notes(records: RunRecords, believed: list[ChainedRecord], found: Findings) -> None:
     """The notes of a run, and that its records tell of no rollback that they do not."""
     run = records.run
     try:

@@ -14,7 +14,8 @@ from infra.backend import is_remote
 from infra.runs.records import RecordError
 from ppo_core.spec import GuardsSpec, RunSpec
 from tasks.runs.iteration_record import Attempt, IterationRecord
-from tasks.runs.notes import ROLLBACKS, Rollback, attempt_at, last_attempt, rollbacks_of, unfinished
+from tasks.runs.notes import ROLLBACKS, Divergence, Rollback, attempt_at, last_attempt, rollbacks_of, unfinished
+from tasks.runs.record_chain import record_digest
 from tasks.runs.run_state import record_at
 from tasks.stages.context import RunContext
 from tasks.stages.jobs import MAKE_ROOM, DiskSpaceError
@@ -131,13 +132,14 @@ def keep_evidence(context: RunContext, iteration: int, passed: list[str], record
     """
     notes = context.records.notes("divergences")
     number = len(notes)
-    note = {
-        "iteration": iteration,
-        "passed": passed,
-        "checkpoint": record.checkpoint.digest if record is not None else None,
-        "record": record.model_dump(mode="json") if record is not None else None,
-    }
-    if not notes or any(notes[-1][key] != note[key] for key in ("iteration", "passed", "checkpoint")):
+    note = Divergence(
+        run=context.records.run,
+        iteration=iteration,
+        passed=passed,
+        checkpoint=record.checkpoint.digest if record is not None else None,
+        record=record.model_dump(mode="json") if record is not None else None,
+    ).model_dump(mode="json")
+    if not notes or any(notes[-1].get(key) != note[key] for key in ("iteration", "passed", "checkpoint")):
         number = context.records.note("divergences", note)
     return context.records.note_place("divergences", number)
 
@@ -184,7 +186,8 @@ def roll_back(context: RunContext, iteration: int, passed: list[str]) -> Iterati
     after = max(0, iteration - 1 - guards.rollback_iterations)
     record = record_at(context.records, after)  # where it is damaged, nothing is given up
     lower = Attempt(number=attempt.number + 1, rate_factor=attempt.rate_factor * guards.rollback_rate_factor)
-    note = Rollback(after=after, attempt=lower, passed=passed)
+    follows = record_digest(context.records.read(after))
+    note = Rollback(run=context.records.run, after=after, attempt=lower, passed=passed, follows=follows)
     context.records.note(ROLLBACKS, note.model_dump(mode="json"))
     context.supersede(after)
     return record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Self, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, model_validator
@@ -157,6 +158,14 @@ class IterationRecord(BaseModel):
         replayed = {f"replay_{n}": ref for n, ref in enumerate(self.replay)}
         # An update that is replayed may have compared with it, whatever the next one does.
         return {"base": self.base.bare(), "reference": self.reference.bare(), **replayed}
+
+
+@dataclass(frozen=True)
+class ChainedRecord:
+    """A record and the digest of the document that it was read from."""
+
+    record: IterationRecord
+    digest: str
 
 
 def best_of(

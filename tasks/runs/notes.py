@@ -10,26 +10,31 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from infra.runs.listing import RunListing
 from infra.runs.records import RecordCorrupted, RunRecords, remedy_for
-from tasks.runs.iteration_record import Attempt, IterationRecord
+from tasks.runs.iteration_record import Attempt, ChainedRecord, IterationRecord
 
 ROLLBACKS, DIVERGENCES = "rollbacks", "divergences"
 NOTED_AGAIN = "the next start of the run writes it again, from the records"
 
 
-class Rollback(BaseModel):
-    """The run went back to the record of iteration `after`, and began an attempt."""
+class Note(BaseModel):
+    """One of a run; None: an earlier version wrote it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: str | None = None
+
+
+class Rollback(Note):
+    """The run went back to the record of iteration `after`, whose digest is `follows`, and began an attempt."""
 
     after: int = Field(ge=0)
     attempt: Attempt
     passed: list[str] = []
+    follows: str | None = None
 
 
-class Divergence(BaseModel):
+class Divergence(Note):
     """An iteration went wrong; its record, if it came to one, names the evidence."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     iteration: int
     passed: list[str]
@@ -59,14 +64,18 @@ def _read(records: RunRecords, kind: str, model: type[N], contents: RunListing |
 
 def _parsed(run: str, name: str, model: type[N], document: dict[str, Any]) -> N:
     try:
-        return model.model_validate(document)
+        note = model.model_validate(document)
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        complaint = f"is none that this version can read ({where}: {problem['msg']})"
-        raise RecordCorrupted(
-            f"note {name} of run {run} {complaint}: {remedy_for(run, name.partition('/')[0])}"
-        ) from None
+        raise _wrong(run, name, f"is none that this version can read ({where}: {problem['msg']})") from None
+    if note.run not in (None, run):
+        raise _wrong(run, name, f"is one of run {note.run}")
+    return note
+
+
+def _wrong(run: str, name: str, complaint: str) -> RecordCorrupted:
+    return RecordCorrupted(f"note {name} of run {run} {complaint}: {remedy_for(run, name.partition('/')[0])}")
 
 
 def attempt_at(rollbacks: Iterable[Rollback], iteration: int) -> Attempt:
@@ -90,15 +99,20 @@ def unfinished(rollbacks: Iterable[Rollback], last: IterationRecord) -> Rollback
     return latest
 
 
-def rollbacks_in(records: Sequence[IterationRecord]) -> list[Rollback]:
+def rollbacks_in(links: Sequence[ChainedRecord]) -> list[Rollback]:
     """The rollbacks before these records.
 
     They follow from the records alone: what a run has noted since, being about to go back, is none of them.
     """
     return [
-        Rollback(after=before.iteration, attempt=record.attempt_settings)
-        for before, record in pairwise(records)
-        if record.attempt_settings != before.attempt_settings
+        Rollback(
+            run=after.record.run,
+            after=before.record.iteration,
+            attempt=after.record.attempt_settings,
+            follows=before.digest,
+        )
+        for before, after in pairwise(links)
+        if after.record.attempt_settings != before.record.attempt_settings
     ]
 
 
@@ -122,25 +136,31 @@ def last_follows(
 
 def lost_rollbacks(
     run: str,
-    records: Sequence[IterationRecord],
+    links: Sequence[ChainedRecord],
     noted: dict[str, Rollback],
-    divergences: Iterable[Divergence],
+    divergences: Collection[Divergence],
 ) -> list[Rollback]:
     """The rollbacks that the records tell of, and no note does: they can be noted again.
 
-    Raises RecordCorrupted for a note that says otherwise than records that others name.
+    Raises RecordCorrupted for a note that says otherwise than records that others name, or that would take records out
+    without being of this run as it is.
     """
+    records = [one.record for one in links]
     if any(before.attempt > record.attempt for before, record in pairwise(records)):
         return []  # earlier versions left the notes of a fork to its source
     if records and not last_follows(records, noted.values(), divergences):
-        records = records[:-1]  # it is what is wrong
+        records, links = records[:-1], links[:-1]  # it is what is wrong
     if not records:
         return []
     pending = unfinished(noted.values(), records[-1])
+    if pending is not None and not _goes_back(pending, links, divergences):
+        name = next(name for name, one in noted.items() if one is pending)
+        complaint = (
+            f"goes back to another record of iteration {pending.after} than it has, so no later one is taken out"
+        )
+        raise _wrong(run, name, complaint)
     known = [one for one in noted.values() if one is not pending]
-    lost = [
-        one for one in rollbacks_in(records) if (one.after, one.attempt) not in ((k.after, k.attempt) for k in known)
-    ]
+    lost = [one for one in rollbacks_in(links) if (one.after, one.attempt) not in ((k.after, k.attempt) for k in known)]
     for record in records:
         if attempt_at([*known, *lost], record.iteration) != record.attempt_settings:
             wrong = next(
@@ -148,8 +168,13 @@ def lost_rollbacks(
                 for name, one in noted.items()
                 if one is not pending and one.after < record.iteration and one.attempt.number >= record.attempt
             )
-            raise RecordCorrupted(
-                f"note {wrong} of run {run} says otherwise than the record of iteration {record.iteration}, of attempt "
-                f"{record.attempt}: {remedy_for(run, ROLLBACKS)}"
-            )
+            complaint = f"says otherwise than the record of iteration {record.iteration}, of attempt {record.attempt}"
+            raise _wrong(run, wrong, complaint)
     return lost
+
+
+def _goes_back(pending: Rollback, links: Sequence[ChainedRecord], divergences: Iterable[Divergence]) -> bool:
+    """Whether that record is the one that the rollback was noted for; of an earlier version's, what diverged tells."""
+    if pending.follows is None:
+        return any(one.iteration > pending.after for one in divergences)
+    return pending.follows == links[pending.after].digest

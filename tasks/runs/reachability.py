@@ -11,9 +11,9 @@ from infra.mlflow.alias_journal import PROMOTIONS, Journals, Move
 from infra.runs.listing import RunListing
 from infra.runs.records import RecordError, RecordMissing, RunRecords, Runs, remedy_for
 from infra.storage.rereading import ChangedOnTheWay
-from tasks.runs.iteration_record import IterationRecord
+from tasks.runs.iteration_record import ChainedRecord, IterationRecord
 from tasks.runs.kept import DPO_POLICIES, kept
-from tasks.runs.record_chain import ChainedRecord, check_chain, link, unless_changed
+from tasks.runs.record_chain import check_chain, link, unless_changed
 from tasks.stages.table import BY_NAME
 
 Name = tuple[str, str]

@@ -20,21 +20,13 @@ from infra.artifacts.manifest import sha256_of
 from infra.runs.listing import RunListing
 from infra.runs.records import RecordCorrupted, RecordError, RecordMissing, RunRecords, remedy_for
 from ppo_core.records import content_digest
-from tasks.runs.iteration_record import IterationRecord, read_record
+from tasks.runs.iteration_record import ChainedRecord, IterationRecord, read_record
 from tasks.runs.notes import Rollback, divergences_of, last_follows, lost_rollbacks, rollbacks_of
 
 T = TypeVar("T")
 LOOKS = 3
 """A reader that comes amid a rollback sees old and new records: so often it looks until nothing changes meanwhile."""
 NO_PART_OF_A_RUN = "folder"
-
-
-@dataclass(frozen=True)
-class ChainedRecord:
-    """A record and the digest of the document that it was read from."""
-
-    record: IterationRecord
-    digest: str
 
 
 @dataclass(frozen=True)
@@ -157,20 +149,21 @@ def read_chain(records: RunRecords, *, notes: bool = False) -> Chain:
 
     def read(contents: RunListing) -> Chain:
         chain = _read(records, contents.iterations)
-        return replace(chain, lost_rollbacks=_lost(records, chain.records, contents)) if notes else chain
+        return replace(chain, lost_rollbacks=_lost(records, chain.links, contents)) if notes else chain
 
     return unless_changed(records, read)
 
 
-def _lost(records: RunRecords, chain: Sequence[IterationRecord], contents: RunListing) -> tuple[Rollback, ...]:
+def _lost(records: RunRecords, links: Sequence[ChainedRecord], contents: RunListing) -> tuple[Rollback, ...]:
     noted, diverged = rollbacks_of(records, contents), divergences_of(records, contents).values()
+    chain = [one.record for one in links]
     if chain and not last_follows(chain, noted.values(), diverged):
         last = chain[-1].iteration
         raise RecordCorrupted(
             f"the record of iteration {last} of run {records.run} is of attempt {chain[-1].attempt} (rates times "
             f"{chain[-1].rate_factor:g}), and no rollback led to it: {remedy_for(records.run, last)}"
         )
-    return tuple(lost_rollbacks(records.run, chain, noted, diverged))
+    return tuple(lost_rollbacks(records.run, links, noted, diverged))
 
 
 def unless_changed(records: RunRecords, read: Callable[[RunListing], T]) -> T:

@@ -213,8 +213,9 @@ def test_on_s3_it_is_the_same_killed_at_each_change_of_its_head(tmp_path: Path) 
         source = BucketRun(home / "toy", SETTINGS, engines=ToyEngines(diverges_in_the_fourth))
         records, before = source.train()[:4], source.context().spec
         spec, runs = before.with_overrides([OTHER]), S3Runs(source.address, source.objects)
-        rollbacks = {"rollbacks": shared_rollbacks(records)}
-        runs.create("new", spec.model_dump(mode="json"), shared_records(before, spec, records, "new"), rollbacks)
+        shared = shared_records(before, spec, records, "new")
+        rollbacks = {"rollbacks": shared_rollbacks("new", shared)}
+        runs.create("new", spec.model_dump(mode="json"), shared, rollbacks)
         assert isinstance(source.objects, MemoryObjects)
         return source.objects, spec
 

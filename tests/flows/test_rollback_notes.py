@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
 from flows.fsck import repair_run
+from infra.runs.checksummed_json import encode
 from infra.runs.records import RecordCorrupted
 from tasks.runs.findings import Damage
 from tasks.runs.fsck import check_run
@@ -119,3 +122,53 @@ def test_a_note_that_says_otherwise_than_the_records_is_blamed(run: ToyRun) -> N
         run.train("iterations=6")
     (run.folder / NOTE).unlink()  # moved away, as advised
     assert attempts(run.train("iterations=6"))[5:] == [(1, 0.5), (1, 0.5)]
+
+
+def sealed(run: ToyRun, name: str, note: dict[str, Any]) -> None:
+    """Put a note there with a checksum that holds."""
+    (run.folder / name).parent.mkdir(exist_ok=True)
+    (run.folder / name).write_bytes(encode(name, note))
+
+
+FIRST = {"after": 1, "attempt": {"number": 2, "rate_factor": 0.5}, "passed": ["kl/reference=9 passes guards.max_kl=5"]}
+FOREIGN: dict[str, tuple[dict[str, Any], str]] = {
+    "another run's": (FIRST | {"run": "other", "follows": "0" * 64}, "is one of run other"),
+    "of a run of this name": (
+        FIRST | {"run": "toy", "follows": "0" * 64},
+        "goes back to another record of iteration 1",
+    ),
+    "an earlier version's": (FIRST | {"after": 4}, "goes back to another record of iteration 4"),
+    "none at all": ({"to": 1}, r"is none that this version can read \(after: Field required\)"),
+}
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_a_note_that_is_not_of_this_run_takes_nothing_out(foreign: str, run: ToyRun) -> None:
+    records, (note, complaint) = run.record_bytes(), FOREIGN[foreign]
+    sealed(run, "rollbacks/000002.json", note)
+    told = rf"note rollbacks/000002.json of run toy {complaint}.*: put it back from a copy.* Or move it away: "
+    with pytest.raises(RecordCorrupted, match=told):
+        run.train("iterations=6")
+    [found] = damages()
+    assert (found.what, found.repair) == ("notes of rollbacks", None)
+    assert re.search(told, found.complaint)
+    assert run.record_bytes() == records
+    (run.folder / "rollbacks/000002.json").unlink()
+    assert damages() == []
+
+
+def test_a_divergence_that_is_none_is_told(run: ToyRun) -> None:
+    sealed(run, "divergences/000002.json", {"iteration": "x"})
+    [found] = damages()
+    assert "note divergences/000002.json of run toy is none that this version can read (iteration: " in found.complaint
+
+
+def test_notes_of_an_earlier_version_are_read(run: ToyRun) -> None:
+    """They name neither their run nor the record that they follow; also where the rollback was not finished."""
+    run.rewrite(NOTE, lambda note: {name: note[name] for name in ("after", "attempt", "passed")})
+    run.rewrite("divergences/000001.json", lambda note: {name: note[name] for name in note if name != "run"})
+    assert damages() == []
+    sealed(run, "rollbacks/000002.json", FIRST)  # iteration 4 has diverged
+    assert damages() == []
+    assert attempts(run.train("iterations=6")) == [*ATTEMPTS[:2], *[(2, 0.5)] * 5]
+    assert damages() == []

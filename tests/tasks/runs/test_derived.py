@@ -10,6 +10,7 @@ import pytest
 
 from tasks.runs.fork import fork_run
 from tasks.runs.fsck import check_run
+from tasks.runs.record_chain import record_digest
 from tasks.runs.run_state import spec_of_run
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_runs import ToyRun, killed
@@ -44,6 +45,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def damages(name: str = "toy") -> list[str]:
     """What is said to be damaged."""
     return [damage.complaint for damage in check_run(name, lambda text: None).damages]
+
+
+def noted_rollback(run: ToyRun, after: int) -> None:
+    """What a process has noted that died before it took records out: the second rollback."""
+    records = run.context().records
+    note = {"run": "toy", "after": after, "attempt": {"number": 2, "rate_factor": 0.25}, "passed": []}
+    records.note("rollbacks", note | {"follows": record_digest(records.read(after))})
 
 
 def up_and_down(iteration: int, rate_factor: float) -> Mapping[str, float]:
@@ -83,7 +91,7 @@ def test_of_a_run_that_was_rolled_back_or_died_amid_it(home: Path) -> None:
     assert damages() == []
     assert run.train()[-1].attempt == 1
     assert damages() == []
-    run.context().records.note("rollbacks", {"after": 4, "attempt": {"number": 2, "rate_factor": 0.25}, "passed": []})
+    noted_rollback(run, 4)
     assert damages() == []  # the records that it gives up are there yet
     run.train()
     assert [record.attempt for record in run.records()][-2:] == [2, 2]
