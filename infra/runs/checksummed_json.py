@@ -106,9 +106,10 @@ def decode(place: Path | str, name: str, content: bytes, *, remedy: str) -> dict
     if not isinstance(stamp, dict):
         raise corrupted("carries no checksum")
     stated = stamp.get("format")
-    if isinstance(stated, int) and stated > RECORD_FORMAT:
+    holds = stamp.get("sha256") == sha256_of({"name": name, "record": document})
+    if isinstance(stated, int) and stated > RECORD_FORMAT and holds:
         raise RecordFormatTooNew(
-            f"{place} has record format {stated} (or is damaged), this version reads up to format {RECORD_FORMAT}: "
+            f"{place} has record format {stated}, this version reads up to format {RECORD_FORMAT}: "
             f"use a ppoflow that reads record format {stated}"
         )
     if not as_written:

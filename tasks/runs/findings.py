@@ -35,7 +35,7 @@ class Findings:
     """What was read of a run (or, without one, of the rest of the store), and what of it is damaged.
 
     `records` counts pages too. A run `releases` checkpoints where any of its records has a retention. `rollbacks`
-    None: they cannot be read.
+    None: they cannot be read. Of a run with a document of a `newer` version nothing is repaired.
     """
 
     run: str | None
@@ -45,6 +45,7 @@ class Findings:
     bytes: int = 0
     releases: bool = False
     rollbacks: dict[str, Rollback] | None = None
+    newer: bool = False
     divergences: dict[str, Divergence] = field(default_factory=dict)
 
     @property

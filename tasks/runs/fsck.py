@@ -12,12 +12,19 @@ from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing, A
 from infra.artifacts.export import check_export
 from infra.backend import open_collector, open_runs
 from infra.runs.listing import RunListing
-from infra.runs.records import RecordError, RunRecords, remedy_for
+from infra.runs.records import RecordError, RecordFormatTooNew, RunRecords, remedy_for
 from infra.settings import Settings
 from infra.storage.rereading import ChangedOnTheWay
 from tasks.runs.derived import not_derived
 from tasks.runs.findings import Damage, Findings, of_record
-from tasks.runs.iteration_record import ChainedRecord, IterationRecord, RecordsOfEarlierVersion, resume_inputs
+from tasks.runs.iteration_record import (
+    NEWER,
+    ChainedRecord,
+    IterationRecord,
+    RecordOfNewerVersion,
+    RecordsOfEarlierVersion,
+    resume_inputs,
+)
 from tasks.runs.kept import Page, copies_of, each_once, pages_of
 from tasks.runs.made_from import step_of
 from tasks.runs.notes import DIVERGENCES, NOTED_AGAIN, ROLLBACKS, divergences_of, lost_rollbacks, rollbacks_of
@@ -88,6 +95,10 @@ def check_records(records: RunRecords, contents: RunListing, found: Findings) ->
         except RecordsOfEarlierVersion as error:
             found.damages.append(Damage("records", str(error), ""))
             return []
+        except (RecordFormatTooNew, RecordOfNewerVersion) as error:
+            suspects.append(iteration)
+            found.newer = True
+            found.damages.append(Damage(f"record of iteration {iteration}", str(error), NEWER))
         except RecordError as error:
             suspects.append(iteration)
             found.damages.append(of_record(run, iteration, error))
@@ -137,6 +148,7 @@ def check_spec(records: RunRecords, believed: list[ChainedRecord], links: list[C
         complaint = f"run {records.run} has lost its spec" if spec is None and links else None
     except (RecordError, ChangedOnTheWay, OSError) as error:
         spec, complaint = None, str(error)
+        found.newer = found.newer or isinstance(error, RecordFormatTooNew)
     if spec is not None and copy is not None and record_digest(spec) != record_digest(copy):
         complaint = f"the spec of run {records.run} is not the one that its first record has"
     if complaint is None:
@@ -208,6 +220,8 @@ def check_lineage(store: ArtifactStore, records: list[IterationRecord], found: F
         except (ArtifactError, ChangedOnTheWay, OSError):
             continue  # it has been reported already
         found.damages += [of_record(str(found.run), record.iteration, complaint) for complaint in complaints]
+    if found.newer:  # what it has written besides must stay as it is
+        found.damages = [replace(damage, repair=None, remedy=NEWER) for damage in found.damages]
 
 
 def _is_sound(

@@ -21,6 +21,13 @@ class RecordsOfEarlierVersion(RecordCorrupted):
     """The records of a run have a form that an earlier version wrote."""
 
 
+class RecordOfNewerVersion(RecordCorrupted):
+    """A record is what was written, and none that this version can read."""
+
+
+NEWER = "use the version of ppoflow that wrote it"
+
+
 class Attempt(BaseModel):
     """How often the run was rolled back before an iteration, and what that left of its learning rates."""
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from infra.runs.listing import RunListing
 from infra.runs.records import RecordCorrupted, RunRecords, remedy_for
-from tasks.runs.iteration_record import Attempt, ChainedRecord, IterationRecord
+from tasks.runs.iteration_record import NEWER, Attempt, ChainedRecord, IterationRecord
 
 ROLLBACKS, DIVERGENCES = "rollbacks", "divergences"
 NOTED_AGAIN = "the next start of the run writes it again, from the records"
@@ -68,7 +68,8 @@ def _parsed(run: str, name: str, model: type[N], document: dict[str, Any]) -> N:
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise _wrong(run, name, f"is none that this version can read ({where}: {problem['msg']})") from None
+        complaint = f"is none that this version can read ({where}: {problem['msg']}): {NEWER}; if none did"
+        raise _wrong(run, name, complaint) from None
     if note.run not in (None, run):
         raise _wrong(run, name, f"is one of run {note.run}")
     return note

@@ -20,7 +20,7 @@ from infra.artifacts.manifest import sha256_of
 from infra.runs.listing import RunListing
 from infra.runs.records import RecordCorrupted, RecordError, RecordMissing, RunRecords, remedy_for
 from ppo_core.records import content_digest
-from tasks.runs.iteration_record import ChainedRecord, IterationRecord, read_record
+from tasks.runs.iteration_record import NEWER, ChainedRecord, IterationRecord, RecordOfNewerVersion, read_record
 from tasks.runs.notes import Rollback, divergences_of, last_follows, lost_rollbacks, rollbacks_of
 
 T = TypeVar("T")
@@ -75,15 +75,15 @@ def with_values(document: Mapping[str, Any], changed: Mapping[str, Any]) -> dict
 
 
 def link(run: str, document: Mapping[str, Any], *, remedy: str | None = None) -> ChainedRecord:
-    """The record that a document holds. Raises RecordCorrupted where it holds none."""
+    """The record that a document holds. Raises RecordOfNewerVersion where it holds none."""
     try:
         return ChainedRecord(read_record(dict(document)), record_digest(document))
     except ValidationError as error:
         problem, iteration = error.errors()[0], document.get("iteration", "?")
         where = ".".join(str(part) for part in problem["loc"])
-        raise RecordCorrupted(
+        raise RecordOfNewerVersion(
             f"the record of iteration {iteration} of run {run} is none that this version can read ({where}: "
-            f"{problem['msg']}): {remedy or remedy_for(run, iteration)}"
+            f"{problem['msg']}): {remedy or NEWER}"
         ) from error
 
 

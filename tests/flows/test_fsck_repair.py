@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.fsck import repair, repair_run
+from infra.artifacts.manifest import sha256_of
 from infra.engines.protocol import EngineJob
+from infra.runs.checksummed_json import CHECKSUM
 from infra.runs.local_lease import acquire_lease
 from tasks.runs.findings import Findings
 from tasks.runs.fork import fork_run
@@ -16,7 +20,7 @@ from tasks.runs.fsck import check_run, check_store
 from tasks.runs.record_chain import made_with
 from tasks.runs.repair import repair_records
 from tests.tasks.toy_engines import JOBS, ToyEngines, write_responses
-from tests.tasks.toy_runs import ToyRun, flip_a_bit, lose_it, old_form, replace, with_artifact
+from tests.tasks.toy_runs import ToyRun, flip_a_bit, lose_it, old_form, replace, snapshot, with_artifact
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -160,3 +164,54 @@ def test_policies_that_answer_alike_are_each_evaluated(tmp_path: Path, monkeypat
     records = run.train()
     assert len({ref.key for record in records if (ref := record.evaluation) is not None}) == 3
     assert check().damages == []
+
+
+def of_newer_format(run: ToyRun, name: str) -> None:
+    """Write a document as a version with another format may."""
+    document = json.loads((run.folder / name).read_text())
+    document.pop(CHECKSUM)
+    seal = {"format": 2, "sha256": sha256_of({"name": name, "record": document})}
+    replace(run.folder / name, json.dumps({**document, CHECKSUM: seal}).encode())
+
+
+def of_newer_fields(run: ToyRun, name: str) -> None:
+    """As one may that records more."""
+    run.rewrite(name, lambda record: record | {"more": 1})
+
+
+@pytest.mark.parametrize(
+    ("newer", "names"),
+    [
+        (of_newer_format, ["iterations/000003.json", "iterations/000004.json"]),
+        (of_newer_format, ["spec.json"]),
+        (of_newer_format, ["rollbacks/000001.json"]),
+        (of_newer_fields, ["iterations/000003.json", "iterations/000004.json"]),
+    ],
+)
+@pytest.mark.parametrize("damage_too", [False, True])
+def test_what_a_newer_version_wrote_is_left_to_it(
+    run: ToyRun, newer: Callable[[ToyRun, str], None], names: list[str], damage_too: bool
+) -> None:
+    if names == ["rollbacks/000001.json"]:
+        run.context().records.note("rollbacks", {})
+    for name in names:
+        newer(run, name)
+    if damage_too:
+        replace(run.folder / "iterations/000002.json", b"{}")
+    before = snapshot(run.folder)
+    found = check()
+    assert {damage.repair for damage in found.damages} == {None}
+    assert any("use " in damage.complaint and "ppoflow" in damage.complaint for damage in found.damages)
+    assert repair(found) == []
+    assert repair_records("toy") == []
+    after = snapshot(run.folder)
+    assert {name: after[name] for name in before if not name.startswith("leases")} == {
+        name: content for name, content in before.items() if not name.startswith("leases")
+    }
+
+
+def test_a_format_that_is_too_new_is_damage_where_its_checksum_does_not_hold(run: ToyRun) -> None:
+    of_newer_format(run, "iterations/000004.json")
+    content = (run.folder / "iterations/000004.json").read_bytes()
+    replace(run.folder / "iterations/000004.json", content.replace(b'"iteration": 4', b'"iteration": 5', 1))
+    assert damaged() == ["record of iteration 4: records"]
