@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from infra.artifacts import ArtifactRef
+from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing, ArtifactRef, ArtifactStore
 from infra.runs.records import RecordError, remedy_for
+from infra.storage.rereading import ChangedOnTheWay
+from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.notes import Divergence, Rollback
 from tasks.runs.reachability import Name
 
@@ -35,7 +37,8 @@ class Findings:
     """What was read of a run (or, without one, of the rest of the store), and what of it is damaged.
 
     `records` counts pages too. A run `releases` checkpoints where any of its records has a retention. `rollbacks`
-    None: they cannot be read. Of a run with a document of a `newer` version nothing is repaired.
+    None: they cannot be read. Of a run with a document of a `newer` version nothing is repaired. `evidence` are
+    the records of diverged iterations.
     """
 
     run: str | None
@@ -46,6 +49,7 @@ class Findings:
     releases: bool = False
     rollbacks: dict[str, Rollback] | None = None
     newer: bool = False
+    evidence: list[IterationRecord] = field(default_factory=list)
     divergences: dict[str, Divergence] = field(default_factory=dict)
 
     @property
@@ -61,3 +65,19 @@ class Findings:
 def of_record(run: str, iteration: int, error: RecordError | str) -> Damage:
     """A record from which on those of the run are taken out of it."""
     return Damage(f"record of iteration {iteration}", str(error), remedy_for(run, iteration), "records", iteration)
+
+
+def is_sound(
+    store: ArtifactStore, found: Findings, ref: ArtifactRef, damage: Damage, *, may_be_gone: bool = False
+) -> bool:
+    """Whether an artifact is; where it is not, `damage` is found, with the complaint."""
+    try:
+        found.bytes += store.check(ref)
+        return True
+    except (ArtifactCorrupted, ArtifactMissing) as error:
+        if may_be_gone and isinstance(error, ArtifactMissing):
+            return False  # of another run it may be missed
+        found.damages.append(replace(damage, complaint=str(error)))
+    except (ArtifactError, ChangedOnTheWay) as error:
+        found.damages.append(Damage(damage.what, str(error), ""))
+    return False

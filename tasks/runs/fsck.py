@@ -16,7 +16,7 @@ from infra.runs.records import RecordError, RecordFormatTooNew, RunRecords, reme
 from infra.settings import Settings
 from infra.storage.rereading import ChangedOnTheWay
 from tasks.runs.derived import not_derived
-from tasks.runs.findings import Damage, Findings, of_record
+from tasks.runs.findings import Damage, Findings, is_sound, of_record
 from tasks.runs.iteration_record import (
     NEWER,
     ChainedRecord,
@@ -28,7 +28,7 @@ from tasks.runs.iteration_record import (
 from tasks.runs.kept import Page, copies_of, each_once, pages_of
 from tasks.runs.made_from import step_of
 from tasks.runs.notes import DIVERGENCES, NOTED_AGAIN, ROLLBACKS, divergences_of, lost_rollbacks, rollbacks_of
-from tasks.runs.reachability import Name, Reachability, unreadable_promotions
+from tasks.runs.reachability import PROMOTED, Name, Promoted, Reachability, unreadable_promotions
 from tasks.runs.record_chain import first_break, link, record_digest
 from tasks.runs.run_state import known_runs, no_such_run
 from tasks.stages.table import BY_NAME
@@ -76,6 +76,7 @@ def read_run(store: ArtifactStore, run: str, pages: list[Page], progress: Progre
             break
         believed = check_records(records, contents, found)
         check_artifacts(store, believed, found, progress, seen)
+        check_evidence(store, found, progress, seen)
         # A rollback, or retention, may have taken away what was missed: then look again.
         if not found.damages or records.contents() == contents:
             break
@@ -125,7 +126,7 @@ def check_notes(records: RunRecords, believed: list[ChainedRecord], found: Findi
         found.divergences = divergences_of(records)
         for one in found.divergences.values():
             if one.record is not None:
-                link(run, one.record, remedy=remedy_for(run, DIVERGENCES))
+                found.evidence.append(link(run, one.record, remedy=remedy_for(run, DIVERGENCES)).record)
     except (RecordError, ChangedOnTheWay, OSError) as error:
         found.damages.append(Damage(f"notes of {DIVERGENCES}", str(error), ""))
     try:
@@ -176,9 +177,25 @@ def check_artifacts(
         released = found.releases and ref.kind in RELEASED and (ref.kind, ref.key) not in last
         remedy = f"`ppoflow fsck {found.run} --repair` makes it again from its inputs"
         damage = Damage(f"{ref.kind} of iteration {iteration}", "", remedy, "artifact", iteration, ref)
-        if _is_sound(store, found, ref, damage, may_be_gone=released):
+        if is_sound(store, found, ref, damage, may_be_gone=released):
             seen.add(artifact)
     check_lineage(store, records, found)
+
+
+def check_evidence(store: ArtifactStore, found: Findings, progress: Progress, seen: set[Artifact]) -> None:
+    """Every byte of what diverged iterations made, and made it from."""
+    needs, by_records = Reachability(store), found.names
+    for record in found.evidence:
+        for _, ref in needs.named([record]):
+            artifact = (ref.kind, ref.key, ref.digest)
+            if artifact in seen or (ref.kind, ref.key) in by_records:
+                continue
+            found.artifacts += 1
+            progress(f"run {found.run}: {found.artifacts} artifacts")
+            what = f"{ref.kind} of iteration {record.iteration}, which diverged"
+            remedy = "put it back from a copy; it is kept as evidence, and no iteration of the run depends on it"
+            if is_sound(store, found, ref, Damage(what, "", remedy, ref=ref)):
+                seen.add(artifact)
 
 
 def check_pages(
@@ -199,7 +216,7 @@ def check_pages(
         if artifact not in seen and (ref.kind, ref.key) not in by_records:
             progress(f"run {found.run}: {found.artifacts} artifacts")
             damage = Damage(f"{ref.kind} of run {page.run}", "", f"{page.command} makes it again", "set aside", ref=ref)
-            if _is_sound(store, found, ref, damage):
+            if is_sound(store, found, ref, damage):
                 seen.add(artifact)
 
 
@@ -222,22 +239,6 @@ def check_lineage(store: ArtifactStore, records: list[IterationRecord], found: F
         found.damages += [of_record(str(found.run), record.iteration, complaint) for complaint in complaints]
     if found.newer:  # what it has written besides must stay as it is
         found.damages = [replace(damage, repair=None, remedy=NEWER) for damage in found.damages]
-
-
-def _is_sound(
-    store: ArtifactStore, found: Findings, ref: ArtifactRef, damage: Damage, *, may_be_gone: bool = False
-) -> bool:
-    """Whether an artifact is; where it is not, `damage` is found, with the complaint."""
-    try:
-        found.bytes += store.check(ref)
-        return True
-    except (ArtifactCorrupted, ArtifactMissing) as error:
-        if may_be_gone and isinstance(error, ArtifactMissing):
-            return False  # of another run it may be missed
-        found.damages.append(replace(damage, complaint=str(error)))
-    except (ArtifactError, ChangedOnTheWay) as error:
-        found.damages.append(Damage(damage.what, str(error), ""))
-    return False
 
 
 def check_copies(run: str, found: Findings) -> None:
@@ -273,4 +274,17 @@ def check_rest(store: ArtifactStore, progress: Progress, read: set[Name], pages:
                 damage = replace(damage, remedy=remedy, repair="set aside", ref=place)
             found.damages.append(damage)
     found.damages += [Damage(what, why, "") for what, why in unreadable_promotions(store.root)]
+    found.damages += lost_to_promotions(store, read) if PROMOTED not in needs.unreadable else []
     return found
+
+
+def lost_to_promotions(store: ArtifactStore, read: set[Name]) -> Iterator[Damage]:
+    """What promotions rest on and the store has no more; what is damaged of it has been found."""
+    for kind, key in sorted(Promoted(store.root).needs() - read):
+        try:
+            missing = store.find(kind, key) is None
+        except (ArtifactError, ChangedOnTheWay):
+            continue
+        if missing:
+            remedy = "put it back from a copy of the store, or promote another version"
+            yield Damage(f"{kind}/{key}", "a promoted version rests on it, and the store has no such artifact", remedy)

@@ -19,6 +19,7 @@ from tasks.stages.table import BY_NAME
 Name = tuple[str, str]
 KEPT_VERSIONS = 5
 """So many versions that an alias pointed to keep their policies, whatever becomes of their runs."""
+PROMOTED = "the journal of promotions"
 READABLE = "make it readable, or move it out of the store"
 
 
@@ -55,7 +56,7 @@ class Reachability:
         self._opened: dict[str, RunRecords] = {}
         self._records: dict[tuple[str, str], ChainedRecord | None] = {}
         self._inputs: dict[Name, list[ArtifactRef]] = {}
-        self._besides = {"the journal of promotions": promoted or Promoted(store.root).needs}
+        self._besides = {PROMOTED: promoted or Promoted(store.root).needs}
         if promoted is None:
             self._besides["the pages of reward models"] = partial(kept, store.root)
             self._besides["the pages of DPO"] = partial(kept, store.root, DPO_POLICIES)
