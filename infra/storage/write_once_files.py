@@ -1,7 +1,12 @@
-"""Pages in a local folder: each appears under its name complete and durable, and never replaces another."""
+"""Pages in a local folder: each appears under its name complete and durable, and never replaces another.
+
+A symbolic link is what it points to. What is neither file nor folder, such as a link to nothing, is listed as both, so
+that whoever reads it is told: it may have been anything.
+"""
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from uuid import uuid4
 
@@ -43,7 +48,10 @@ class LocalPages:
     def read(self, name: str) -> bytes | None:
         """A page's content, or None."""
         place = self._folder / name
-        return None if self._files.status(place) is None else read_whole(self._files, place)
+        status = self._files.status(place)
+        if status is not None and status.kind == "special":
+            raise OSError(errno.EINVAL, "it is no file", str(place))
+        return None if status is None else read_whole(self._files, place)
 
     def names(self) -> list[str]:
         """The names of all pages, sorted."""
@@ -60,5 +68,17 @@ class LocalPages:
     def _listed(self, kind: str) -> list[str]:
         if self._files.status(self._folder) is None:
             return []
-        found = [(name, self._files.status(self._folder / name)) for name in self._files.names(self._folder)]
-        return [name for name, status in found if status is not None and status.kind == kind and name[0] != "."]
+        found = [(name, self._kind(self._folder / name)) for name in self._files.names(self._folder) if name[0] != "."]
+        return [name for name, its in found if its in (kind, "special")]
+
+    def _kind(self, place: Path) -> str | None:
+        status = self._files.status(place)
+        if status is None or status.kind != "link":
+            return None if status is None else status.kind
+        try:
+            self._files.names(place)
+        except NotADirectoryError:
+            return "file"
+        except OSError:
+            return "special"
+        return "folder"

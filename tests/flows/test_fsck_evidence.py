@@ -12,6 +12,7 @@ from infra.artifacts import ArtifactRef
 from infra.mlflow.alias_journal import Journals, Move
 from tasks.runs.fsck import check_run, check_store
 from tasks.runs.iteration_record import IterationRecord, read_record
+from tasks.runs.retention import find_garbage
 from tests.flows.test_rollback import guarded
 from tests.tasks.toy_runs import ToyRun, flip_a_bit, lose_a_file, lose_it
 
@@ -76,3 +77,38 @@ def test_a_lost_champion_is_missed_when_its_run_is_gone_too(run: ToyRun) -> None
 def test_it_is_told_once_where_its_run_misses_it_too(run: ToyRun) -> None:
     lose_it(run.place(promoted(run, run.records()[3])))
     assert in_the_store() == ["checkpoint of iteration 3"]
+
+
+def model_elsewhere(promotions: Path, elsewhere: Path) -> None:
+    """The journal of the model lies on another disk."""
+    (promotions / "arithmetic").rename(elsewhere)
+    (promotions / "arithmetic").symlink_to(elsewhere)
+
+
+def all_elsewhere(promotions: Path, elsewhere: Path) -> None:
+    """All journals do."""
+    promotions.rename(elsewhere)
+    promotions.symlink_to(elsewhere)
+
+
+def page_elsewhere(promotions: Path, elsewhere: Path) -> None:
+    """A page of it does."""
+    page = promotions / "arithmetic/000001.json"
+    page.rename(elsewhere)
+    page.symlink_to(elsewhere)
+
+
+@pytest.mark.parametrize("move", [model_elsewhere, all_elsewhere, page_elsewhere])
+def test_promotions_by_way_of_a_link_keep_what_they_rest_on(run: ToyRun, move: Callable[[Path, Path], None]) -> None:
+    champion, elsewhere = promoted(run, run.records()[3]), run.home / "elsewhere"
+    shutil.rmtree(run.folder)
+    move(run.home / "store/promotions", elsewhere)
+    garbage = find_garbage()
+    assert garbage.unreadable == {}
+    assert champion.key not in [found.key for found in garbage.artifacts]
+    assert len(garbage.artifacts) > 10
+    assert in_the_store() == []
+    elsewhere.rename(run.home / "not mounted")
+    garbage = find_garbage()
+    assert (garbage.artifacts, [*garbage.unreadable]) == ([], ["the journal of promotions"])
+    assert len(in_the_store()) == 1

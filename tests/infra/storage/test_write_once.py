@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -57,3 +58,28 @@ def test_nothing_else_lies_in_a_folder(tmp_path: Path):
     for content in (b"one", b"two"):
         log.create("a", content)
     assert [path.name for path in (tmp_path / "promotions").iterdir()] == ["a"]
+
+
+def test_links_are_what_they_point_to(tmp_path: Path):
+    elsewhere = Folder(tmp_path / "elsewhere").log("pages")
+    elsewhere.create("a", b"one")
+    log = Folder(tmp_path / "store").log("promotions")
+    log.create("b", b"two")
+    here, there = tmp_path / "store/promotions", tmp_path / "elsewhere/pages"
+    (here / "a").symlink_to(there / "a")
+    (here / "m").symlink_to(there)
+    assert (log.names(), log.folders()) == (["a", "b"], ["m"])
+    assert (log.read("a"), log.below("m").names(), log.below("m").read("a")) == (b"one", ["a"], b"one")
+
+
+def test_what_is_neither_file_nor_folder_is_listed_and_cannot_be_read(tmp_path: Path):
+    log = Folder(tmp_path).log("promotions")
+    log.create("a", b"one")
+    (tmp_path / "promotions/gone").symlink_to("/not/mounted")
+    os.mkfifo(tmp_path / "promotions/pipe")
+    assert (log.names(), log.folders()) == (["a", "gone", "pipe"], ["gone", "pipe"])
+    for name in ("gone", "pipe"):
+        with pytest.raises(OSError, match=name):
+            log.read(name)
+        with pytest.raises(OSError, match=name):
+            log.below(name).names()
