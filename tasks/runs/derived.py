@@ -39,9 +39,10 @@ def not_derived(
     complaints = [*_other_metrics(record)]
     try:
         complaints += _other_facts(store, named)
-        spec = with_changes(RunSpec.model_validate(records[0].spec), record.changed)
+        started_with = RunSpec.model_validate(records[0].spec)
     except ValidationError:
         return complaints  # of an earlier version: what it asked for is not known here
+    spec = with_changes(started_with, record.changed)
     before = records[-2] if len(records) > 1 else None
     derived = [*_cursor(record, before, spec), _kl_coef(record, spec), _best(records, spec)]
     if rollbacks is not None and not last_follows(records, rollbacks, divergences):

@@ -20,6 +20,7 @@ from infra.artifacts.manifest import sha256_of
 from infra.runs.listing import RunListing
 from infra.runs.records import RecordCorrupted, RecordError, RecordMissing, RunRecords, remedy_for
 from ppo_core.records import content_digest
+from ppo_core.spec import CheckpointSpec, RunSpec
 from tasks.runs.iteration_record import NEWER, ChainedRecord, IterationRecord, RecordOfNewerVersion, read_record
 from tasks.runs.notes import Rollback, divergences_of, last_follows, lost_rollbacks, rollbacks_of
 
@@ -27,6 +28,10 @@ T = TypeVar("T")
 LOOKS = 3
 """A reader that comes amid a rollback sees old and new records: so often it looks until nothing changes meanwhile."""
 NO_PART_OF_A_RUN = "folder"
+MAY_CHANGE = ("iterations: ", "checkpoint.", "engines.", "guards.", "promotion.", "registry.", "training.")
+"""What a run may go on with another value of: its length, how engines run, what is kept, where its policy goes."""
+FOUND = ("hub_commits: ",)
+"""What is no setting, and found out when a name of the hub is new."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,28 @@ def _broken(run: str, number: int, links: Sequence[ChainedRecord]) -> tuple[int,
     expected = made_with(spec, record.changed)
     if record.spec_digest != expected:
         return number, f"was made with another spec (digest {record.spec_digest[:12]}, the run's is {expected[:12]})"
+    if number == len(links) - 1 and (complaint := _impossible(record, spec)):
+        return number, complaint
+    return None
+
+
+def _impossible(record: IterationRecord, started_with: Mapping[str, Any]) -> str | None:
+    """What cannot be in a run's last record, which no later one names."""
+    other = sorted(key for key in record.changed if not f"{key}: ".startswith((*MAY_CHANGE, *FOUND)))
+    if other and record.forked_from is None:
+        return f"was made with another {', '.join(other)}, with which no run goes on"
+    try:
+        spec = RunSpec.model_validate(started_with)
+    except ValidationError:
+        return None  # of another version: what it asked for is not known here
+    try:
+        spec = RunSpec.model_validate(with_values(spec.model_dump(mode="json"), record.changed))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        return f"was made with a spec that is none ({where}: {problem['msg']})"
+    if record.retention not in (spec.retention, CheckpointSpec()):  # without any, all is kept
+        return f"keeps checkpoints by {record.retention!r}, and its spec says {spec.retention!r}"
     return None
 
 

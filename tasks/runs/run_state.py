@@ -16,12 +16,9 @@ from ppo_core.spec import RunSpec, Section, SpecError, differing_keys, validated
 from tasks.runs.iteration_record import IterationRecord, read_record
 from tasks.runs.kept import FLOWS, pages_of
 from tasks.runs.notes import ROLLBACKS, Rollback
-from tasks.runs.record_chain import Chain, read_chain, spec_document, with_values
+from tasks.runs.record_chain import MAY_CHANGE, Chain, read_chain, spec_document, with_values
 from tasks.stages.holding import DPO, PRIVATE, REWARD_MODEL, RLHF, lease_name
 from tasks.stages.hub_names import with_commits
-
-MAY_CHANGE = ("iterations: ", "checkpoint.", "engines.", "guards.", "promotion.", "registry.", "training.")
-"""What a run may go on with another value of: its length, how engines run, what is kept, where its policy goes."""
 
 
 def recorded_spec(records: RunRecords) -> RunSpec | None:
@@ -56,8 +53,8 @@ def spec_of_run(run: str, folder: str | None = None) -> RunSpec:
 def spec_to_go_on(run: str, folder: str | None = None) -> RunSpec:
     """The spec of a run that exists, with the changes that its last record was made with, such as more iterations."""
     spec = spec_of_run(run, folder)
-    last = last_record(open_records(open_store(Settings().store_root).root, run))
-    return spec if last is None else with_changes(spec, own_changes(last))
+    records = read_chain(open_records(open_store(Settings().store_root).root, run)).records
+    return with_changes(spec, own_changes(records[-1])) if records else spec
 
 
 def own_changes(record: IterationRecord) -> Mapping[str, Any]:
