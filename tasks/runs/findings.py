@@ -37,8 +37,8 @@ class Findings:
     """What was read of a run (or, without one, of the rest of the store), and what of it is damaged.
 
     `records` counts pages too. A run `releases` checkpoints where any of its records has a retention. `rollbacks`
-    None: they cannot be read. Of a run with a document of a `newer` version nothing is repaired. `evidence` are
-    the records of diverged iterations.
+    None: they cannot be read; those that are `lost` the records tell of. Of a run with a document of a `newer` version
+    nothing is repaired. `evidence` are the records of diverged iterations.
     """
 
     run: str | None
@@ -48,6 +48,7 @@ class Findings:
     bytes: int = 0
     releases: bool = False
     rollbacks: dict[str, Rollback] | None = None
+    lost: list[Rollback] = field(default_factory=list)
     newer: bool = False
     evidence: list[IterationRecord] = field(default_factory=list)
     divergences: dict[str, Divergence] = field(default_factory=dict)

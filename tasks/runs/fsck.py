@@ -131,11 +131,11 @@ def check_notes(records: RunRecords, believed: list[ChainedRecord], found: Findi
         found.damages.append(Damage(f"notes of {DIVERGENCES}", str(error), ""))
     try:
         found.rollbacks = rollbacks_of(records)
-        lost = lost_rollbacks(run, believed, found.rollbacks, found.divergences.values())
+        found.lost = lost_rollbacks(run, believed, found.rollbacks, found.divergences.values())
     except (RecordError, ChangedOnTheWay, OSError) as error:
         found.damages.append(Damage(f"notes of {ROLLBACKS}", str(error), ""))
         return
-    for missing in lost:
+    for missing in found.lost:
         complaint = f"run {run} went back to iteration {missing.after}, as its records tell, and no note says so"
         remedy = f"`ppoflow fsck {run} --repair`, or {NOTED_AGAIN}"
         found.damages.append(Damage(f"notes of {ROLLBACKS}", complaint, remedy, "notes"))

@@ -7,7 +7,7 @@ from infra.backend import acquire_lease, open_records
 from infra.settings import Settings
 from tasks.runs.findings import Findings
 from tasks.runs.fsck import check_lineage, check_records
-from tasks.runs.record_chain import read_chain, spec_in
+from tasks.runs.record_chain import spec_in
 from tasks.runs.run_state import note_again
 
 
@@ -33,7 +33,7 @@ def repair_records(run: str) -> list[str]:
                 f"iterations {', '.join(map(str, taken))} are taken out of run {run} and kept aside: "
                 f"`ppoflow resume {run}` makes them again"
             )
-        lost = read_chain(records, notes=True).lost_rollbacks if found.to_repair("notes") else ()
+        lost = found.lost if found.to_repair("notes") else []
         note_again(records, lost)
         done += [f"the rollback of run {run} to iteration {one.after} is noted again" for one in lost]
     finally:
