@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from infra.artifacts import ArtifactMissing, open_store
+from infra.artifacts.local_store import LocalStore
 from infra.gc.local_collector import UNTOUCHED_NS, LocalCollector
-from infra.process_identity import ProcessIdentity
+from infra.process_identity import ProcessIdentity, this_process
 from infra.runs.local_lease import acquire_lease
 from infra.runs.local_runs import LocalRuns
 from infra.storage.filesystem import FileSystem
@@ -129,6 +130,13 @@ def test_orphans_are_those_of_dead_processes(alive: bool | None, gone: bool):
     assert collector.remove(found) == (20 if gone else 0)
     assert [disk.status(place) is None for place in places] == [gone] * 4
     assert collector.remove(found) == 0
+
+
+def test_a_scratch_folder_of_a_machine_of_the_same_name_is_no_orphan(tmp_path: Path):
+    for machine in ("", "e" * 16):
+        other = this_process().model_copy(update={"boot": "f" * 32, "machine": machine})
+        LocalStore(tmp_path, writer=other).scratch()
+    assert LocalCollector(tmp_path).orphans() == []
 
 
 def test_what_a_stranger_left_is_an_orphan_after_a_day():

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from infra.process_identity import ProcessIdentity
+from infra.process_identity import ProcessIdentity, this_process
 from infra.runs.lease import Heartbeat, Lease, LeaseHeld, LeaseLost
 from infra.runs.lease_expiry import EXPIRY_S
 from tests.infra.places import Place
@@ -51,6 +51,15 @@ def test_a_dead_holder_is_taken_over_at_once(place: Place):
     second = take(place, still, False)
     assert (second.number, still.seconds) == (2, before)
     assert [(holder.note, holder.since_ms) for holder in second.predecessors] == [({"flow": "abc"}, 1_000_000)]
+
+
+def test_who_beats_on_a_machine_of_the_same_name_keeps_the_run(place: Place):
+    other = this_process().model_copy(update={"boot": "f" * 32, "machine": "e" * 16})
+    lease, still = place.acquire(identity=other), StillClock()
+    still.while_asleep = lease.beat
+    with pytest.raises(LeaseHeld):
+        place.acquire(clock=still.clock)
+    lease.check()
 
 
 def test_a_living_one_is_taken_over_only_after_it_was_silent_for_long(place: Place):
