@@ -230,17 +230,20 @@ def show(context: RunContext, console: RunConsole, record: IterationRecord) -> N
         console.say(f"iteration {record.iteration}: reused from the store: {', '.join(record.cached_stages)}")
     tell(console, report(context, record))
     if record.best.iteration == record.iteration:
-        export_best(context, record.best)
+        leave_best(context, console, record)
 
 
-def leave_best(context: RunContext, console: RunConsole) -> None:
-    """However a run ends, the best policy that was committed lies in its folder. Never hides why the run ended."""
+def leave_best(context: RunContext, console: RunConsole, record: IterationRecord | None = None) -> None:
+    """The best policy that was committed lies in its folder, also however a run ends.
+
+    Where that fails, it is said once: it ends no run, and does not hide why one ended.
+    """
     try:
-        last = last_record(context.records)
+        last = record or last_record(context.records)
         if last is not None:
             export_best(context, usable_best(context, last))
     except (*FAILURES, OSError) as error:
-        console.say(f"! the best policy could not be copied to the run's folder: {error}")
+        console.say_once(f"! the best policy could not be copied to the run's folder: {error}")
 
 
 def tell(console: RunConsole, complaint: str | None) -> None:

@@ -33,7 +33,8 @@ FICLONE = 0x40049409
 def export_part(artifact: Path, manifest: Manifest, ref: ArtifactRef, part: str, target: Path) -> None:
     """Make `target` a copy of the folder `part` of an artifact that lies, checked, in `artifact`.
 
-    What was there is replaced, at the end and at once; where it is this very copy, undamaged, it stays.
+    What was there is replaced, at the end and at once, a file or a link too; where it is this very copy, undamaged, it
+    stays.
     """
     files = {
         name.removeprefix(f"{part}/"): entry for name, entry in manifest.files.items() if name.startswith(f"{part}/")
@@ -45,16 +46,24 @@ def export_part(artifact: Path, manifest: Manifest, ref: ArtifactRef, part: str,
             return
     fresh, old = target.with_name(f"{target.name}.new"), target.with_name(f"{target.name}.old")
     for leftover in (fresh, old):
-        shutil.rmtree(leftover, ignore_errors=True)
+        _remove(leftover)
     for name in files:
         (fresh / name).parent.mkdir(parents=True, exist_ok=True)
         copy_file(artifact / part / name, fresh / name)
     (fresh / MANIFEST_NAME).write_bytes(exported.to_bytes())
     check_export(fresh)
-    if target.is_dir():
+    with suppress(FileNotFoundError):
         target.rename(old)
     fresh.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(old)
+
+
+def _remove(place: Path) -> None:
+    """Remove a folder, a file, or a link and not what it leads to."""
+    if place.is_file() or place.is_symlink():
+        place.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def exported_from(folder: Path) -> ArtifactRef | None:

@@ -61,6 +61,14 @@ def test_asking_a_damaged_copy_of_the_best_policy_is_refused(run: ToyRun) -> Non
         policy_folder(str(folder), Settings())
 
 
+def test_a_copy_of_the_best_policy_that_cannot_be_made_ends_no_run(tmp_path: Path) -> None:
+    run = ToyRun(tmp_path, ("iterations=2", "dataset.evaluation=null", "registry.metric=policy/quality"))
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/toy").write_text("")  # so the folder for the copy cannot be made
+    assert [record.best.iteration for record in run.train()] == [0, 1, 2]
+    assert run.said.count("! the best policy could not be copied to the run's folder: ") == 1
+
+
 def test_any_iteration_of_a_run_can_be_asked(run: ToyRun) -> None:
     records = run.records()
     asked = [policy_folder(f"toy@{number}", Settings()) for number in range(3)]

@@ -90,6 +90,21 @@ def test_the_same_again_is_left_alone_and_another_one_takes_its_place(store: Loc
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("best")] == ["best"]
 
 
+@pytest.mark.parametrize("there", ["file", "link", "link to nothing"])
+def test_a_file_or_a_link_is_replaced_and_nothing_stays_behind(store: LocalStore, tmp_path: Path, there: str) -> None:
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (elsewhere / "mine").write_text("1")
+    for name in ("best", "best.old", "best.new"):
+        if there == "file":
+            (tmp_path / name).write_text("1")
+        else:
+            (tmp_path / name).symlink_to(elsewhere if there == "link" else tmp_path / "nowhere")
+    for key in ("aa", "bb"):
+        assert check_export(exported(store, stored(store, key, key.encode()), tmp_path / "best")) is not None
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "elsewhere", "store"]
+    assert [path.name for path in elsewhere.iterdir()] == ["mine"]
+
+
 def test_a_folder_that_nobody_exported_is_nobodys_concern(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert check_export(tmp_path) is None
