@@ -15,13 +15,17 @@ NAMES = frozenset(
         *("LD_LIBRARY_PATH", "LD_PRELOAD", "GLIBC_TUNABLES", "VIRTUAL_ENV", "XDG_CACHE_HOME"),
         # Triton, Inductor and DeepSpeed compile kernels.
         *("CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "MAX_JOBS"),
+        *("DS_ACCELERATOR", "DS_SKIP_CUDA_CHECK", "DS_IGNORE_CUDA_DETECTION", "DS_NVCC_THREADS", "DS_DEBUG_CUDA_BUILD"),
+        # Models are folders by the time that an engine reads them. HF_HOME, which holds the hub's token, is not needed.
+        *("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE"),
+        *("HF_ENDPOINT", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_HUB_VERBOSITY"),
         "PPOFLOW_HOME",  # tells whoever lists processes whose engines these are
     }
 )
 PREFIXES = (
     *("LC_", "PYTHON", "MALLOC_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "GLOO_"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "DNNL_", "ONEDNN_", "ATEN_"),
-    *("TORCH", "PYTORCH_", "TRITON_", "DS_", "VLLM_", "HF_", "TRANSFORMERS_", "TOKENIZERS_"),
+    *("TORCH", "PYTORCH_", "TRITON_", "DS_BUILD_", "VLLM_", "TRANSFORMERS_", "TOKENIZERS_"),
 )
 NETWORK = frozenset(
     {
@@ -30,11 +34,16 @@ NETWORK = frozenset(
     }
 )
 """How to get out of this machine: for reward functions that ask a judge."""
-SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "AUTH")
-"""How a word of a secret's name ends."""
+SECRET_WORDS = (
+    *("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "AUTH", "AUTHORIZATION"),
+    *("BEARER", "COOKIE", "HEADER", "JWT", "LOGIN", "SIGNATURE"),
+)
+"""How a word of a secret's name ends, but for an S and digits."""
 WHOLE_WORDS = frozenset({"PASS", "PWD", "PW", "PAT", "DSN", "CONNECTION"})
 """Words that others end with too, such as COMPAT."""
-LOGIN_IN_ADDRESS = re.compile(r"://[^/\s]*@")
+LOGIN_IN_ADDRESS = re.compile(r"://([^/\s]*|[^/:\s]*:\S*)@")
+"""A password may hold a slash."""
+KEY_IN_ADDRESS = re.compile(r"(?i)://\S*[?&][^=&\s]*(passw|secret|token|key|sig|auth)[^=&\s]*=")
 
 
 def permitted(environment: Mapping[str, str]) -> dict[str, str]:
@@ -53,7 +62,7 @@ def way_out(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable looks like one: by a word of its name (HF_TOKEN, VLLM_API_KEY), or an address with a login."""
-    words = name.upper().split("_")
+    """Whether a variable looks like one: by a word of its name (VLLM_API_KEY2), or an address with a login or a key."""
+    words = [word.rstrip("0123456789") for word in name.upper().split("_")]
     named = any(word in WHOLE_WORDS or word.removesuffix("S").endswith(SECRET_WORDS) for word in words)
-    return named or bool(LOGIN_IN_ADDRESS.search(value))
+    return named or bool(LOGIN_IN_ADDRESS.search(value) or KEY_IN_ADDRESS.search(value))

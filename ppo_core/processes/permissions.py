@@ -13,7 +13,6 @@ NAMES = frozenset(
         *("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV"),
         *(
             "XDG_CACHE_HOME",
-            "HF_HOME",
             "HF_HUB_CACHE",
             "HF_MODULES_CACHE",
             "HF_HUB_OFFLINE",

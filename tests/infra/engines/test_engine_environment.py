@@ -26,6 +26,10 @@ from infra.engines.environment import is_secret, permitted, way_out
             "TORCH_HOME",
             "VLLM_CPU_KVCACHE_SPACE",
             "HF_HUB_OFFLINE",
+            "HF_MODULES_CACHE",
+            "DS_BUILD_CPU_ADAM",
+            "DS_ACCELERATOR",
+            "VLLM_PLUGINS",
             "TOKENIZERS_PARALLELISM",
             "LD_PRELOAD",
             "PPOFLOW_HOME",
@@ -49,6 +53,17 @@ def test_what_programs_need_is_there(name: str) -> None:
             "PYTHON_DB_DSN",
             "DS_CONNECTION_STRING",
         ),
+        *(
+            "HF_TOKEN2",
+            "HF_APIKEY1",
+            "HF_KEYS2",
+            "VLLM_PASSWORD1",
+            "HF_BEARER",
+            "HF_HUB_COOKIE",
+            "NCCL_JWT",
+            "TORCH_PAT2",
+        ),
+        *("VLLM_HTTP_HEADERS", "VLLM_AUTHORIZATION", "VLLM_LOGIN", "DS_LOGIN", "DS_WEBHOOK", "HF_HOME", "HF_OTHER"),
         *("PGPASSFILE", "PPOFLOW_STORE", "PPOFLOW_REWARD_ENV", "PPOFLOW_STACK_MARK", "MY_SECRET", "DATABASE_URL", "X"),
     ],
 )
@@ -58,6 +73,11 @@ def test_secrets_and_what_no_engine_needs_are_not(name: str) -> None:
 
 def test_addresses_with_a_login_are_not_passed_on() -> None:
     assert is_secret("HF_ENDPOINT", "https://me:password@hub/x")
+    assert is_secret("HF_ENDPOINT", "https://me:pass/word@hub")
+    assert is_secret("HF_ENDPOINT", "https://token@hub")
     assert not is_secret("HF_ENDPOINT", "https://hub/a@b")
+    for query in ("sig=abc", "a=b&X-Amz-Signature=abc", "access_token=abc", "api-key=abc"):
+        assert is_secret("HF_ENDPOINT", f"https://hub/?{query}")
+    assert not is_secret("HF_ENDPOINT", "https://hub/?region=eu")
     proxies = {"HTTPS_PROXY": "http://proxy:1", "https_proxy": "http://me@proxy:1", "ALL_PROXY": "me:word@proxy:1"}
     assert way_out(proxies) == {"HTTPS_PROXY": "http://proxy:1"}
