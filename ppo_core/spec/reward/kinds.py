@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from string import Formatter
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from ppo_core.spec.paths import ModelPath
 from ppo_core.spec.reward.rules import (
@@ -23,6 +33,36 @@ from ppo_core.spec.reward.rules import (
 from ppo_core.spec.section import NonNegative
 
 RUBRIC_FIELDS = ("prompt", "response", "answer")
+NAME_OF_A_KEY = re.compile("(?i)(^|[_-])(key|apikey|token|secret|password|passwd|signature|sig|auth)$")
+NAME_OF_A_WORD = re.compile(
+    "(?i)(^|[_-])(answer|bos|column|dict|end|eos|field|gold|group|json|label|mask|metadata|pad|prompt|reference|response|"
+    "score|sep|sort|special|start|stop|target|think|thinking|unk)[_-](key|token)$"
+)
+"""As a key of a mapping or a token of a text is called, which is no secret."""
+STORED = "which would be stored in the records of runs: put the key into an environment variable"
+WHERE_KEYS_GO = f"{STORED}, and its name into key_variable"
+
+
+def without_keys(options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    """The options of a function; raises ValueError where a text among them looks like a key by its name."""
+    found = next(_keys_in(options), None) if info.context else None  # a run's record may be older than this rule
+    if found is not None:
+        raise ValueError(
+            f"what looks like a key ({found}) is an option, {STORED} that PPOFLOW_REWARD_ENV names, and read it in the "
+            "function; give the option another name if it is none"
+        )
+    return options
+
+
+def _keys_in(given: Any) -> Iterator[str]:
+    for name, value in given.items() if isinstance(given, dict) else enumerate(given):
+        if isinstance(value, dict | list):
+            yield from _keys_in(value)
+        elif isinstance(value, str) and NAME_OF_A_KEY.search(str(name)) and not NAME_OF_A_WORD.search(str(name)):
+            yield str(name)
+
+
+Options = Annotated[dict[str, Any], AfterValidator(without_keys)]
 
 
 class FunctionRewardSpec(AnyReward):
@@ -30,7 +70,7 @@ class FunctionRewardSpec(AnyReward):
 
     kind: Literal["function"] = Field("function", description="This kind")
     function: str = Field(description="Your function, as package.module:function or path/to/file.py:function")
-    options: dict[str, Any] = Field(default_factory=dict, description="Extra keyword arguments of the function")
+    options: Options = Field(default_factory=dict, description="Extra keyword arguments of the function")
     timeout_s: PositiveFloat | None = Field(
         None,
         description="Seconds that one call of a coroutine function may take, below engines.reward_timeout_s; then "
@@ -74,13 +114,6 @@ class FunctionRewardSpec(AnyReward):
     def sample_by_sample(self) -> bool:
         """As its owner says."""
         return self.while_sampling
-
-
-NAME_OF_A_KEY = re.compile("(?i)(^|[_-])(key|apikey|token|secret|password|passwd|signature|sig|auth)$")
-WHERE_KEYS_GO = (
-    "which would be stored in the records of runs: put the key into an environment variable, and its name into "
-    "key_variable"
-)
 
 
 class _Endpoint(AnyReward):

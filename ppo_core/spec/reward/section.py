@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from ppo_core.spec.reward.kinds import FunctionRewardSpec, ModelRewardSpec, RewardKind
+from ppo_core.spec.reward.kinds import FunctionRewardSpec, ModelRewardSpec, Options, RewardKind
 from ppo_core.spec.section import Fraction, Section
 
 OF_THE_WHOLE_SCORE = ("mean", "std", "unscored", "positions", "ahead", "prompts_with_signal")
@@ -21,7 +21,7 @@ class RewardSpec(Section):
         description="Reward function, as package.module:function or path/to/file.py:function; or a mapping of several "
         "to weights",
     )
-    options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments that every function gets")
+    options: Options = Field(default_factory=dict, description="Keyword arguments that every function gets")
     sources: tuple[RewardKind, ...] = Field(
         (),
         description="Rewards of kind function, exact_match, number, regex, length, format, json_schema, unit_tests, "

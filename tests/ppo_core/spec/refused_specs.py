@@ -16,6 +16,13 @@ def rule(kind: str, **keys: Any) -> dict[str, Any]:
     return {"reward": {"sources": [{"kind": kind, **keys}]}}
 
 
+NO_KEYS = {
+    **dict.fromkeys(
+        ("tokenizer", "token_limit", "max_tokens", "key_column", "answer_key", "stop_token", "author"), "x"
+    ),
+    **{"token": 3, "auth": False, "keys": ["a"], "inner": {"json_key": "a"}},
+}
+"""Options of a reward that are taken, whatever they sound like."""
 OFFLOADED = {"engines": {"offload_reference": True}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**OFFLOADED, "update": {"kl_loss_coef": 0.1, "kl_loss_estimator": "full"}}, "each minibatch asks .* set offload"),
@@ -208,6 +215,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"reward": {"sources": [{"kind": "number"}], "options": {"limit": 3}}},
         "reward: options=limit is for functions, and no reward is one: leave it out, or give each reward in `sources`",
     ),
+    *[
+        (
+            {"reward": reward},
+            "what looks like a key .api_key. is an option, .* that PPOFLOW_REWARD_ENV names, and read it",
+        )
+        for reward in (
+            {"function": "a.py:f", "options": {"api_key": "sk-1"}},
+            {"function": "a.py:f", "options": {"judges": [{"api_key": "sk-1"}]}},
+            {"sources": [{"function": "a.py:f", "options": {"api_key": "sk-1"}}]},
+        )
+    ],
     *[
         (
             rule("length", max=9, name=name),

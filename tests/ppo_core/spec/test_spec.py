@@ -32,7 +32,7 @@ from ppo_core.spec import promotion as spec_promotion
 from ppo_core.spec import section as spec_section
 from ppo_core.spec import sections as spec_sections
 from tests.ppo_core.spec.refused_learning import FIXED_LOSS, PAIRS, REFUSED_LEARNING, RLOO
-from tests.ppo_core.spec.refused_specs import REFUSED, SMALLEST
+from tests.ppo_core.spec.refused_specs import NO_KEYS, REFUSED, SMALLEST
 
 ROOT = Path(__file__).parents[3]
 
@@ -151,6 +151,7 @@ def test_a_kl_coefficient_without_a_kind_is_a_fixed_one(tmp_path: Path) -> None:
         {"advantages": {"reference": {"kind": "ema"}}},
         {"update": {"schedule": "constant", "decay_iterations": 9, "entropy_coef": 1, "entropy_schedule": "linear"}},
         {"update": {"schedule": "constant", "decay_iterations": 9}, "advantages": {"kl": {"schedule": "linear"}}},
+        {"reward": {"function": "a.py:f", "options": NO_KEYS}},
     ],
 )
 def test_settings_that_have_an_effect_are_taken_and_survive_the_document(
