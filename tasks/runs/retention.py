@@ -10,6 +10,7 @@ from prefect.logging import get_run_logger
 from infra.artifacts import ArtifactStore, StoreReadOnly, open_store
 from infra.backend import open_collector
 from infra.gc.collector import Collector, Orphan, PinsUnreadable, StoredArtifact
+from infra.gc.local_collector import LocalCollector
 from infra.runs.records import RecordError
 from infra.settings import Settings
 from infra.storage.objects import StoreUnavailable
@@ -52,12 +53,16 @@ def release(context: RunContext, needs: Reachability) -> list[StoredArtifact]:
 
 @dataclass(frozen=True)
 class Garbage:
-    """What no record needs and nobody uses. Where records are `unreadable`, every artifact may be needed."""
+    """What no record needs and nobody uses. Where records are `unreadable`, every artifact may be needed.
+
+    `left_here` is what a `verify` that was killed has left in this machine's own folder.
+    """
 
     artifacts: list[StoredArtifact]
     orphans: list[Orphan]
     damaged: list[Orphan] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
+    left_here: list[Orphan] = field(default_factory=list)
 
     @property
     def bytes(self) -> int:
@@ -67,7 +72,7 @@ class Garbage:
     def rows(self) -> list[tuple[str, int, str]]:
         """What, how many bytes, and why."""
         unneeded = [(f"{found.kind}/{found.key}", found.bytes, "no record needs it") for found in self.artifacts]
-        others = [(found.place, found.bytes, found.why) for found in (*self.orphans, *self.damaged)]
+        others = [(found.place, found.bytes, found.why) for found in (*self.orphans, *self.left_here, *self.damaged)]
         return [*unneeded, *others]
 
 
@@ -83,7 +88,9 @@ def find_garbage(*, damaged: bool = False) -> Garbage:
         kept, pins = names, {HOLDERS: str(error)}
     kept = kept | needs.among(names)()
     artifacts = [found for found in stored if (found.kind, found.key) not in kept]
-    return Garbage(artifacts, collector.orphans(), collector.damaged() if damaged else [], pins | needs.unreadable)
+    orphans, aside = collector.orphans(), collector.damaged() if damaged else []
+    left_here = [found for found in LocalCollector(Settings().home).orphans() if found not in orphans]
+    return Garbage(artifacts, orphans, aside, pins | needs.unreadable, left_here)
 
 
 def remove_garbage(garbage: Garbage) -> int:
@@ -91,7 +98,8 @@ def remove_garbage(garbage: Garbage) -> int:
     store, collector = opened()
     wanted: Iterable[Name] = [(found.kind, found.key) for found in garbage.artifacts]
     removed = collector.collect(wanted, Reachability(store).among(wanted))
-    return sum(found.bytes for found in removed) + collector.remove([*garbage.orphans, *garbage.damaged])
+    freed = collector.remove([*garbage.orphans, *garbage.damaged])
+    return sum(found.bytes for found in removed) + freed + LocalCollector(Settings().home).remove(garbage.left_here)
 
 
 def opened() -> tuple[ArtifactStore, Collector]:
@@ -103,7 +111,8 @@ def opened() -> tuple[ArtifactStore, Collector]:
 def remove_orphans(context: RunContext) -> int:
     """Remove what processes that are gone have left half written; the bytes that are free now. Never ends a run."""
     try:
-        return context.collector.remove(context.collector.orphans(quickly=True))
+        collectors: tuple[Collector, ...] = (context.collector, LocalCollector(context.settings.home))
+        return sum(collector.remove(collector.orphans(quickly=True)) for collector in collectors)
     except (OSError, StoreReadOnly, StoreUnavailable, RecordError) as error:
         get_run_logger().warning("what dead processes have left in the store could not be removed: %s", error)
         return 0

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from infra.artifacts import ArtifactMissing, ArtifactRef, open_store
+from infra.artifacts.local_store import LocalStore
 from infra.artifacts.overlay_store import OverlayStore
 from infra.backend import open_records
 from infra.engines.protocol import OnProgress
@@ -65,8 +64,7 @@ def open_verification(run: str, folder: str | None, on_progress: OnProgress) -> 
     committed(run)
     spec = spec_of_run(run, folder).with_overrides(["engines.backend=local"])
     settings = Settings()
-    settings.home.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix="verify-", dir=settings.home))
+    scratch = LocalStore(settings.home).scratch()  # named after this process, so that it is found once that is gone
     # What this machine has kept of a remote store says nothing of what that store has.
     settings = settings.model_copy(update={"cache": scratch / "cache"})
     original = open_store(settings.store_root, cache=settings.cache_folder)

@@ -15,12 +15,16 @@ from tasks.runs.fork import fork_run
 from tasks.runs.guards import DivergedError
 from tasks.runs.iteration_record import read_record, resume_inputs
 from tasks.runs.reachability import Reachability, kept_iterations
-from tasks.runs.retention import find_garbage, remove_garbage
+from tasks.runs.retention import find_garbage, remove_garbage, remove_orphans
 from tasks.runs.run_state import spec_of_run
+from tasks.runs.verification import open_verification
+from tests.tasks.run_contexts import ignore
 from tests.tasks.toy_engines import ToyEngines
+from tests.tasks.toy_reward_models import toy_engines
 from tests.tasks.toy_runs import ToyRun, digests, killed, snapshot
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
+GONE = this_process().model_copy(update={"started": 1})
 SHORT = ("dataset.evaluation=null", "registry.metric=policy/quality", "iterations=6")
 
 
@@ -149,8 +153,7 @@ def test_what_a_diverged_iteration_made_stays_as_evidence(home: Path) -> None:
 def test_gc_removes_what_no_record_needs_and_nothing_else(everything: ToyRun, home: Path) -> None:
     run = everything.copy(home)
     before = snapshot(home / "store")
-    gone = this_process().model_copy(update={"started": 1})
-    store = LocalStore(home / "store", writer=gone)
+    store = LocalStore(home / "store", writer=GONE)
     orphan, unfinished = store.scratch(), store.scratch()
     (orphan / "stats.json").write_text("{}")
     (unfinished / "half").write_text("12345")
@@ -163,6 +166,27 @@ def test_gc_removes_what_no_record_needs_and_nothing_else(everything: ToyRun, ho
     assert snapshot(home / "store") == before
     assert find_garbage().rows() == []
     assert run.train() == everything.records()
+
+
+@pytest.mark.parametrize("by", ["gc", "the next run"])
+def test_what_a_killed_verification_left_goes(
+    by: str, everything: ToyRun, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = everything.copy(home)
+    toy_engines(monkeypatch)
+    with open_verification("toy", None, ignore) as context:
+        scratch = Path(context.store.root).parent
+        (scratch / "half").write_text("12345")
+        assert find_garbage().rows() == []
+    assert not scratch.exists()
+    left = scratch.with_name(scratch.name.replace(this_process().token, GONE.token))
+    left.mkdir()
+    (left / "half").write_text("12345")
+    garbage = find_garbage()
+    assert [(place, size) for place, size, _ in garbage.rows()] == [(str(left), 5)]
+    assert (remove_garbage(garbage) if by == "gc" else remove_orphans(run.context())) == 5
+    assert not left.exists()
+    assert find_garbage().rows() == []
 
 
 def test_a_superseded_iteration_is_garbage(everything: ToyRun, home: Path) -> None:
