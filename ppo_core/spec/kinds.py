@@ -33,17 +33,17 @@ def load_any(path: Path, overrides: Sequence[str] = ()) -> AnySpec:
 
 def load_as(kind: type[Known], path: Path, overrides: Sequence[str] = ()) -> Known:
     """The spec of this kind in a file. Raises SpecError, one line per problem; where the sections are those of another
-    kind, the first line says which command takes it.
+    kind, the one line says which command takes it.
     """
     try:
         return kind.from_yaml(path, list(overrides))
-    except SpecError as error:
+    except SpecError:
         there = _sections(path, overrides)
         meant = _kind_of(there)
         known, complete = _fit(meant, there)
         if not complete or known <= _fit(kind, there)[0]:
             raise
-        raise SpecError(f"{path}: this is a spec of `{COMMANDS[meant]}`: use that command\n{error}") from None
+        raise SpecError(f"{path} is a spec for another command: {COMMANDS[meant]} {path}") from None
 
 
 def _sections(path: Path, overrides: Sequence[str]) -> set[str]:

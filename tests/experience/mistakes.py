@@ -165,6 +165,11 @@ IN_SPECS = [
         ("'rewards.py' is not a function", "path/to/file.py:function"),
         in_spec("rewards.py:correct", "rewards.py"),
     ),
+    Mistake(
+        "a spec for another command",
+        ("spec.yaml is a spec for another command: ppoflow train spec.yaml",),
+        command=("rlhf", "spec.yaml"),
+    ),
     Mistake("a run's name with a space", ("my run", "letters"), command=("train", "spec.yaml", "--run", "my run")),
 ]
 ON_THE_MACHINE = [
