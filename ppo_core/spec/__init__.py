@@ -1,6 +1,15 @@
 """The spec of a run, torch-free: `RunSpec` and its sections. `RunSpec.from_yaml(path)` reads it."""
 
-from ppo_core.spec.advantages import AdaptiveKl, AdvantageSpec, FixedKl, OverlongSpec
+from ppo_core.spec.advantages import (
+    AdaptiveKl,
+    AdvantageSpec,
+    AveragedReference,
+    FixedKl,
+    FixedReference,
+    OverlongSpec,
+    ReferenceSpec,
+    SteppedReference,
+)
 from ppo_core.spec.algorithms import (
     AlgorithmSpec,
     GrpoSpec,
@@ -16,7 +25,6 @@ from ppo_core.spec.dpo import DpoFitSpec, DpoSpec
 from ppo_core.spec.loading import SpecError, differing_keys, validated
 from ppo_core.spec.lora import LoraSpec
 from ppo_core.spec.promotion import PromotionSpec, RegistrySpec, registered_name
-from ppo_core.spec.reference import AveragedReference, FixedReference, ReferenceSpec, SteppedReference
 from ppo_core.spec.reward.section import RewardSpec
 from ppo_core.spec.reward_model import DescentSpec, FitSpec, PreferencesSpec, RewardModelSpec
 from ppo_core.spec.rlhf import GivenSpec, RlhfSpec

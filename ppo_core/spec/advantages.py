@@ -1,12 +1,11 @@
-"""From scores to advantages: reward shaping, the KL penalty, GAE, whitening."""
+"""From scores to advantages: reward shaping, the KL penalty and its reference, GAE, whitening."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, model_validator
 
-from ppo_core.spec.reference import FixedReference, ReferenceSpec
 from ppo_core.spec.section import (
     CoefficientSchedule,
     Fraction,
@@ -58,6 +57,31 @@ class AdaptiveKl(Section):
     length_normalised: bool = Field(
         False, description="Divide the KL penalty by the response's number of tokens; the target stays per response"
     )
+
+
+class FixedReference(Section):
+    """The policy that the run began with, throughout."""
+
+    kind: Literal["fixed"] = Field("fixed", description="This kind")
+
+
+class SteppedReference(Section):
+    """The policy as it was not long ago, taken anew at intervals."""
+
+    kind: Literal["every"] = Field("every", description="This kind")
+    iterations: PositiveInt = Field(description="The policy becomes the reference every this many iterations")
+
+
+class AveragedReference(Section):
+    """A moving average of the policy."""
+
+    kind: Literal["ema"] = Field("ema", description="This kind")
+    decay: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        0.95, description="Decay of the moving average, per iteration"
+    )
+
+
+ReferenceSpec = Annotated[FixedReference | SteppedReference | AveragedReference, Field(discriminator="kind")]
 
 
 class OverlongSpec(Section):

@@ -11,7 +11,8 @@ from pydantic import NonNegativeInt, ValidationError
 
 from ppo_core.records import InputError, Replay, UpdatePolicyJob, content_digest
 from ppo_core.spec import Section
-from ppo_core.spec.loading import differing_keys, explain
+from ppo_core.spec.explaining import explain
+from ppo_core.spec.loading import differing_keys
 
 FORMAT = 3
 FILE = "state.json"

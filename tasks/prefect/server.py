@@ -24,7 +24,7 @@ from infra.mlflow.client import without_password
 from infra.prefect_server import PrefectServer, PrefectServerError
 from infra.settings import Settings
 from infra.storage.objects import StoreUnavailable
-from ppo_core.spec.loading import requirement
+from ppo_core.spec.explaining import requirement
 from tasks.prefect.listening import no_prefect
 from tasks.runs.errors import FAILURES, behind
 

@@ -15,7 +15,7 @@ from infra.backend import is_remote
 from infra.mlflow.client import without_password
 from infra.settings import Settings, StackSettings, set_variables
 from ppo_core.records import InputError
-from ppo_core.spec.loading import requirement
+from ppo_core.spec.explaining import requirement
 
 OURS = "PPOFLOW_"
 OF_PROCESSES = {"PPOFLOW_GUARDED", "PPOFLOW_STACK_MARK", "PPOFLOW_CONTAINERS", "PPOFLOW_SECRETS", "PPOFLOW_UID"}
