@@ -11,6 +11,26 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 LONGEST_VALUE = 80
+_KEYED = ("dict_type", "model_type", "model_attributes_type")
+_MEANT = {
+    "algorithm": "kind",
+    "dataset": "train",
+    "dynamic_sampling": "max_batches",
+    "kl": "coef",
+    "lora": "rank",
+    "model": "path",
+    "overlong": "buffer",
+    "preferences": "train",
+    "reference": "kind",
+    "registry": "model",
+    "reward": "function",
+    "reward_model": "file",
+    "run": "file",
+    "sft": "data",
+    "sources": "function",
+    "train": "path",
+}
+"""The key that a plain value means, in place of a section or of an entry of a list of sections."""
 _REQUIREMENTS = {
     "missing": "is required but missing",
     "extra_forbidden": "is an unknown key",
@@ -29,9 +49,7 @@ _REQUIREMENTS = {
     **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
     **dict.fromkeys(("list_type", "tuple_type"), "must be a list, as in [a, b]"),
-    **dict.fromkeys(
-        ("dict_type", "model_type", "model_attributes_type"), "must be keys with values, as in {{key: value}}"
-    ),
+    **dict.fromkeys(_KEYED, "must be keys with values, as in {{key: value}}"),
     "string_type": "must be text",
 }
 _MEMBER = re.compile(r"str|int|float|bool|list|constrained-\w+|[a-z]+(-[a-z]+)*\[.*\]")
@@ -44,6 +62,8 @@ def explain(cls: type[BaseModel], error: ValidationError) -> list[str]:
     for item in error.errors():
         place = _place(cls, item["loc"])
         where, kind, asked = place.key, item["type"], requirement(item)
+        written = _as_section(place, item["input"]) if kind in _KEYED else ""
+        asked = "must be keys with values" if written else asked
         subject = f"{where}={shown(item['input'])}: must be "
         if kind == "extra_forbidden":
             lines.append((f"{where}: unknown key", _suggestion(cls, item["loc"])))
@@ -57,11 +77,27 @@ def explain(cls: type[BaseModel], error: ValidationError) -> list[str]:
         elif kind == "value_error":
             lines.append((f"{where}: {asked}" if where else asked, ""))
         elif lines and lines[-1][0].startswith(subject):  # of a union, which wants one thing or another
-            lines[-1] = f"{lines[-1][0]}, or {asked.removeprefix('must be ')}", lines[-1][1]
+            said, remedy = lines[-1]
+            lines[-1] = f"{said}, or {asked.removeprefix('must be ')}", written or remedy
         else:
             remedy = place.meaning() if kind == "string_pattern_mismatch" else place.default()
-            lines.append((f"{where}={shown(item['input'])}: {asked}", remedy))
+            lines.append((f"{where}={shown(item['input'])}: {asked}", written or remedy))
     return [text + remedy for text, remedy in lines]
+
+
+def _as_section(place: _Place, value: Any) -> str:
+    """What to write in place of a plain value, where one key of the section is known to be meant."""
+    name, entry, _ = place.key.rpartition(".")[2].partition("[")
+    kinds = [model.model_fields["kind"].default for model in place.models if "kind" in model.model_fields]
+    key = "kind" if value in kinds else _MEANT.get(name)
+    if name == "function" and isinstance(value, list) and value and all(isinstance(one, str) for one in value):
+        section = dict.fromkeys(value, 1)
+    elif key is not None and isinstance(value, str | int | float) and not isinstance(value, bool):
+        section = {key: value}
+    else:
+        return ""
+    text = ", ".join(f"{one}: {said}" for one, said in section.items())
+    return f": write {'-' if entry else f'{name}:'} {{{text}}}"
 
 
 def requirement(item: ErrorDetails) -> str:

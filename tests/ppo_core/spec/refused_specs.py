@@ -27,6 +27,24 @@ OFFLOADED = {"engines": {"offload_reference": True}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**OFFLOADED, "update": {"kl_loss_coef": 0.1, "kl_loss_estimator": "full"}}, "each minibatch asks .* set offload"),
     ({**OFFLOADED, "model": {"path": "folder", "lora": {"rank": 4}}}, "reference is the policy .* set it to false"),
+    *[
+        (changes, rf"(^|: ){key}: must be (text, or )?keys with values: write {remedy}$")
+        for changes, key, remedy in (
+            ({"algorithm": "grpo"}, "algorithm='grpo'", "algorithm: {kind: grpo}"),
+            ({"model": "good"}, "model='good'", "model: {path: good}"),
+            ({"dataset": "rows.jsonl"}, "dataset='rows.jsonl'", "dataset: {train: rows.jsonl}"),
+            ({"reward": "r.py:correct"}, "reward='r.py:correct'", "reward: {function: r.py:correct}"),
+            ({"advantages": {"kl": 0.1}}, "advantages.kl=0.1", "kl: {coef: 0.1}"),
+            ({"advantages": {"kl": "adaptive"}}, "advantages.kl='adaptive'", "kl: {kind: adaptive}"),
+            ({"advantages": {"reference": "ema"}}, "advantages.reference='ema'", "reference: {kind: ema}"),
+            ({"reward": {"sources": ["r.py:f"]}}, r"reward.sources\[0\]='r.py:f'", "- {function: r.py:f}"),
+            ({"reward": {"sources": ["number"]}}, r"reward.sources\[0\]='number'", "- {kind: number}"),
+            ({"dataset": {"train": ["a"]}}, r"dataset.train\[0\]='a'", "- {path: a}"),
+            ({"reward": {"function": ["a:f", "b:g"]}}, r"reward.function=.*'\]", "function: {a:f: 1, b:g: 1}"),
+            ({"model": {"path": "a", "lora": 8}}, "model.lora=8", "lora: {rank: 8}"),
+        )
+    ],
+    ({"model": {"path": "a", "lora": True}}, "model.lora=True: must be keys with values, as in {key: value}$"),
     (
         {"training": {"microbatch_tokens": 559}},
         r"microbatch_tokens=559 is less than the longest sequence: 560 tokens .* Raise it to at least 560",
