@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -59,13 +60,17 @@ _MEMBER = re.compile(r"str|int|float|bool|list|constrained-\w+|[a-z]+(-[a-z]+)*\
 def explain(cls: type[BaseModel], error: ValidationError) -> list[str]:
     """One line per problem: the key, what is wrong with which value, and what would be right."""
     lines: list[tuple[str, str]] = []
-    for item in error.errors():
+    errors = error.errors()
+    for item in errors:
         place = _place(cls, item["loc"])
         where, kind, asked = place.key, item["type"], requirement(item)
         written = _as_section(place, item["input"]) if kind in _KEYED else ""
         asked = "must be keys with values" if written else asked
         subject = f"{where}={shown(item['input'])}: must be "
-        if kind == "extra_forbidden":
+        if kind == "extra_forbidden" and (entry := _entry(cls, item["loc"], errors)):
+            if item["loc"][-1] == "kind":
+                lines.append((f"{where}: rewards with a kind are listed", f": reward: {{sources: [{entry}]}}"))
+        elif kind == "extra_forbidden":
             lines.append((f"{where}: unknown key", _suggestion(cls, item["loc"])))
         elif kind == "missing":
             lines.append((f"{where}: {asked}", place.meaning()))
@@ -91,13 +96,29 @@ def _as_section(place: _Place, value: Any) -> str:
     kinds = [model.model_fields["kind"].default for model in place.models if "kind" in model.model_fields]
     key = "kind" if value in kinds else _MEANT.get(name)
     if name == "function" and isinstance(value, list) and value and all(isinstance(one, str) for one in value):
-        section = dict.fromkeys(value, 1)
+        text = _keyed(dict.fromkeys(value, 1))
     elif key is not None and isinstance(value, str | int | float) and not isinstance(value, bool):
-        section = {key: value}
+        text = _keyed({key: value})
     else:
         return ""
-    text = ", ".join(f"{one}: {said}" for one, said in section.items())
-    return f": write {'-' if entry else f'{name}:'} {{{text}}}"
+    return f": write {'-' if entry else f'{name}:'} {text}"
+
+
+def _entry(cls: type[BaseModel], location: tuple[int | str, ...], errors: list[ErrorDetails]) -> str:
+    """The unknown keys beside this one where they, with a kind, are those of an entry of the section's `sources`."""
+    section = location[:-1]
+    keys = {
+        one["loc"][-1]: one["input"]
+        for one in errors
+        if one["type"] == "extra_forbidden" and one["loc"][:-1] == section
+    }
+    listed = any("sources" in model.model_fields for model in _place(cls, section).models)
+    return _keyed(keys) if listed and "kind" in keys else ""
+
+
+def _keyed(section: Mapping[Any, Any]) -> str:
+    """A section as one writes it in one line."""
+    return f"{{{_cut(', '.join(f'{key}: {value}' for key, value in section.items()))}}}"
 
 
 def requirement(item: ErrorDetails) -> str:
@@ -117,7 +138,10 @@ def _number(value: Any) -> str:
 
 def shown(value: Any) -> str:
     """A value, cut where it is long."""
-    text = repr(value)
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 

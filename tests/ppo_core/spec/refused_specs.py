@@ -107,6 +107,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         r"two rewards have the same name \(number, number\).* another `name`",
     ),
     ({"reward": {"sources": {"kind": "number"}}}, "reward.sources={'kind': 'number'}: must be a list, as in .a, b.$"),
+    *[
+        (
+            {"reward": reward},
+            rf": reward.kind: rewards with a kind are listed: reward: {{sources: \[{entry}\]}}$",
+        )
+        for reward, entry in (
+            ({"kind": "number"}, "{kind: number}"),
+            ({"pattern": "a", "kind": "regex", "max_failed_fraction": 0}, "{kind: regex, pattern: a}"),
+        )
+    ],
     (rule("length"), "no length is given: set min, max or both, or target with a slope"),
     (rule("length", min=5, max=4), "min=5 is above max=4, so no length can score 1"),
     (rule("length", target=5, slope=2, min=1), "target=5 is the one length that scores 1: leave out min and max, or t"),
