@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -53,6 +53,73 @@ _REQUIREMENTS = {
     **dict.fromkeys(_KEYED, "must be keys with values, as in {{key: value}}"),
     "string_type": "must be text",
 }
+_ELSEWHERE = {
+    "dataset": "data",
+    "dataset.train": "train_dataset train_files prompt_data",
+    "dataset.evaluation": "eval_dataset val_files",
+    "dataset.prompt_column": "prompt_key input_key",
+    "dataset.answer_column": "label_key",
+    "dataset.chat": "apply_chat_template",
+    "dataset.max_prompt_tokens": "max_prompt_length prompt_max_len",
+    "model.path": "model_name_or_path sft_model_path pretrain",
+    "model.critic": "critic_pretrain",
+    "model.lora.rank": "lora_r lora_rank",
+    "model.lora.alpha": "lora_alpha",
+    "algorithm.kind": "adv_estimator advantage_estimator",
+    "algorithm.scale": "scale_rewards norm_adv_by_std_in_grpo",
+    "reward.function": "reward_funcs custom_reward_function",
+    "reward.sources": "reward_model_path reward_pretrain remote_rm_url",
+    "iterations": "max_steps num_train_epochs total_episodes total_epochs total_training_steps num_episodes",
+    "rollout.prompts_per_iteration update.num_minibatches": "train_batch_size",
+    "rollout.prompts_per_iteration": "rollout_batch_size",
+    "rollout.samples_per_prompt": "num_generations n n_samples_per_prompt",
+    "rollout.max_response_tokens": (
+        "max_completion_length response_length max_response_length generate_max_len max_new_tokens"
+    ),
+    "rollout.dynamic_sampling": "filter_groups dynamic_filtering",
+    "advantages.kl": "kl_ctrl",
+    "advantages.kl.coef": "kl_coef init_kl_coef",
+    "advantages.kl.coef update.kl_loss_coef": "beta",
+    "advantages.kl.estimator": "kl_estimator kl_penalty",
+    "advantages.kl.target": "target_kl kl_target",
+    "advantages.kl.horizon": "kl_horizon",
+    "update.kl_loss_estimator": "kl_loss_type",
+    "advantages.gae_lambda": "lam lambd",
+    "advantages.truncated": "mask_truncated_completions",
+    "update.learning_rate": "learning_rate lr actor_learning_rate",
+    "update.critic_learning_rate": "critic_lr",
+    "update.num_ppo_epochs": "num_iterations ppo_epochs max_epochs",
+    "update.num_minibatches": "num_mini_batches ppo_mini_batch_size",
+    "update.clip_low update.clip_high": "cliprange epsilon clip_ratio eps_clip eps_clip_low_high clip_range",
+    "update.clip_low": "clip_ratio_low",
+    "update.clip_high": "epsilon_high clip_ratio_high",
+    "update.dual_clip": "clip_ratio_c",
+    "update.value_clip": "cliprange_value",
+    "update.entropy_coef": "entropy_coeff entropy_loss_coef",
+    "update.aggregation": "loss_type loss_agg_mode",
+    "update.max_grad_norm": "grad_clip max_norm",
+    "update.schedule": "lr_scheduler_type lr_scheduler",
+    "update.warmup_iterations": "warmup_steps lr_warmup_steps",
+    "update.critic_warmup_iterations": "critic_warmup freezing_actor_steps",
+    "training.microbatch_size": "per_device_train_batch_size ppo_micro_batch_size_per_gpu micro_train_batch_size",
+    "training.microbatch_tokens": "ppo_max_token_len_per_gpu",
+    "training.num_ranks": "n_gpus_per_node",
+    "training.compute_dtype": "bf16",
+    "training.activation_checkpointing": "gradient_checkpointing enable_gradient_checkpointing",
+    "engines.kv_cache_gib": "vllm_gpu_memory_utilization gpu_memory_utilization",
+    "engines.tensor_parallel_size": "vllm_tensor_parallel_size tensor_model_parallel_size",
+    "engines.rollout_engines": "vllm_num_engines",
+    "evaluation.every": "eval_steps test_freq",
+    "checkpoint.every": "save_steps save_freq",
+    "checkpoint.keep_last": "save_total_limit",
+    "name": "experiment_name project_name",
+}
+OTHER_NAMES = {name: keys.split() for keys, names in _ELSEWHERE.items() for name in names.split()}
+"""What TRL, verl and OpenRLHF call settings, with the keys of a run that are meant: as in docs/hyperparameters.md."""
+_GENERAL = re.compile(
+    "alias|coef|column|data|decay|every|evaluation|folder|hub_commits|kind|metric|model|name|path|train|weights"
+)
+"""Names of keys that say too little to be looked for in other sections."""
 _MEMBER = re.compile(r"str|int|float|bool|list|constrained-\w+|[a-z]+(-[a-z]+)*\[.*\]")
 """How pydantic names the members of a union that is told apart by types."""
 
@@ -71,7 +138,7 @@ def explain(cls: type[BaseModel], error: ValidationError) -> list[str]:
             if item["loc"][-1] == "kind":
                 lines.append((f"{where}: rewards with a kind are listed", f": reward: {{sources: [{entry}]}}"))
         elif kind == "extra_forbidden":
-            lines.append((f"{where}: unknown key", _suggestion(cls, item["loc"])))
+            lines.append((f"{where}: unknown key", _suggestion(cls, item["loc"], item["input"])))
         elif kind == "missing":
             lines.append((f"{where}: {asked}", place.meaning()))
         elif kind == "union_tag_invalid":
@@ -145,12 +212,36 @@ def _cut(text: str) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 
-def _suggestion(cls: type[BaseModel], location: tuple[int | str, ...]) -> str:
-    models = _place(cls, location[:-1]).models
-    known = list(models[0].model_fields) if models else []
-    close = difflib.get_close_matches(str(location[-1]), known, n=1)
+def _suggestion(cls: type[BaseModel], location: tuple[int | str, ...], value: Any) -> str:
+    """What an unknown key may mean: keys that are surely meant, or one like it and all keys of its section."""
+    section, name = _place(cls, location[:-1]), str(location[-1])
+    known = list(section.models[0].model_fields) if section.models else []
+    if "[" not in section.key and (meant := _meant(cls, f"{section.key}.".lstrip("."), known, name, value)):
+        return f"; did you mean {' or '.join(meant)}?"
+    close = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"{hint} (known: {', '.join(known)})" if known else hint
+
+
+def _meant(cls: type[BaseModel], above: str, known: list[str], name: str, value: Any) -> list[str]:
+    """The keys that other trainers call so, and those that have this name in other sections."""
+    others, keys = OTHER_NAMES.get(name, []), _keys([cls])
+    found = [above + last for last in (key.rpartition(".")[2] for key in others) if last in known]
+    found += [key for key in keys if key.removeprefix("run.") in others]
+    if not _GENERAL.fullmatch(name) and above + name not in keys:
+        alike = [key for key in keys if key.rpartition(".")[2] == name]
+        found += [key for key in alike if keys[key] or not isinstance(value, Mapping)]
+    return [key if "." in key or not above else f"{key} (at the top level)" for key in dict.fromkeys(found)]
+
+
+def _keys(models: list[type[BaseModel]], above: str = "") -> dict[str, bool]:
+    """All keys below these sections but those of entries of lists, and which of them are sections."""
+    found: dict[str, bool] = {}
+    for model in models:
+        for name, field in model.model_fields.items():
+            inner = _models_in(field.annotation, entries=False)
+            found |= {f"{above}{name}": bool(inner), **_keys(inner, f"{above}{name}.")}
+    return found
 
 
 class _Place(NamedTuple):
@@ -190,7 +281,10 @@ def _place(cls: type[BaseModel], location: tuple[int | str, ...]) -> _Place:
     return _Place(key, field, models)
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
+def _models_in(annotation: Any, *, entries: bool = True) -> list[type[BaseModel]]:
+    """The sections that a type allows, those of `entries` of lists among them."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for part in get_args(annotation) for model in _models_in(part)]
+    if not entries and get_origin(annotation) is tuple:
+        return []
+    return [model for part in get_args(annotation) for model in _models_in(part, entries=entries)]

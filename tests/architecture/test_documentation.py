@@ -11,6 +11,7 @@ from pydantic import AliasChoices
 
 from infra.settings import Settings
 from ppo_core.spec import PreferencesSpec, RunSpec, Section
+from ppo_core.spec.explaining import OTHER_NAMES
 from ppo_core.spec.reward_model import RewardDataSpec
 from tests.architecture.source_tree import ROOT
 
@@ -52,6 +53,18 @@ def test_every_key_of_what_learns_is_among_the_hyperparameters() -> None:
     keys = [key for key in keys_of(RunSpec) if key[0] in ("algorithm", "rollout", "advantages", "update")]
     fixed_or_shown_by_the_rest = {"kind", "top_p", "top_k", "iterations"}
     assert not {key[-1] for key in keys} - named - fixed_or_shown_by_the_rest
+
+
+def test_the_names_of_other_trainers_are_those_that_a_spec_is_answered_with() -> None:
+    text = (ROOT / "docs" / "hyperparameters.md").read_text()
+    table = text.partition("| here | TRL | verl | OpenRLHF and others |")[2].partition("\n\n")[0]
+    shown: dict[str, set[str]] = {}
+    for row in table.splitlines()[2:]:
+        here, *others = (re.findall("`([^`]+)`", cell) for cell in row.split("|")[1:-1])
+        for name in (name for cell in others for name in cell):
+            shown[name] = shown.get(name, set()) | set(here)
+    assert shown == {name: set(keys) for name, keys in OTHER_NAMES.items()}
+    assert set().union(*shown.values()) <= {".".join(key) for key in keys_of(RunSpec)}
 
 
 def test_a_metric_is_no_key() -> None:

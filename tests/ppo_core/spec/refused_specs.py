@@ -28,6 +28,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**OFFLOADED, "update": {"kl_loss_coef": 0.1, "kl_loss_estimator": "full"}}, "each minibatch asks .* set offload"),
     ({**OFFLOADED, "model": {"path": "folder", "lora": {"rank": 4}}}, "reference is the policy .* set it to false"),
     *[
+        (changes, rf"spec.yaml: {key}: unknown key; did you mean {meant}\?$")
+        for changes, key, meant in (
+            ({"learning_rate": 1e-6}, "learning_rate", "update.learning_rate or sft.learning_rate"),
+            ({"advantages": {"kl_coef": 0.1}}, "advantages.kl_coef", "advantages.kl.coef"),
+            ({"rollout": {"n": 4}}, "rollout.n", "rollout.samples_per_prompt"),
+            ({"update": {"lr": 1}}, "update.lr", "update.learning_rate"),
+            ({"cliprange": 0.2}, "cliprange", "update.clip_low or update.clip_high"),
+            ({"update": {"beta": 1}}, "update.beta", "update.kl_loss_coef or advantages.kl.coef"),
+            ({"tensor_parallel_size": 2}, "tensor_parallel_size", "engines.tensor_parallel_size"),
+            ({"update": {"total_epochs": 2}}, "update.total_epochs", r"iterations \(at the top level\)"),
+            ({"data": {"train_files": "a"}}, "data", "dataset"),
+            ({"kl": {"coef": 0}}, "kl", "advantages.kl"),
+        )
+    ],
+    ({"dataset": {"train": "a", "path": "b"}}, r"dataset.path: unknown key \(known: train, evaluation, "),
+    ({"critic": {"lr": 1}}, r"critic: unknown key \(known: name, "),
+    *[
         (changes, rf"(^|: ){key}: must be (text, or )?keys with values: write {remedy}$")
         for changes, key, remedy in (
             ({"algorithm": "grpo"}, "algorithm='grpo'", "algorithm: {kind: grpo}"),
