@@ -218,8 +218,10 @@ def _suggestion(cls: type[BaseModel], location: tuple[int | str, ...], value: An
     known = list(section.models[0].model_fields) if section.models else []
     if "[" not in section.key and (meant := _meant(cls, f"{section.key}.".lstrip("."), known, name, value)):
         return f"; did you mean {' or '.join(meant)}?"
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6 if section.key else 0.75)
     hint = f"; did you mean {close[0]}?" if close else ""
+    if difflib.get_close_matches(name, known, cutoff=0.8):
+        return hint
     return f"{hint} (known: {', '.join(known)})" if known else hint
 
 

@@ -105,7 +105,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "train: b has no weight, but other sources do: give",
     ),
     ({"dataset": {"train": [{"path": "a", "weight": 0}]}}, "dataset.train.0..weight=0: must be greater than 0"),
-    ({"rolout": {}}, r"rolout: unknown key; did you mean rollout\? \(known: name, seed, iterations, "),
+    ({"rolout": {}}, r"rolout: unknown key; did you mean rollout\?$"),
+    ({"rollout": {"temprature": 1}}, r"rollout.temprature: unknown key; did you mean temperature\?$"),
+    ({"rollout": {"max_tokens": 1}}, r"max_tokens: unknown key; did you mean max_response_tokens\? \(known: prompts_"),
+    ({"updates": {}}, r"updates: unknown key; did you mean update\?$"),
+    ({"evaluate": {}}, r"evaluate: unknown key; did you mean evaluation\? \(known: name, "),
+    ({"generation": {}}, r"generation: unknown key \(known: name, "),
     ({"reward": {}}, "reward: no reward is named: give at least one function, .* or a list of `sources`"),
     (
         {"reward": {"function": {"reward.py:correct": 0}}},
