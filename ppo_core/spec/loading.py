@@ -96,22 +96,41 @@ def validated(cls: type[Spec], document: Mapping[str, Any]) -> Spec:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The file's mapping. Raises SpecError for a missing file, broken YAML, or another type."""
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), _EachKeyOnce)
+        text = path.read_text(encoding="utf-8")
+        document = yaml.load(text, _EachKeyOnce)
     except OSError as error:
         raise SpecError(f"{path}: cannot be read ({error.strerror}): give the path of a spec, a YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        if lines := _lines_with_tabs(path):
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path}: byte {error.start + 1} is not UTF-8: save the file as text in UTF-8") from None
+    except yaml.YAMLError as error:
+        if lines := _lines_with_tabs(text):
             raise SpecError(f"{path}: line {lines[0]} is indented with a tab: YAML takes only spaces") from None
-        raise SpecError(f"{path}: not valid YAML: {error}") from None
+        mark, remedy = _trouble(error)
+        if mark is None:
+            raise SpecError(f"{path}: not valid YAML{remedy}") from None
+        read = text.splitlines()
+        line = shown(read[mark.line].strip()) if mark.line < len(read) else "the file ends"
+        where = f"line {mark.line + 1}, column {mark.column + 1}"
+        raise SpecError(f"{path} {where}: not valid YAML here{remedy}: {line}") from None
     if not isinstance(document, dict):
         found = "is empty" if document is None else f"holds {shown(document)}"
         raise SpecError(f"{path}: {found}: a spec consists of sections with keys, such as `rollout:`")
     return document
 
 
-def _lines_with_tabs(path: Path) -> list[int]:
+def _trouble(error: yaml.YAMLError) -> tuple[yaml.Mark | None, str]:
+    """Where a text stops to be YAML, if that has a place, and what to look at."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return None, f": {' '.join(str(error).split())}"
+    context = error.context or ""
+    if context.startswith(("while parsing a flow", "while scanning a quoted")):
+        return error.context_mark, "; look at commas, and for a bracket or a quote that is not closed"
+    mark = error.context_mark if context == "while scanning a simple key" else error.problem_mark
+    return mark, "; look at the indentation, and at colons and other signs in texts (write those in quotes)"
+
+
+def _lines_with_tabs(text: str) -> list[int]:
     """The numbers of the lines that are indented with a tab."""
-    text = path.read_text(encoding="utf-8", errors="replace")
     return [number for number, line in enumerate(text.splitlines(), 1) if "\t" in line[: -len(line.lstrip()) or None]]
 
 
@@ -132,7 +151,7 @@ def apply_override(document: dict[str, Any], override: str) -> None:
     try:
         target[keys[-1]] = yaml.load(text, _EachKeyOnce)
     except yaml.YAMLError as error:
-        raise SpecError(f"--set {override!r}: the value is not valid YAML: {error}") from None
+        raise SpecError(f"--set {override!r}: the value is not valid YAML{_trouble(error)[1]}") from None
 
 
 def differing_keys(recorded: Mapping[str, Any], requested: Mapping[str, Any], prefix: str = "") -> list[str]:

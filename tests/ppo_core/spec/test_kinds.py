@@ -42,3 +42,6 @@ def test_a_mistake_in_a_section_or_one_that_is_missing_names_no_other_command(tm
 def test_a_file_that_cannot_be_read_is_of_no_kind(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"none.yaml: cannot be read"):
         load_as(DpoSpec, tmp_path / "none.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xe9t\xe9")
+    with pytest.raises(SpecError, match=r"latin.yaml: byte 7 is not UTF-8: save the file as text in UTF-8$"):
+        load_as(DpoSpec, tmp_path / "latin.yaml")

@@ -84,7 +84,10 @@ def test_every_problem_has_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [1", "not valid YAML"),
+        ("a: [1\nb: 2", "spec.yaml line 1, column 4: not valid YAML here; look at commas, .* not closed: 'a: .1'$"),
+        ("a: 1\nb: c: d", "line 2, column 5: .* here; look at the indentation, and at colons .*: 'b: c: d'$"),
+        ("a: [\n", "spec.yaml line 2, column 1: not valid YAML here; .*: the file ends$"),
+        ("a: \0", "spec.yaml: not valid YAML: unacceptable character #x0000: .* position 3$"),
         ("name: x\nrollout:\n\ttemperature: 1", "line 3 is indented with a tab: YAML takes only spaces"),
         ("- 1\n- 2", r"holds \[1, 2\]: a spec consists of sections"),
         ("", "is empty: a spec consists of sections"),
