@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from infra.addresses import names_a_host
+from infra.addresses import has_scheme, names_a_host
 from infra.engines.environment import permitted, way_out
 from infra.engines.hardware import gpus_of, has_nvidia_gpu
 from infra.runs.folders import RunFolders
@@ -179,7 +179,7 @@ class Settings(RunFolders, BaseSettings):
     @field_validator("store")
     @classmethod
     def _absolute_store(cls, store: str) -> str:
-        return store if "://" in store else str(Path(store).expanduser().absolute())
+        return store if has_scheme(store) else str(Path(store).expanduser().absolute())
 
     @property
     def store_root(self) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 from urllib.parse import unquote, urlsplit
 
+from infra.addresses import has_scheme
 from infra.storage.locks import lock
 
 BLOCK_SIZE = 4 * 2**20
@@ -190,15 +191,20 @@ def _sync(path: Path, flags: int) -> None:
 
 def local_root(root: str | Path) -> Path:
     """The absolute folder that a store's address (a path or a file:// uri) names."""
-    if isinstance(root, Path) or "://" not in root:
+    if isinstance(root, Path) or not has_scheme(root):
         return Path(root).expanduser().absolute()
     address = urlsplit(root)
+    if address.scheme == "s3":
+        raise StoreUnsupported(
+            f"store {root!r}: write s3://bucket/prefix (two slashes, small letters), or ./{root} for a folder of that "
+            "name"
+        )
     if address.scheme != "file":
         raise StoreUnsupported(
             f"store {root!r}: this version opens local folders, file:// uris and s3://bucket/prefix, not "
             f"{address.scheme}://; set PPOFLOW_STORE to one of these"
         )
-    if address.netloc not in ("", "localhost") or not address.path.startswith("/"):
+    if "://" not in root or address.netloc not in ("", "localhost") or not address.path.startswith("/"):
         raise StoreUnsupported(f"store {root!r} names no folder of this machine: write file:///absolute/folder")
     return Path(unquote(address.path))
 

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from infra.backend import is_remote
 from infra.mlflow.client import without_password
 from infra.settings import Settings, StackSettings, set_variables
+from infra.storage.filesystem import local_root
 from ppo_core.records import InputError
 from ppo_core.spec.explaining import requirement
 
@@ -97,7 +98,7 @@ def places(settings: Settings) -> Iterator[Place]:
     if is_remote(settings.store_root):
         yield Place("the cache", settings.cache_folder, "PPOFLOW_CACHE")
     else:
-        yield Place("the store", Path(settings.store_root.removeprefix("file://")), "PPOFLOW_STORE")
+        yield Place("the store", local_root(settings.store_root), "PPOFLOW_STORE")
 
 
 def nearest(path: Path) -> Path:

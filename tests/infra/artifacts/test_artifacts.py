@@ -22,6 +22,7 @@ from infra.artifacts import (
     open_store,
 )
 from infra.artifacts.local_store import LocalStore
+from infra.settings import Settings
 from infra.storage.filesystem import LocalFiles
 from tests.infra.artifacts.artifact_folders import CONTENT, fill, put, read
 
@@ -220,10 +221,19 @@ def test_a_read_only_store_says_so_and_leaves_the_folder_alone(local: ArtifactSt
     assert read(read_only.fetch(ref)) == CONTENT
 
 
-@pytest.mark.parametrize("root", ["gs://bucket/prefix", "file://host/folder", "http://x/y"])
+@pytest.mark.parametrize("root", ["gs://bucket/prefix", "gs:/bucket", "file://host/folder", "file:/x", "http://x/y"])
 def test_other_addresses_are_refused(root: str):
     with pytest.raises(StoreUnsupported, match=root):
         open_store(root)
+
+
+@pytest.mark.parametrize("root", ["s3:/bucket/x", "S3://bucket/x"])
+def test_a_mistyped_address_of_s3_makes_no_folder(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PPOFLOW_STORE", root)
+    with pytest.raises(StoreUnsupported, match=rf"^store '{root}': write s3://bucket/prefix .*, or \./{root} for"):
+        open_store(Settings().store_root)
+    assert open_store(f"./{root}").root == str(tmp_path / root)
 
 
 def test_many_bytes_are_hashed_by_several_threads(local: ArtifactStore):
