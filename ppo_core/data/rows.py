@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ class Columns:
     """What the user calls the columns that have these names here, which he drops, and how his prompts become messages.
 
     Texts stay texts, unless they go through the chat template (`chat`); `system_prompt` comes first, unless the prompt
-    has one of its own.
+    has one of its own. `met` are the names that rows had so far.
     """
 
     prompt: str = "prompt"
@@ -40,9 +40,11 @@ class Columns:
     dropped: tuple[str, ...] = ()
     chat: bool = False
     system_prompt: str | None = None
+    met: set[str] = field(default_factory=set, compare=False)
 
     def renamed(self, where: str, row: Mapping[str, Any]) -> dict[str, Any]:
         """The row under our names. Raises InputError where a system prompt would stand before a bare text."""
+        self.met.update(row)
         if self.dropped:
             row = {name: value for name, value in row.items() if name not in self.dropped}
         prompt: Any = row[self.prompt]

@@ -28,6 +28,7 @@ from ppo_core.processes.protocol import Job
 from ppo_core.records import InputError, PrepareDatasetJob, PromptRow
 from ppo_core.scoring.reward import Sample
 from ppo_core.scoring.weighted import WeightedRewards
+from ppo_core.spec import DatasetSpec
 from ppo_core.spec.hub import is_hub_name
 
 TRIAL_ROWS = 5
@@ -83,10 +84,11 @@ class Start:
 
 @dataclass(frozen=True)
 class Scanned:
-    """How many rows a source has, and its first few."""
+    """How many rows a split has, its first few, and whether any has an answer."""
 
     count: int
     first: list[PromptRow]
+    answered: bool
 
 
 def read_start(job: Job, spec: PrepareDatasetJob, *, new: bool = False) -> Start:
@@ -106,6 +108,9 @@ def read_start(job: Job, spec: PrepareDatasetJob, *, new: bool = False) -> Start
     tried = scanned["train"].first
     counts = {split: found.count for split, found in scanned.items()}
     completions = example_completions(counted(rows["sft"][0], "sft", counts) if "sft" in rows else None, tried)
+    if new:
+        answered = any(found.answered for found in scanned.values())
+        _check_columns(spec.dataset, rows["train"][0].columns.met, answered=answered)
     parts = rewards.score([Sample(row, text) for row, text in zip(tried, completions, strict=True)])
     tokenizer, config, context = _read_model(job, spec)
     check_stop_tokens(spec.stop_token_ids, len(tokenizer))
@@ -158,7 +163,7 @@ def sources_of(job: Job) -> Sources:
 
 def scan(given: Sequence[Rows], rewards: WeightedRewards, column: str, job: Job) -> Scanned:
     """Have each row checked, for itself and by the rewards. Raises InputError."""
-    count, first = 0, list[PromptRow]()
+    count, first, answered = 0, list[PromptRow](), False
     for rows in given:
         number = 0
         for part in in_parts(rows, ROWS_PER_REPORT):
@@ -166,11 +171,12 @@ def scan(given: Sequence[Rows], rewards: WeightedRewards, column: str, job: Job)
             with naming(rows.source, several=len(given) > 1):
                 rewards.check_rows(prompts, number + 1)
             first += [] if number else prompts[: max(1, TRIAL_ROWS // len(given))]
+            answered = answered or any(row.reference_answer is not None for row in prompts)
             number += len(part)
             if len(part) == ROWS_PER_REPORT:
                 job.progress(0, 0, f"{number:,} rows of {rows.source} read")
         count += number
-    return Scanned(count, first)
+    return Scanned(count, first, answered)
 
 
 @contextmanager
@@ -235,6 +241,16 @@ def split_name(split: str, spec: PrepareDatasetJob) -> str:
     if split == "train" or data.evaluation is not None:
         return str(data.label if split == "train" else data.evaluation)
     return f"{data.label} that dataset.evaluation_fraction={data.evaluation_fraction:g} holds out"
+
+
+def _check_columns(data: DatasetSpec, met: set[str], *, answered: bool) -> None:
+    """Raise InputError where a column that the spec names is in no row; answers may be missing under their own name."""
+    none, answer = f"no row has it (columns: {', '.join(sorted(map(str, met)))}): name one of these", data.answer_column
+    if not answered and answer not in met and answer != DatasetSpec.model_fields["answer_column"].default:
+        raise InputError(f"dataset.answer_column={answer}: {none}, or leave the key out")
+    for name in data.drop_columns:
+        if name not in met:
+            raise InputError(f"dataset.drop_columns has {name!r}: {none}, or remove it")
 
 
 def _check_enough(rows: int, spec: PrepareDatasetJob) -> None:
