@@ -128,11 +128,13 @@ def check_notes(records: RunRecords, believed: list[ChainedRecord], found: Findi
             if one.record is not None:
                 found.evidence.append(link(run, one.record, remedy=remedy_for(run, DIVERGENCES)).record)
     except (RecordError, ChangedOnTheWay, OSError) as error:
+        found.newer = found.newer or isinstance(error, RecordFormatTooNew)
         found.damages.append(Damage(f"notes of {DIVERGENCES}", str(error), ""))
     try:
         found.rollbacks = rollbacks_of(records)
         found.lost = lost_rollbacks(run, believed, found.rollbacks, found.divergences.values())
     except (RecordError, ChangedOnTheWay, OSError) as error:
+        found.newer = found.newer or isinstance(error, RecordFormatTooNew)
         found.damages.append(Damage(f"notes of {ROLLBACKS}", str(error), ""))
         return
     for missing in found.lost:

@@ -138,7 +138,7 @@ def keep_evidence(context: RunContext, iteration: int, passed: list[str], record
         passed=passed,
         checkpoint=record.checkpoint.digest if record is not None else None,
         record=record.model_dump(mode="json") if record is not None else None,
-    ).model_dump(mode="json")
+    ).model_dump()
     if not notes or any(notes[-1].get(key) != note[key] for key in ("iteration", "passed", "checkpoint")):
         number = context.records.note("divergences", note)
     return context.records.note_place("divergences", number)

@@ -193,7 +193,10 @@ def test_what_a_newer_version_wrote_is_left_to_it(
     run: ToyRun, newer: Callable[[ToyRun, str], None], names: list[str], damage_too: bool
 ) -> None:
     if names == ["rollbacks/000001.json"]:
-        run.context().records.note("rollbacks", {})
+        context = run.context()
+        context.records.note("rollbacks", {})
+        assert context.lease is not None
+        context.lease.release()
     for name in names:
         newer(run, name)
     if damage_too:
