@@ -51,9 +51,15 @@ def retention(keep_last: int) -> Callable[[dict[str, Any], dict[str, Any]], dict
 
 FORGED = {
     "another seed": (changed(seed=9), "was made with another seed, with which no run goes on"),
-    "two others": (changed(seed=9, update__learning_rate=0.5), "with another seed, update.learning_rate, with which"),
+    "two others": (
+        changed(seed=9, update__learning_rate=0.5),
+        "was made with another seed, update.learning_rate, with which",
+    ),
     "no key at all": (changed(nonsense__key=1), "was made with another nonsense.key"),
-    "no key of a section": (changed(guards__nonsense=1), r"with a spec that is none \(guards.nonsense: Extra inputs"),
+    "no key of a section": (
+        changed(guards__nonsense=1),
+        r"was made with a spec that is none \(guards.nonsense: Extra inputs",
+    ),
     "no number": (changed(iterations="many"), r"was made with a spec that is none \(iterations: "),
     "retention": (retention(1), "keeps checkpoints by .*keep_last=1.*, and its spec says .*keep_last=None"),
 }
@@ -89,6 +95,6 @@ def test_what_may_change_may_be_said(run: ToyRun) -> None:
     run.train("iterations=6", "checkpoint.keep_last=2", "engines.timeout_s=77", *guarded)
     assert run.records()[-1].retention.keep_last == 4
     assert check_run("toy", lambda text: None).damages == []
-    fork_run("toy", 5, "new", ["update.learning_rate=0.5", "checkpoint.keep_last=null"])
+    fork_run("toy", 5, "new", ["iterations=7", "update.learning_rate=0.5", "checkpoint.keep_last=null"])
     assert check_run("new", lambda text: None).damages == []
     assert find_garbage().unreadable == {}
