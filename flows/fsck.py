@@ -15,7 +15,7 @@ from tasks.prefect.crashed_runs import holder_note
 from tasks.prefect.flow_tags import also_tag, tag_run
 from tasks.prefect.server import EmbeddedFlow
 from tasks.register_policy import export_best, usable_best
-from tasks.runs.errors import LeaseHeld
+from tasks.runs.errors import LeaseHeld, LeaseLost
 from tasks.runs.findings import Findings
 from tasks.runs.repair import repair_records, set_aside
 from tasks.runs.run_state import effective_spec, last_record, spec_to_go_on
@@ -32,12 +32,12 @@ def repair(found: Findings, folder: str | None = None) -> list[str]:
         return done
     try:
         return [*done, *repair_run(found.run, found, folder)]
-    except LeaseHeld as error:
+    except (LeaseHeld, LeaseLost) as error:
         return [*done, f"not repaired: {error}"]
 
 
 def repair_run(run: str, found: Findings, folder: str | None = None) -> list[str]:
-    """Repair what can be of a run; what was done. Raises LeaseHeld where a process has the run."""
+    """Repair what can be of a run; what was done. Raises LeaseHeld where a process has the run, and LeaseLost."""
     done = repair_records(run) if any(damage.repair in OF_RECORDS for damage in found.damages) else []
     damaged = [(damage.iteration, damage.ref) for damage in found.to_repair("artifact") if damage.ref is not None]
     if damaged or found.to_repair("copy"):

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from infra.artifacts import open_store
-from infra.backend import acquire_lease, open_records
+from infra.backend import open_records
+from infra.runs.lease import Heartbeat
 from infra.settings import Settings
 from tasks.runs.findings import Findings
 from tasks.runs.fsck import check_lineage, check_records
 from tasks.runs.record_chain import spec_in
 from tasks.runs.run_state import note_again
+from tasks.stages.holding import held
 
 
 def repair_records(run: str) -> list[str]:
     """Write a lost spec and lost notes again, and take records from the first damaged one on out; what was done.
 
     What is damaged is looked at again, for a run may have gone on since it was found. Raises LeaseHeld where a process
-    has the run.
+    has the run, and LeaseLost where one takes it over meanwhile.
     """
     done = []
     store = open_store(Settings().store_root)
-    lease = acquire_lease(store.root, run)
-    try:
+    with held(store.root, run) as lease, Heartbeat(lease, on_lost=lambda: None):
         records, found = open_records(store.root, run, lease=lease), Findings(run)
         check_lineage(store, check_records(records, records.contents(), found), found)
         if found.to_repair("spec"):
@@ -36,8 +37,6 @@ def repair_records(run: str) -> list[str]:
         lost = found.lost if found.to_repair("notes") else []
         note_again(records, lost)
         done += [f"the rollback of run {run} to iteration {one.after} is noted again" for one in lost]
-    finally:
-        lease.release()
     return done
 
 

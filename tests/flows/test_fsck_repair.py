@@ -11,16 +11,19 @@ import pytest
 
 from flows.fsck import repair, repair_run
 from infra.artifacts.manifest import sha256_of
+from infra.backend import open_leases
 from infra.engines.protocol import EngineJob
 from infra.runs.checksummed_json import CHECKSUM
+from infra.runs.lease import Heartbeat
 from infra.runs.local_lease import acquire_lease
 from tasks.runs.findings import Findings
 from tasks.runs.fork import fork_run
-from tasks.runs.fsck import check_run, check_store
+from tasks.runs.fsck import check_records, check_run, check_store
 from tasks.runs.record_chain import made_with
 from tasks.runs.repair import repair_records
 from tests.tasks.toy_engines import JOBS, ToyEngines, write_responses
 from tests.tasks.toy_runs import ToyRun, flip_a_bit, lose_it, old_form, replace, snapshot, with_artifact
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -104,6 +107,37 @@ def test_a_repair_looks_again_once_it_has_the_run(run: ToyRun) -> None:
     run.train()
     before = run.record_bytes()
     assert repair_run("toy", found) == []
+    assert run.record_bytes() == before
+
+
+def while_it_reads(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Something happens once a repair has the run, before it reads the records."""
+
+    def read(*given: Any) -> Any:
+        act()
+        return check_records(*given)
+
+    patch.setattr("tasks.runs.repair.check_records", read)
+
+
+def test_a_repair_that_reads_for_long_keeps_the_run(run: ToyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run.folder / "iterations/000003.json").unlink()
+    monkeypatch.setattr(Heartbeat.__init__, "__kwdefaults__", {"every_s": 0.005})
+    leases = open_leases(run.home / "store", "toy")
+
+    def beats() -> int:
+        return int(json.loads(leases.heartbeat(leases.live()[-1]) or b'{"beat": 0}')["beat"])
+
+    while_it_reads(monkeypatch, lambda: until(lambda: beats() >= 3, "three beats"))
+    assert repair_records("toy") != []
+
+
+def test_a_repair_from_which_the_run_is_taken_says_so(run: ToyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run.folder / "iterations/000003.json").unlink()
+    found, before = check(), run.record_bytes()
+    while_it_reads(monkeypatch, lambda: acquire_lease(run.home / "store", "toy", alive=lambda _: False))
+    (line,) = repair(found)
+    assert line.startswith("not repaired: run toy: this process no longer has the run")
     assert run.record_bytes() == before
 
 
