@@ -60,8 +60,18 @@ def fork_run(source: str, iteration: int, new: str, overrides: list[str], folder
             notes = {ROLLBACKS: shared_rollbacks(new, shared)}
             open_runs(root).create(new, spec.model_dump(mode="json"), shared, notes)
         except RecordExists:
-            raise InputError(f"run {new} exists already: choose another name") from None
+            raise taken(new, root) from None
     return spec
+
+
+def taken(run: str, root: str) -> InputError:
+    """The refusal of a name that a run has, or one that left nothing but its lease."""
+    if run in open_runs(root).names():
+        return InputError(f"run {run} exists already: choose another name")
+    return InputError(
+        f"run {run} has no record, but its name is taken: it was ended before its first record, or is starting now. "
+        f"Choose another name, or remove runs/{run} from {root} once no process has it"
+    )
 
 
 def shared_records(

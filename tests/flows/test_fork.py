@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from flows.recovery import last_resumable_record
+from infra.runs.local_lease import acquire_lease
 from infra.runs.records import InvalidRunName
 from ppo_core.records import InputError
 from tasks.runs.fork import fork_run, parse_place
@@ -113,6 +115,14 @@ def test_what_cannot_be_forked_is_refused_and_leaves_nothing(
     with pytest.raises(InputError, match=message):
         fork_run(run, iteration, new, overrides)
     assert snapshot(source.home / "store") == before
+
+
+def test_a_name_of_a_run_that_was_ended_before_its_first_record_is_told_from_one_of_a_run(source: ToyRun) -> None:
+    acquire_lease(source.home / "store", "new").release()
+    with pytest.raises(InputError, match=r"run new has no record, but its name is taken: .* remove runs/new from"):
+        forked(source, 2)
+    shutil.rmtree(source.home / "store/runs/new")
+    assert len(forked(source, 2).records()) == 3
 
 
 def test_a_name_that_leaves_the_store_is_refused(source: ToyRun) -> None:
