@@ -59,9 +59,9 @@ def promote(
 ) -> None:
     """Compare a candidate with the champion, and promote it if it passes the gates. Exit status 1: it did not."""
     with friendly_errors():
-        from tasks.policies.policy import registered, require_policy
+        from tasks.policies.policy import require_registered
 
-        registered(require_policy(candidate, overrides or [], folder))
+        require_registered(candidate, overrides or [], folder)
         from flows.promotion import promotion
 
         with stopping_on_sigterm():

@@ -120,18 +120,35 @@ def _found(client: MlflowClient, name: str, alias: str | None, version: str) -> 
 
 
 def _instead(client: MlflowClient, name: str, alias: str | None, version: str) -> str:
-    known = [model.name for model in client.search_registered_models(max_results=MOST_NAMED)]
+    known = _known(client)
     if name not in known and len(known) < MOST_NAMED:
-        return f"no model is registered as {name} (registered: {', '.join(known) or 'none'})"
+        return _no_model(name, known)
     aliases = [f"@{given} is version {at}" for given, at in client.get_registered_model(name).aliases.items()]
     missing = f"version {version}" if alias is None else f"alias {alias}"
     return f"{name} has no {missing} (its aliases: {', '.join(sorted(aliases)) or 'none'})"
 
 
+def _known(client: MlflowClient) -> list[str]:
+    return [str(model.name) for model in client.search_registered_models(max_results=MOST_NAMED)]
+
+
+def _no_model(name: str, known: Sequence[str]) -> str:
+    more = ", …" if len(known) == MOST_NAMED else ""
+    return f"no model is registered as {name} (registered: {', '.join(known) or 'none'}{more})"
+
+
 def aliases_of(uri: str, name: str) -> dict[str, str]:
     """The aliases of a registered model, each with the version that it points to."""
     with _registry_errors(uri, f"read the aliases of {name!r}"):
-        found = open_client(uri).get_registered_model(name).aliases
+        from mlflow.exceptions import MlflowException
+
+        client = open_client(uri)
+        try:
+            found = client.get_registered_model(name).aliases
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            raise LookupError(_no_model(name, _known(client))) from error
         return {str(alias): str(version) for alias, version in found.items()}
 
 

@@ -126,8 +126,20 @@ def policy_of(
 def registered(policy: Policy) -> Version:
     """The version that a policy is registered as. Raises RegistryError for one that is not."""
     if policy.version is None:
-        raise RegistryError(f"{policy.name} is not a registered version: write models:/NAME@ALIAS or models:/NAME/3")
+        raise no_version(policy.name)
     return policy.version
+
+
+def no_version(name: str) -> RegistryError:
+    """The refusal of a name that is not of a registered version."""
+    return RegistryError(f"{name!r} is no registered version: write models:/NAME@ALIAS or models:/NAME/VERSION")
+
+
+def require_registered(name: str, overrides: list[str], folder: str | None) -> None:
+    """What `require_policy` refuses, and a name that is not of a registered version, whether or not it is of a run."""
+    if not name.startswith(REGISTERED):
+        raise no_version(name)
+    require_policy(name, overrides, folder)
 
 
 def require_policy(name: str, overrides: list[str], folder: str | None) -> Policy:

@@ -198,9 +198,12 @@ def committed(run: str, *, notes: bool = False) -> Chain:
     root = open_store(Settings().store_root).root
     chain = read_chain(open_records(root, run), notes=notes)
     if not chain.links:
-        known = ", ".join(open_runs(root).names()) or "none"
-        none = f"run {run} has no committed iteration in {root} (runs there: {known})"
-        raise InputError(made_by_preferences(run, root) or none)
+        if chain.spec is None:
+            raise no_such_run(run, root)
+        raise InputError(
+            f"run {run} has no committed iteration in {root} yet: wait for its first (`ppoflow status {run}`), or "
+            f"continue it with  ppoflow resume {run}"
+        )
     return chain
 
 

@@ -210,7 +210,7 @@ ON_THE_MACHINE = [
     ),
     Mistake(
         "a policy of such a run",
-        ("nobody has no committed iteration", "runs there: none"),
+        ("there is no run nobody", "runs there: none", "ppoflow train"),
         command=("sample", "nobody", "1+1="),
     ),
 ]

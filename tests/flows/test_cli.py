@@ -38,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["train", SMOKE, "--set", "iterations"], "is not section.key=value"),
         (["train", DPO], f"Error: {DPO} is a spec for another command: ppoflow dpo {DPO}\n"),
         (["reward", RLHF], f"Error: {RLHF} is a spec for another command: ppoflow rlhf {RLHF}\n"),
-        (["status", "unknown"], "run unknown has no committed iteration"),
+        (["status", "unknown"], "there is no run unknown"),
         (["status", "../evil"], "run name '../evil'"),
         (["resume", "unknown"], "there is no run unknown"),
         (["fork", "unknown@3", "new"], "there is no run unknown"),
@@ -46,7 +46,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["rerun", "unknown@3", "--from", "scoring"], "one of generate, score, advantages, update, evaluate"),
         (["rerun", "unknown@0", "--from", "score"], "an iteration from 1 on"),
         (["verify", "unknown"], "there is no run unknown"),
-        (["preferences", "unknown", "--output", "pairs.jsonl"], "run unknown has no committed iteration"),
+        (["preferences", "unknown", "--output", "pairs.jsonl"], "there is no run unknown"),
+        (
+            ["promote", "unknown"],
+            "'unknown' is no registered version: write models:/NAME@ALIAS or models:/NAME/VERSION",
+        ),
         (["sample", "/no/such/folder", "1+1="], "is no Hugging Face folder"),
     ],
 )

@@ -75,7 +75,7 @@ def deployed(client: SyncPrefectClient, parameters: dict[str, Any]) -> Any:
     [
         ({"overrides": [SMALL_HEADS]}, False, f"InputError: {REFUSAL}"),
         ({}, True, "model.dtype=bfloat16 with training.zero_stage=0 keeps no fp32 master weights"),
-        (AGAIN, False, "InputError: run zz has no committed iteration"),
+        (AGAIN, False, "InputError: there is no run zz in"),
     ],
     ids=["by the check", "by the spec", "a rerun of no run"],
 )

@@ -43,7 +43,7 @@ def stage_on_file() -> str | None:
 
 
 def test_a_run_without_an_iteration_is_told_as_what_its_process_does(home: Path) -> None:
-    with pytest.raises(InputError, match="has no committed iteration"):
+    with pytest.raises(InputError, match="there is no run"):
         read_status(RUN)
     with announced(RUN, "starting"):
         found, lines = read_status(RUN)  # before the run is this process's
@@ -60,7 +60,7 @@ def test_a_run_without_an_iteration_is_told_as_what_its_process_does(home: Path)
         assert "since 20" in at_work
         lease.release()
     assert not progress_path(RUN).exists()
-    with pytest.raises(InputError, match="has no committed iteration"):
+    with pytest.raises(InputError, match="there is no run another"):
         read_status("another")
 
 

@@ -11,7 +11,7 @@ from infra.runs.records import RunRecords
 from ppo_core.records import InputError, content_digest
 from ppo_core.spec import RunSpec, SpecError
 from tasks.runs.record_chain import made_with
-from tasks.runs.run_state import changed_values, effective_spec, last_record, spec_of_run, with_changes
+from tasks.runs.run_state import changed_values, committed, effective_spec, last_record, spec_of_run, with_changes
 from tests.tasks.run_contexts import smoke_spec
 
 
@@ -93,3 +93,14 @@ def test_a_mapping_of_the_users_is_one_value(before: dict[str, float], after: di
     assert changed == {"engines.rollout_resources": after}
     assert with_changes(recorded, changed) == now
     assert made_with(recorded.model_dump(mode="json"), changed) == content_digest(now.document())
+
+
+def test_a_run_that_has_no_iteration_yet_is_told_from_one_that_never_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPOFLOW_STORE", str(tmp_path))
+    recorded(tmp_path)
+    with pytest.raises(InputError, match=r"known has no committed iteration .* yet: .*ppoflow resume known"):
+        committed("known")
+    with pytest.raises(InputError, match=r"there is no run other in .*: check the name"):
+        committed("other")
