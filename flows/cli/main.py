@@ -45,7 +45,10 @@ def check(
     run: Annotated[str | None, typer.Option(help="Name of the run. Default: the spec's name")] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Check in seconds whether a run can start: data, rewards, model, context length, disk. Starts nothing."""
+    """Check in seconds whether a run can start: data, rewards, model, context length, disk. Starts nothing.
+
+    Exit status 2: it cannot.
+    """
     with friendly_errors():
         loaded = load_any(spec, overrides or [])
         from tasks.checks.any_spec import check_any

@@ -10,7 +10,7 @@ from flows.cli.application import Folder, Overrides, app
 from flows.cli.friendly_errors import friendly_errors, say, stopping_on_sigterm
 
 PANEL = "Registered policies"
-NOT_PROMOTED = 1
+NOT_PROMOTED, INCONSISTENT = 1, 1
 Named = Annotated[
     str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, RUN or RUN@ITERATION", show_default=False)
 ]
@@ -19,17 +19,17 @@ Model = Annotated[str, typer.Argument(help="Name of the registered model", show_
 
 @app.command(rich_help_panel=PANEL)
 def lineage(policy: Named) -> None:
-    """Show the lineage of a policy, from its version down to the prompts. Exit status 2: it is inconsistent."""
+    """Show the lineage of a policy, from its version down to the prompts. Exit status 1: it is inconsistent."""
     with friendly_errors():
         from flows.cli.lineage_view import lines
         from tasks.policies.lineage import trace
-        from tasks.runs.errors import ArtifactError
 
         found = trace(policy)
         for line in lines(found):
             say(line)
         if found.complaints:
-            raise ArtifactError("\n".join(["the lineage is inconsistent:", *found.complaints]))
+            say("\n".join(["the lineage is inconsistent:", *found.complaints]))
+            raise typer.Exit(INCONSISTENT)
 
 
 @app.command(rich_help_panel=PANEL)

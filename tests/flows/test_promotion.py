@@ -192,7 +192,9 @@ def test_lineage_finds_what_does_not_fit(own: HandOver) -> None:
         "iteration 2: experience",
         "iteration 2: scores",
     ]
-    assert cli("lineage", "toy@2")[0] == 2
+    status, said = cli("lineage", "toy@2")
+    assert status == 1
+    assert "\n".join(["the lineage is inconsistent:", *complaints]) in said
 
 
 @pytest.mark.parametrize(
