@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,13 +23,19 @@ CHANGES: Mapping[str, Sequence[str]] = {
 
 def machine_notes(spec: RunSpec) -> list[str]:
     """What a person should know before the run starts; nothing where the training engine is on another machine."""
-    here = spec.engines.backend == "local" and not has_nvidia_gpu()
+    here, said = spec.engines.backend == "local" and not has_nvidia_gpu(), list[str]()
+    ranks, cores = spec.training.num_ranks, len(os.sched_getaffinity(0))
+    if here and ranks > cores:
+        said.append(
+            f"training.num_ranks={ranks} is more than the {cores} cores here, and ranks wait for each other: lower it "
+            f"to {most_ranks(spec, cores)}"
+        )
     if here and spec.training.compute_dtype == "bfloat16" and not has_bf16_units():
-        return [
+        said.append(
             "training.compute_dtype=bfloat16 gains nothing here: this CPU lacks AVX512-BF16 and AMX, and may take "
             "several times as long as in float32; compute_dtype=auto chooses the faster one"
-        ]
-    return []
+        )
+    return said
 
 
 def check_job(spec: RunSpec | DpoSpec, dataset: PrepareDatasetJob) -> CheckRunJob:
@@ -59,13 +66,18 @@ def on_gpus(spec: RunSpec, gpus: Sequence[str]) -> TrainingSpec:
     return spec.training
 
 
-def accepts(spec: RunSpec, changes: Sequence[str]) -> bool:
+def accepts(spec: RunSpec | DpoSpec, changes: Sequence[str]) -> bool:
     """Whether the spec could have these settings."""
     try:
         spec.with_overrides(list(changes))
     except SpecError:
         return False
     return True
+
+
+def most_ranks(spec: RunSpec | DpoSpec, limit: int) -> int:
+    """The largest training.num_ranks up to the limit that the spec could have."""
+    return next((ranks for ranks in range(limit, 1, -1) if accepts(spec, [f"training.num_ranks={ranks}"])), 1)
 
 
 def check_gpus(spec: RunSpec | DpoSpec, gpus: int) -> None:
@@ -76,7 +88,8 @@ def check_gpus(spec: RunSpec | DpoSpec, gpus: int) -> None:
     sampling = engines.rollout_engines * engines.tensor_parallel_size
     if ranks > gpus:
         raise InputError(
-            f"training.num_ranks={ranks} is more than the {gpus} GPUs here, and each rank has one: lower it to {gpus}"
+            f"training.num_ranks={ranks} is more than the {gpus} GPUs here, and each rank has one: lower it to "
+            f"{most_ranks(spec, gpus)}"
         )
     if sampling > gpus:
         raise InputError(

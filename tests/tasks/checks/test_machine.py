@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from infra.engines.hardware import has_bf16_units
+from ppo_core.records import InputError
 from ppo_core.spec import RlhfSpec
 from tasks.checks import machine
 from tasks.checks.any_spec import check_any
-from tasks.checks.machine import machine_notes
+from tasks.checks.machine import check_gpus, machine_notes
 from tests.tasks.run_contexts import ARITHMETIC, smoke_spec
 
 
@@ -57,3 +58,17 @@ def test_a_check_says_what_a_start_says_of_the_spec_and_the_machine(
     whole = RlhfSpec.from_yaml(ARITHMETIC.parent / "helpful" / "rlhf.yaml", [f"run.{change}" for change in changes])
     for spec in (run, whole):
         assert [note for note in check_any(spec, "new").notes if note in said] == said
+
+
+def test_the_number_of_ranks_that_is_named_divides_the_batches() -> None:
+    """A minibatch of the smoke spec has 16 responses, an SFT batch 32: of what 6 GPUs could do, 4 divides both."""
+    with pytest.raises(InputError, match=r"training.num_ranks=8 is more than the 6 GPUs here, .* lower it to 4$"):
+        check_gpus(smoke_spec("training.num_ranks=8"), 6)
+
+
+@pytest.mark.parametrize(("cores", "noted"), [(3, "lower it to 2"), (8, "")])
+def test_more_ranks_than_cores_are_noted(monkeypatch: pytest.MonkeyPatch, cores: int, noted: str) -> None:
+    monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    notes = machine_notes(smoke_spec("training.num_ranks=4"))
+    assert [note.endswith(noted) for note in notes] == [True] * bool(noted)
