@@ -17,9 +17,9 @@ def findings_of(spec: RunSpec, facts: Mapping[str, Any], run: str, iteration: in
     """A short line for each subject; `facts` are those of the scoring engine's job `check_run`."""
     settings, counts = Settings(), facts["counts"]
     free = shutil.disk_usage(nearest(settings.home)).free / GIB
-    splits = [f"{counts['train']} prompts to train on"]
+    splits = [_prompts(counts["train"], spec.rollout.prompts_per_iteration)]
     splits += [f"{counts['eval']} held out"] if "eval" in counts else []
-    splits += [f"{counts['sft']} SFT examples"] if "sft" in counts else []
+    splits += [counted(counts["sft"], "SFT example")] if "sft" in counts else []
     splits += [f"{count} left out ({reason})" for reason, count in facts["left_out"].items()]
     scores = ", ".join("none" if score is None else f"{score:g}" for score in facts["scores"])
     return {
@@ -29,10 +29,24 @@ def findings_of(spec: RunSpec, facts: Mapping[str, Any], run: str, iteration: in
         "model": f"{facts['model_type']}, {facts['parameters'] / 1e6:.3g} million parameters, {spec.model.dtype}",
         "rollouts": _cache(spec, facts["sequences"]),
         **_gpu_memory(facts.get("gpu_memory")),
-        "reward": f"{spec.reward.labels} on {len(facts['scores'])} rows: {scores}",
+        "reward": f"{spec.reward.labels} on {counted(len(facts['scores']), 'row')}: {scores}",
         "state": f"{settings.home} ({free:.0f} GiB free)",
         "store": store,
     }
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "row"), counted(1024, "row")
+    ('1 row', '1,024 rows')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _prompts(number: int, drawn: int) -> str:
+    often = f" (each drawn about {drawn / number:.3g} times per iteration)" if drawn > number else ""
+    return f"{counted(number, 'prompt')} to train on{often}"
 
 
 def stands(iteration: int | None, planned: int) -> str:
@@ -51,7 +65,12 @@ def _context(longest: int, response: int, limit: int | None) -> str:
 
 def _cache(spec: RunSpec, sequences: int | None) -> str:
     size = f"engines.kv_cache_gib={spec.engines.kv_cache_gib:g}"
-    return size if sequences is None else f"{size} has room for {sequences} such sequences at once"
+    if sequences is None:
+        return size
+    room, responses = f"{size} has room for {counted(sequences, 'such sequence')} at once", spec.rollout.num_responses
+    if sequences >= responses:
+        return room
+    return f"{room}, of the {responses:,} responses of an iteration; raise it where memory is free"
 
 
 def _gpu_memory(memory: Mapping[str, Any] | None) -> dict[str, str]:
