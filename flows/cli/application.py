@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Train language-model policies with PPO as a restartable workflow.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Set a key of the spec, section.key=value; repeatable")
@@ -29,4 +29,7 @@ def options(
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit")
     ] = False,
 ) -> None:
-    """Train language-model policies with PPO as a restartable workflow."""
+    """Train language-model policies with PPO as a restartable workflow.
+
+    How to begin: README.md, section "Your own data, model and reward".
+    """

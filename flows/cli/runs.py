@@ -84,10 +84,10 @@ def rerun(
         try:
             wanted = Rerun.model_validate({"iteration": iteration, "start": start})
         except ValidationError:
-            stages = ", ".join(stage.label for stage in ITERATION)
-            raise InputError(
-                f"{place} --from {start}: give an iteration from 1 on, and a stage, one of {stages}"
-            ) from None
+            stages = [stage.label for stage in ITERATION]
+            known = start in stages
+            remedy = "give an iteration from 1 on" if known else f"choose one of {', '.join(stages)}"
+            raise InputError(f"{place if known else f'--from {start}'}: {remedy}") from None
         spec = spec_to_go_on(run, folder)
         committed_at(run, iteration)
         run_training(spec, run, command_line("resume", run), wait=wait, rerun=wanted)

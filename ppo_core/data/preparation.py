@@ -103,8 +103,10 @@ class Preparation:
         for split in ("train", "sft"):
             tallies = [tally for tally in self.tallies if tally.split == split]
             if tallies and not len(tables.get(split, ())):
-                rows = in_words(tallies)
-                raise InputError(f"no rows are left ({rows}): see dataset.duplicates, too_long and max_prompt_tokens")
+                held_out = any(tally.held_out for tally in tallies)
+                remedy = "see dataset.duplicates, too_long and max_prompt_tokens"
+                remedy = "lower dataset.evaluation_fraction, or give more rows" if held_out else remedy
+                raise InputError(f"no rows are left ({in_words(tallies)}): {remedy}")
         self._makers["train"].check_read()
         return tables
 

@@ -65,7 +65,7 @@ def json_array(path: Path) -> Iterator[Found]:
             raise InputError(f"{path}:{line} {error}") from None
         except ValueError as error:
             wrong = error.lineno if isinstance(error, json.JSONDecodeError) else line
-            raise InputError(f"{path}:{wrong} is not JSON: {error}") from None
+            raise InputError(f"{path}:{wrong} is not JSON: {_why(error)}") from None
         except RecursionError:
             raise InputError(f"{path}:{line} is nested too deeply: give flatter objects") from None
         yield Found(line, content)
@@ -133,9 +133,14 @@ def _document(path: Path, number: int, line: bytes) -> Any:
     except _KeyAgain as error:
         return InputError(f"{path}:{number} {error}")
     except ValueError as error:
-        return InputError(f"{path}:{number} is not JSON in UTF-8: {error} (JSONL has one JSON object per line)")
+        return InputError(f"{path}:{number} is not JSON in UTF-8: {_why(error)} (JSONL has one JSON object per line)")
     except RecursionError:
         return InputError(f"{path}:{number} is nested too deeply: give flatter objects")
+
+
+def _why(error: ValueError) -> str:
+    """Without the line, which stands before it: of one line of a file it would be 1."""
+    return f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def _text(path: Path) -> str:

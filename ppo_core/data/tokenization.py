@@ -17,6 +17,10 @@ REMOTE_CODE = "trust_remote_code"
 """In what transformers says of a folder with code of its own. What it advises, no user of ours can do."""
 
 
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
+"""As transformers' classes call them; without any, there is nothing to tell of why none could be loaded."""
+
+
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Any:
     """The fast or slow tokenizer at `path`. Raises InputError when there is none, or none with an EOS token."""
     remedy = "put tokenizer.json and tokenizer_config.json there, or name their folder in model.tokenizer"
@@ -41,9 +45,9 @@ def any_tokenizer(path: str | Path, remedy: str, *, trust_remote_code: bool) -> 
     except Exception as error:
         if REMOTE_CODE in str(error):
             raise needs_own_code(path) from None
-        raise InputError(
-            f"{path} has no tokenizer that can be loaded ({type(error).__name__}: {shortened(error)}): {remedy}"
-        ) from error
+        there = any(found for name in TOKENIZER_FILES for found in Path(path).glob(name))
+        why = f" that can be loaded ({type(error).__name__}: {shortened(error)})" if there else ""
+        raise InputError(f"{path} has no tokenizer{why}: {remedy}") from error
     return tokenizer
 
 

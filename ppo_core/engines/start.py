@@ -254,10 +254,17 @@ def _check_columns(data: DatasetSpec, met: set[str], *, answered: bool) -> None:
 
 
 def _check_enough(rows: int, spec: PrepareDatasetJob) -> None:
-    if rows < spec.num_eval_prompts:
+    fraction = spec.dataset.evaluation_fraction
+    if not rows and fraction:
         raise InputError(
-            f"evaluation.num_prompts={spec.num_eval_prompts} is more than the {rows} rows of "
-            f"{split_name('eval', spec)}: lower it"
+            f"dataset.evaluation_fraction={fraction:g} holds out none of the rows of {spec.dataset.label}: raise "
+            "dataset.evaluation_fraction, or name held-out prompts in dataset.evaluation"
+        )
+    if rows < spec.num_eval_prompts:
+        more = ", or raise dataset.evaluation_fraction" if fraction else ""
+        raise InputError(
+            f"evaluation.num_prompts={spec.num_eval_prompts} is more than the {rows} row{'' if rows == 1 else 's'} of "
+            f"{split_name('eval', spec)}: lower it{more}"
         )
 
 

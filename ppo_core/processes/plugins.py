@@ -161,7 +161,10 @@ def _load_file(name: str, path: Path, sources: Sources) -> ModuleType:
     except RAISED as error:
         del sys.modules[module_name]
         place = place_of(error, sources)
-        raise InputError(f"{name}: importing {path} failed with {type(error).__name__}: {error}{place}") from error
+        remedy = ": install it in the environment of ppoflow" if isinstance(error, ModuleNotFoundError) else ""
+        raise InputError(
+            f"{name}: importing {path} failed with {type(error).__name__}: {error}{place}{remedy}"
+        ) from error
     return module
 
 

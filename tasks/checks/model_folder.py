@@ -52,11 +52,11 @@ def _how_to_make(folder: Path) -> str:
     )
 
 
-def require_folder(folder: Path) -> None:
-    """Raise InputError where there is none."""
+def require_folder(folder: Path, key: str) -> None:
+    """Raise InputError where there is none, as the spec's `key` names."""
     _refuse_file_or_unreadable(folder)
     if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}: give a path relative to the spec, or an absolute one")
+        raise InputError(f"there is no folder {folder}: give a path relative to the spec, or an absolute one, in {key}")
 
 
 def check_model_folder(folder: Path, *, trust_remote_code: bool) -> list[str]:

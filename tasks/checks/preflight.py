@@ -47,7 +47,7 @@ def preflight(spec: FlowSpec) -> list[str]:
         else:
             require_model(folder / name, "a reward's `path`", "sequence classifier", name)
     if not is_hub_name(tokenizer):
-        require_folder(folder / tokenizer)
+        require_folder(folder / tokenizer, "model.tokenizer")
     return notes
 
 

@@ -250,7 +250,7 @@ IN_REWARDS = [
     ),
     Mistake(
         "a package that is not installed",
-        ("importing", "No module named 'sympify'"),
+        ("importing", "No module named 'sympify'", ": install it in the environment of ppoflow"),
         in_file("rewards.py", "import sympify\n\ndef correct(**columns): return []\n"),
     ),
     Mistake(

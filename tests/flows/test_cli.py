@@ -43,8 +43,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["resume", "unknown"], "there is no run unknown"),
         (["fork", "unknown@3", "new"], "there is no run unknown"),
         (["fork", "unknown", "new"], "'unknown': write RUN@ITERATION, for example demo@12"),
-        (["rerun", "unknown@3", "--from", "scoring"], "one of generate, score, advantages, update, evaluate"),
-        (["rerun", "unknown@0", "--from", "score"], "an iteration from 1 on"),
+        (
+            ["rerun", "unknown@3", "--from", "scoring"],
+            "--from scoring: choose one of generate, score, advantages, update, evaluate\n",
+        ),
+        (["rerun", "unknown@0", "--from", "score"], "unknown@0: give an iteration from 1 on\n"),
         (["verify", "unknown"], "there is no run unknown"),
         (["preferences", "unknown", "--output", "pairs.jsonl"], "there is no run unknown"),
         (

@@ -78,7 +78,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "rollout.max_response_tokens=125 does not fit the model's context 128 after the prompt of 12 tokens",
         ),
         ("evaluation.num_prompts=100000", "evaluation.num_prompts=100000 is more than the 512 rows"),
-        ("model.tokenizer={code}/no_tokenizer", "has no tokenizer that can be loaded"),
+        ("model.tokenizer={code}/no_tokenizer", "has no tokenizer: put tokenizer.json"),
         ("model.tokenizer={code}/no_eos", "has no EOS token, so a response could never end"),
         ("model.tokenizer={code}/nowhere", "there is no folder"),
     ],

@@ -215,7 +215,7 @@ def test_sampling_by_hand_says_what_does_not_fit(
 
 def test_the_training_process_survives_bad_input_and_ends_by_itself(training: Client, tmp_path: Path) -> None:
     spec = {"seed": 0, "model": {"path": str(tmp_path)}}
-    with pytest.raises(EngineJobError, match="has no tokenizer that can be loaded") as refused:
+    with pytest.raises(EngineJobError, match=r"has no tokenizer: put tokenizer.json") as refused:
         training.run("start_policy", {"tokenizer": tmp_path, "model": tmp_path}, spec, training.output())
     assert not refused.value.retryable
     assert ends_by_itself(training)

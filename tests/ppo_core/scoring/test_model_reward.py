@@ -151,9 +151,7 @@ def test_what_is_no_reward_model_is_refused(tmp_path: Path) -> None:
     folder = reward_model(tmp_path / "bare" / "rm")
     for path in folder.glob("tokenizer*"):
         path.unlink()
-    with pytest.raises(
-        InputError, match=r"has no tokenizer that can be loaded .* put the reward model's own tokenizer"
-    ):
+    with pytest.raises(InputError, match=r"has no tokenizer: put the reward model's own tokenizer"):
         rewards(tmp_path / "bare").score(SAMPLES)
 
 

@@ -1,4 +1,4 @@
-"""Columns that a spec names and no row has: refused by name, for they would be left out without a word."""
+"""What a spec names of the rows and does not find: columns that no row has, prompts to hold out or to train on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _state(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(project: Path, *overrides: str) -> None:
     """What `ppoflow check` does with the spec."""
-    check_run(RunSpec.from_yaml(project / "spec.yaml", overrides))
+    check_run(RunSpec.from_yaml(project / "spec.yaml", list(overrides)))
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,21 @@ def test_columns_that_a_row_has_and_answers_that_are_not_needed(project: Path) -
     write_rows(project / "held_out.jsonl", [*rows, {"prompt": "2+1=", "image": "a", "gold": {"is": "3"}}])
     check(project)
     check(project, "dataset.drop_columns=[image]", "dataset.answer_column=gold.is")
+
+
+@pytest.mark.parametrize(
+    ("fraction", "complaint"),
+    [
+        (
+            0.1,
+            r"evaluation_fraction=0.1 holds out none of the rows of prompts.jsonl: raise dataset.evaluation_fraction",
+        ),
+        (0.5, r"no rows are left \(prompts.jsonl: 8 rows, 8 held out\): lower dataset.evaluation_fraction"),
+    ],
+)
+def test_a_fraction_that_holds_out_none_or_all(project: Path, fraction: float, complaint: str) -> None:
+    """The hash of this prompt is behind 13 of 100."""
+    rows: list[dict[str, object]] = [{"prompt": "1+1=", "answer": "2"}] * 8
+    write_rows(project / "prompts.jsonl", rows)
+    with pytest.raises(InputError, match=complaint):
+        check(project, "dataset.evaluation=null", f"dataset.evaluation_fraction={fraction}")
