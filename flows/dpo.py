@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from flows.learning import PreferenceReport, preference_run, told_if_replaced
+from flows.learning import PreferenceReport, preference_run, report_if_replaced
 from flows.stages import run_stages
 from ppo_core.spec import DpoSpec
 from tasks.checks.preferences import before_start
@@ -67,7 +67,7 @@ def train(
         except RegistryError as error:
             complaints.append(f"the policy is not registered: {error}")
         complaint = report_dpo(context, dataset, preferences, made.get(FINETUNE_POLICY.name), policy, evaluations)
-        with told_if_replaced(console, context.settings.dpo_policy_folder(run)):
+        with report_if_replaced(console, context.settings.dpo_policy_folder(run)):
             folder = export_dpo_policy(context, policy)
         return PreferenceReport(
             run=run,

@@ -17,7 +17,7 @@ from ppo_core.spec import DpoSpec, RewardModelSpec
 from tasks.checks.preferences import before_start
 from tasks.prefect.crashed_runs import holder_note, page_is_open
 from tasks.prefect.server import page_url
-from tasks.prefect.store_outages import outages_told
+from tasks.prefect.store_outages import report_outages
 from tasks.preferences.context import PreferenceContext, with_commits_of
 from tasks.preferences.report_reward_model import begin_report
 from tasks.runs.kept import keep
@@ -44,7 +44,7 @@ class PreferenceReport(BaseModel):
 
 
 @contextmanager
-def told_if_replaced(console: RunConsole, folder: Path) -> Iterator[None]:
+def report_if_replaced(console: RunConsole, folder: Path) -> Iterator[None]:
     """Around the export of a model: where the folder had another one, which specs may name, say so."""
     before = exported_from(folder)
     yield
@@ -75,7 +75,7 @@ def preference_run(
         wait=wait,
         keep=lambda: not page_is_open(),
     )
-    with console, outages_told(console.say), opened as context:
+    with console, report_outages(console.say), opened as context:
         console.step(f"{title} {run}; Prefect page {page_url()} (flow {kind.flow})")
         clean_up(context, console)
         begin_report(context, console.say)

@@ -27,7 +27,7 @@ from tasks.prefect.crashed_runs import holder_note, page_is_open
 from tasks.prefect.deployment_params import requested, shown_name
 from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow, page_url
-from tasks.prefect.store_outages import outages_told, stop_waiting
+from tasks.prefect.store_outages import report_outages, stop_waiting
 from tasks.prepare_dataset import prepare_dataset
 from tasks.register_policy import Registered, export_best, register_policy, usable_best
 from tasks.report import begin_report, report, report_dataset, report_end
@@ -89,7 +89,7 @@ def train(
     """
     spec, run = requested(spec, run, overrides)
     console = RunConsole(run, spec.iterations, file=ProgressFile(run))
-    with outages_told(console.say):
+    with report_outages(console.say):
         for note in check_deployed(spec, run, wait=wait, again_from=rerun.iteration if rerun else None):
             console.say(note)
     opened = open_run_context(
@@ -102,7 +102,7 @@ def train(
         wait=wait,
         keep=lambda: not page_is_open(),
     )
-    with console, outages_told(console.say), opened as context:
+    with console, report_outages(console.say), opened as context:
         console.step(f"run {context.run}; Prefect page {page_url()} (flow ppo-training)")
         finish_interrupted(context, console)
         greet(console, context, last_record(context.records))

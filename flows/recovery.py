@@ -28,7 +28,7 @@ from tasks.stages.table import EVALUATE_POLICY, ITERATION
 
 MIB = 2**20
 IN_RESULTS = frozenset({"deterministic", "kv_cache_gib", "tensor_parallel_size"})
-"""What jobs carry of a spec's `engines`. No result depends on the rest: where they run, how many, and how patiently."""
+"""What jobs carry of a spec's `engines`. No result depends on the rest: where they run, how many, their timeouts."""
 
 
 def close_dead_pages(lease: Lease, console: RunConsole) -> None:
@@ -156,7 +156,7 @@ def at_its_time(context: RunContext, record: IterationRecord) -> Iterator[RunCon
 def spec_at(context: RunContext, record: IterationRecord) -> RunSpec:
     """The spec that the record was made with; some of it may have been changed since.
 
-    Where its folder is, and where engines run, how many and how patiently, is as now: the cluster of that time may be
+    Where its folder is, and where engines run, how many and their timeouts, is as now: the cluster of that time may be
     gone, and no result depends on that.
     """
     made_with, now = with_changes(recorded_spec(context.records) or context.spec, record.changed), context.spec

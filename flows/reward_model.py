@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from flows.learning import PreferenceReport, preference_run, told_if_replaced
+from flows.learning import PreferenceReport, preference_run, report_if_replaced
 from ppo_core.spec import RewardModelSpec
 from tasks.checks.preferences import before_start
 from tasks.prefect.deployment_params import requested, shown_name
@@ -55,7 +55,7 @@ def train(
             complaints.append(f"the reward model is not registered: {error}")
         complaints += filter(None, [report_reward_model(context, dataset, model, evaluation)])
         folder = context.settings.reward_model_folder(run)
-        with told_if_replaced(console, folder):
+        with report_if_replaced(console, folder):
             export_reward_model(context.store, model.bare(), run, folder)
         return PreferenceReport(
             run=run,

@@ -18,7 +18,7 @@ from tasks.prefect.crashed_runs import holder_note, page_is_open
 from tasks.prefect.deployment_params import requested, shown_name
 from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow, page_url
-from tasks.prefect.store_outages import outages_told
+from tasks.prefect.store_outages import report_outages
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.progress import ProgressFile
 from tasks.stages.context import RunContext, open_run_context
@@ -39,7 +39,7 @@ def fine_tune(spec: RunSpec, run: str | None = None, wait: bool = False) -> Path
     opened = open_run_context(
         RunContext, spec, run, console.progress, note=holder_note(), wait=wait, keep=lambda: not page_is_open()
     )
-    with console, outages_told(console.say), opened as context:
+    with console, report_outages(console.say), opened as context:
         console.step(f"SFT of run {run}; Prefect page {page_url()} (flow supervised)")
         clean_up(context, console)
         for download in download_sources(context):

@@ -48,7 +48,7 @@ class Settings(RunFolders, BaseSettings):
     cache_gib: float = Field(
         default=50.0, gt=0, description="Size limit of the cache, GiB; files in use are kept beyond it."
     )
-    store_patience_s: float = Field(
+    store_timeout_s: float = Field(
         default=900.0, ge=0, description="Seconds that running work waits for an s3:// store that does not answer."
     )
     tracking_uri: str = Field(

@@ -63,7 +63,7 @@ __all__ = [
 
 GUARDIAN = Path(__file__).with_name("guardian.py")
 CLOSE_GRACE_S = 3.0
-KILL_PATIENCE_S = 10.0
+KILL_TIMEOUT_S = 10.0
 TAIL_LINES = 30
 TAIL_BYTES = 2**16
 
@@ -124,9 +124,9 @@ class GuardedProcess:
         with contextlib.suppress(OSError):
             # Not close(): a fork of ours may hold a copy, and another thread may be polling this descriptor.
             self._lifeline.shutdown(socket.SHUT_RDWR)
-        if not self.wait(KILL_PATIENCE_S):
+        if not self.wait(KILL_TIMEOUT_S):
             self._process.kill()
-            self.wait(KILL_PATIENCE_S)
+            self.wait(KILL_TIMEOUT_S)
         if self._guardian_was_killed():
             self._kill_leftovers()
 
@@ -162,7 +162,7 @@ class GuardedProcess:
 
     def _kill_leftovers(self) -> None:
         """Without its guardian a tree is known only by the token in its environment."""
-        deadline = time.monotonic() + KILL_PATIENCE_S
+        deadline = time.monotonic() + KILL_TIMEOUT_S
         while (pids := _processes_with(self._token.encode())) and time.monotonic() < deadline:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -281,7 +281,7 @@ class EngineProcess:
                 self._process = self._channel = None
 
     def _bury(self, process: GuardedProcess, job: EngineJob, error: Exception, timeout_s: float) -> EngineError:
-        ended = process.wait(KILL_PATIENCE_S) if isinstance(error, ChannelEnded) else False
+        ended = process.wait(KILL_TIMEOUT_S) if isinstance(error, ChannelEnded) else False
         self._discard(process)
         who = f"engine {self.name!r}, job {job.name!r}:"
         if self._closed:

@@ -16,7 +16,7 @@ from infra.artifacts.store import ArtifactStore
 from infra.engines.protocol import Engine, EngineProgress, OnProgress
 from infra.storage.objects import StoreUnavailable
 from infra.storage.outage import under_way
-from infra.storage.telling import told_to
+from infra.storage.telling import messages_to
 
 Work = Callable[[ArtifactStore, Engine, OnProgress], Any]
 
@@ -80,7 +80,7 @@ class EngineHost:
         if self._engine is None:
             raise RuntimeError("prepare() comes first")
         try:
-            with told_to(self._tell):
+            with messages_to(self._tell):
                 if self._store is None:
                     with under_way():
                         self._store = self._blueprint.open_store()

@@ -26,7 +26,7 @@ Report = Callable[[int, int], None]
 PASSING = (408, 429)
 """Answers of a hub that is asked too much."""
 REPORT_EVERY_S = 1.0
-PATIENCE_S = 15.0
+TIMEOUT_S = 15.0
 
 
 class Hub:
@@ -44,7 +44,7 @@ class Hub:
         with self._explaining(source):
             api = HfApi(self._endpoint, token=self._token or False)
             ask: Callable[..., Any] = api.dataset_info if source.kind == "dataset" else api.model_info
-            found = ask(source.repository, revision=source.revision, files_metadata=True, timeout=PATIENCE_S)
+            found = ask(source.repository, revision=source.revision, files_metadata=True, timeout=TIMEOUT_S)
         files = {one.rfilename: HubFile(one.size or 0, one.lfs and one.lfs.sha256) for one in found.siblings or ()}
         return str(found.sha), files
 

@@ -21,7 +21,7 @@ VIEW = "workflowType=machine_learning"
 """MLflow 3.17 opens on its GenAI view, where training runs are hidden, unless the address says this."""
 LOCAL_PAGE = "http://127.0.0.1:5000"
 """Where `mlflow ui` listens."""
-FIND_PATIENCE_S = 6.0
+FIND_TIMEOUT_S = 6.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def find_or_create(uri: str, experiment: str, run_name: str, artifact_root: Path
     return OpenRun(client, experiment_id, run.info.run_id)
 
 
-def find_page(uri: str, run_name: str, *, patience_s: float = FIND_PATIENCE_S) -> str | None:
+def find_page(uri: str, run_name: str, *, timeout_s: float = FIND_TIMEOUT_S) -> str | None:
     """The page of a training run's MLflow run; None where there is none, or MLflow does not answer in seconds."""
     import_mlflow()  # takes seconds, which are not the server's
 
@@ -63,7 +63,7 @@ def find_page(uri: str, run_name: str, *, patience_s: float = FIND_PATIENCE_S) -
         run = _found(client, experiments, run_name, "DESC")
         return None if run is None else run_page(uri, run.info.experiment_id, run.info.run_id)
 
-    return CircuitBreaker(0.0, is_outage).call(find, patience_s)
+    return CircuitBreaker(0.0, is_outage).call(find, timeout_s)
 
 
 def run_page(uri: str, experiment_id: str, run_id: str) -> str:

@@ -28,7 +28,7 @@ __all__ = ["InputData", "Point", "RunTracker", "batches_of_whole_steps"]
 MAX_PARAMETER_LENGTH = 6000
 MAX_TAG_LENGTH = 8000
 MAX_POINTS_PER_CALL = 1000
-OPEN_PATIENCE_S = 60.0
+OPEN_TIMEOUT_S = 60.0
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class RunTracker:
         run_name: str,
         artifact_root: str | Path,
         *,
-        patience_s: float = 6.0,
+        timeout_s: float = 6.0,
         back_off_s: float = 30.0,
     ) -> None:
         self.uri = uri
@@ -49,7 +49,7 @@ class RunTracker:
         self.run_name = run_name
         self.artifact_root = Path(artifact_root)
         self.nan_skipped = 0
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._breaker = CircuitBreaker(back_off_s, is_outage)
         self._open_run: OpenRun | None = None
 
@@ -75,7 +75,7 @@ class RunTracker:
         Every other method opens by itself where this has failed or was never called.
         """
         self._breaker.reset()
-        return self._breaker.call(self._reopen, OPEN_PATIENCE_S) is not None
+        return self._breaker.call(self._reopen, OPEN_TIMEOUT_S) is not None
 
     def log_parameters(self, parameters: Mapping[str, object]) -> bool:
         """Parameters are immutable in MLflow: a value that has changed since goes into the tag `ppoflow.changed.NAME`.
@@ -138,15 +138,15 @@ class RunTracker:
         uri = without_password(self.uri)
         return f"{uri.rstrip('/')}{place}" if is_server(self.uri) else f"mlflow ui --backend-store-uri {uri}"
 
-    def _tell(self, action: Callable[[OpenRun], object], patience_s: float | None = None) -> bool:
+    def _tell(self, action: Callable[[OpenRun], object], timeout_s: float | None = None) -> bool:
         def tell(run: OpenRun) -> bool:
             action(run)
             return True
 
-        return self._call(tell, patience_s) is not None
+        return self._call(tell, timeout_s) is not None
 
-    def _call(self, action: Callable[[OpenRun], T], patience_s: float | None = None) -> T | None:
-        return self._breaker.call(lambda: self._with_run(action), patience_s or self._patience_s)
+    def _call(self, action: Callable[[OpenRun], T], timeout_s: float | None = None) -> T | None:
+        return self._breaker.call(lambda: self._with_run(action), timeout_s or self._timeout_s)
 
     def _reopen(self) -> OpenRun:
         self._open_run = find_or_create(self.uri, self.experiment, self.run_name, self.artifact_root)

@@ -33,12 +33,12 @@ class S3Lease:
     `pin` does not look whether the lease is gone: what it would keep is of no use to one that has lost the run.
     """
 
-    def __init__(self, head: RunHead, tenure: LeaseState, clock: Clock) -> None:
+    def __init__(self, head: RunHead, state: LeaseState, clock: Clock) -> None:
         self.head = head
         self.run = head.run
-        self.number = tenure.number
+        self.number = state.number
         self.predecessors: tuple[LeaseOwner, ...] = ()
-        self._tenure = tenure
+        self._state = state
         self._clock = clock
         self._beats = 0
         self._pinned: dict[str, bool] = {}
@@ -111,7 +111,7 @@ class S3Lease:
         """Become the holder after this version of the head; False if another process was faster."""
         self.head.objects.write(self._key(HEARTBEAT), beat_of(0, self._clock))
         try:
-            begun = self.head.put(before.head.changed(lease=self._tenure), before)
+            begun = self.head.put(before.head.changed(lease=self._state), before)
         except StoreUnavailable:
             with suppress(StoreUnavailable, LeaseLost), at_once():
                 self.change(ended)
@@ -123,13 +123,13 @@ class S3Lease:
         return False
 
     def _fence(self, head: RunPointer) -> None:
-        if self._lost or head.lease.token != self._tenure.token or head.lease.holder is None:
+        if self._lost or head.lease.token != self._state.token or head.lease.holder is None:
             self._lost = True
-            other = head.lease.token != self._tenure.token
+            other = head.lease.token != self._state.token
             raise loss(self.run, self.number, head.lease.holder if other else None)
 
     def _key(self, name: str) -> str:
-        return self.head.key(f"{self._tenure.folder}/{name}")
+        return self.head.key(f"{self._state.folder}/{name}")
 
 
 class LeaseStates:

@@ -34,9 +34,9 @@ from infra.storage.error_translation import (
     translate_errors,
 )
 from infra.storage.objects import DownloadRequest, DownloadResult, Entry, Found, Objects, Pending
-from infra.storage.outage import outage_of, patience_at_start
+from infra.storage.outage import outage_of, timeout_at_start
 from infra.storage.transfer import Transfer
-from infra.storage.waiting_client import PatientObjects
+from infra.storage.waiting_client import WaitingObjects
 
 # Conditional puts: somebody was faster, or is at it right now, or the object is gone.
 LOST = frozenset({404, 409, 412})
@@ -49,7 +49,7 @@ LONGEST_PAUSE_S = 2.0
 
 @dataclass(frozen=True)
 class Tuning:
-    """How patient calls to S3 are, and how large files are cut.
+    """Timeouts of calls to S3, and how large files are cut.
 
     `part_bytes` is both the size of a part and that above which a file is sent in parts; `threads` is how many calls
     are in flight at once when files are moved.
@@ -76,9 +76,9 @@ def open_objects(bucket: str, *, tuning: Tuning | None = None) -> Objects:
         client = session.client("s3", config=configuration(chosen))
     outage = outage_of(server_of(client.meta.endpoint_url))
     outage.open()
-    patience_s = Settings().store_patience_s
-    objects = PatientObjects(BotoObjects(client, bucket, chosen), outage, prober(session, bucket), patience_s)
-    objects.patiently(lambda: look(client, bucket), patience_at_start(outage, patience_s))
+    timeout_s = Settings().store_timeout_s
+    objects = WaitingObjects(BotoObjects(client, bucket, chosen), outage, prober(session, bucket), timeout_s)
+    objects.until_answered(lambda: look(client, bucket), timeout_at_start(outage, timeout_s))
     return objects
 
 
@@ -104,7 +104,7 @@ def server_of(endpoint: str) -> str:
 
 
 def configuration(tuning: Tuning) -> Config:
-    """boto3's settings of patience and checksums."""
+    """boto3's settings of timeouts and checksums."""
     return Config(
         connect_timeout=tuning.connect_s,
         read_timeout=tuning.read_s,

@@ -60,7 +60,7 @@ class Outage:
             self.last_error, self._failed = error, time.monotonic()
             self.answered = self.answered or error is None
 
-    def begin(self, patience_s: float) -> None:
+    def begin(self, timeout_s: float) -> None:
         """One more call waits."""
         with self._lock:
             self._waiting += 1
@@ -68,7 +68,7 @@ class Outage:
             if first:
                 self._began = self._said = time.monotonic()
         if first:
-            tell(f"{self.server} does not answer: waiting for it for up to {spelled(patience_s)}")
+            tell(f"{self.server} does not answer: waiting for it for up to {spelled(timeout_s)}")
 
     def pause(self, until: float) -> bool:
         """Wait a moment; False where nobody waits any more."""
@@ -95,9 +95,9 @@ class Outage:
 class Wait:
     """The wait of one call."""
 
-    def __init__(self, outage: Outage, patience_s: float) -> None:
+    def __init__(self, outage: Outage, timeout_s: float) -> None:
         self._outage = outage
-        self._patience_s = 0.0 if _MODE.at_once else patience_s
+        self._timeout_s = 0.0 if _MODE.at_once else timeout_s
         self._until: float | None = None
         self._first: StoreUnavailable | None = None
 
@@ -123,17 +123,17 @@ class Wait:
             raise self._outage.last_error
 
     def after(self, error: StoreUnavailable) -> None:
-        """Wait a moment after a failure, or raise it where the patience is at its end."""
+        """Wait a moment after a failure, or raise it where the timeout has passed."""
         self._outage.note(error)
-        if self._patience_s == 0 or self._outage.hurrying:
+        if self._timeout_s == 0 or self._outage.hurrying:
             raise error
         if self._until is None:
-            self._until = time.monotonic() + self._patience_s
+            self._until = time.monotonic() + self._timeout_s
             self._first = error
-            self._outage.begin(self._patience_s)
+            self._outage.begin(self._timeout_s)
         if time.monotonic() >= self._until:
             self._outage.hurry()
-            raise StoreUnavailable(f"{self._first} (waited for {spelled(self._patience_s)}){_remedy(self._outage)}")
+            raise StoreUnavailable(f"{self._first} (waited for {spelled(self._timeout_s)}){_remedy(self._outage)}")
         if not self._outage.pause(self._until):
             raise error
 
@@ -182,9 +182,9 @@ def under_way() -> Iterator[None]:
         _MODE.under_way = before
 
 
-def patience_at_start(outage: Outage, patience_s: float) -> float:
+def timeout_at_start(outage: Outage, timeout_s: float) -> float:
     """How long to wait for a server when a store is opened."""
-    return patience_s if outage.answered or _MODE.under_way else min(patience_s, START_S)
+    return timeout_s if outage.answered or _MODE.under_way else min(timeout_s, START_S)
 
 
 def spelled(seconds: float) -> str:
@@ -194,5 +194,5 @@ def spelled(seconds: float) -> str:
 
 def _remedy(outage: Outage) -> str:
     if outage.answered:
-        return "; PPOFLOW_STORE_PATIENCE_S=SECONDS waits longer"
+        return "; PPOFLOW_STORE_TIMEOUT_S=SECONDS waits longer"
     return f": is {outage.server} the right address (AWS_ENDPOINT_URL), and can this machine reach it?"

@@ -17,7 +17,7 @@ _LISTENERS: list[Listener] = [_to_stderr]
 
 
 @contextmanager
-def told_to(listener: Listener) -> Iterator[None]:
+def messages_to(listener: Listener) -> Iterator[None]:
     """While open, what there is to say goes there, from any thread, and not to stderr."""
     _LISTENERS.append(listener)
     try:

@@ -16,34 +16,34 @@ from infra.storage.outage import Outage, Wait
 T = TypeVar("T")
 
 
-class PatientObjects:
-    """`Objects` that wait for `patience_s` before StoreUnavailable. `probe` makes one short call, or raises it."""
+class WaitingObjects:
+    """`Objects` that wait for `timeout_s` before StoreUnavailable. `probe` makes one short call, or raises it."""
 
-    def __init__(self, real: Objects, outage: Outage, probe: Callable[[], object], patience_s: float) -> None:
+    def __init__(self, real: Objects, outage: Outage, probe: Callable[[], object], timeout_s: float) -> None:
         self._real = real
         self._outage = outage
         self._probe = probe
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
 
     @property
     def bucket(self) -> str:
         return self._real.bucket
 
     def read(self, key: str) -> Found | None:
-        return self.patiently(lambda: self._real.read(key))
+        return self.until_answered(lambda: self._real.read(key))
 
     def create(self, key: str, content: bytes) -> str | None:
-        return self.patiently(lambda: self._real.create(key, content))
+        return self.until_answered(lambda: self._real.create(key, content))
 
     def replace(self, key: str, content: bytes, etag: str) -> str | None:
-        return self.patiently(lambda: self._real.replace(key, content, etag))
+        return self.until_answered(lambda: self._real.replace(key, content, etag))
 
     def write(self, key: str, content: bytes) -> None:
-        self.patiently(lambda: self._real.write(key, content))
+        self.until_answered(lambda: self._real.write(key, content))
 
     def remove(self, keys: Iterable[str]) -> None:
         names = list(keys)
-        self.patiently(lambda: self._real.remove(names))
+        self.until_answered(lambda: self._real.remove(names))
 
     def entries(self, prefix: str) -> Iterator[Entry]:
         """A listing that breaks off goes on after the last entry that was given."""
@@ -60,32 +60,32 @@ class PatientObjects:
                 source = None
                 raise
 
-        while (entry := self.patiently(step)) is not None:
+        while (entry := self.until_answered(step)) is not None:
             last = entry.key.encode()
             yield entry
 
     def folders(self, prefix: str) -> list[str]:
-        return self.patiently(lambda: self._real.folders(prefix))
+        return self.until_answered(lambda: self._real.folders(prefix))
 
     def copy(self, source: str, target: str) -> bool:
-        return self.patiently(lambda: self._real.copy(source, target))
+        return self.until_answered(lambda: self._real.copy(source, target))
 
     def upload(self, files: Mapping[str, Path]) -> None:
-        self.patiently(lambda: self._real.upload(files))
+        self.until_answered(lambda: self._real.upload(files))
 
     def download(self, wanted: Iterable[DownloadRequest]) -> dict[str, DownloadResult]:
         files = list(wanted)
-        return self.patiently(lambda: self._real.download(files))
+        return self.until_answered(lambda: self._real.download(files))
 
     def pending(self, prefix: str) -> Iterator[Pending]:
-        return iter(self.patiently(lambda: list(self._real.pending(prefix))))
+        return iter(self.until_answered(lambda: list(self._real.pending(prefix))))
 
     def abandon(self, pending: Pending) -> None:
-        self.patiently(lambda: self._real.abandon(pending))
+        self.until_answered(lambda: self._real.abandon(pending))
 
-    def patiently(self, call: Callable[[], T], patience_s: float | None = None) -> T:
+    def until_answered(self, call: Callable[[], T], timeout_s: float | None = None) -> T:
         """What a call gives once the server answers."""
-        with Wait(self._outage, self._patience_s if patience_s is None else patience_s) as wait:
+        with Wait(self._outage, self._timeout_s if timeout_s is None else timeout_s) as wait:
             wait.refuse_in_vain()
             while True:
                 try:

@@ -16,8 +16,8 @@ from ppo_core.spec.flow_spec import (
     FlowSpec,
     check_left_alone,
     check_master_weights,
-    check_patience,
     check_ranks_divide,
+    check_timeouts,
 )
 from ppo_core.spec.hub import HubCommit
 from ppo_core.spec.reward.kinds import ModelRewardSpec
@@ -101,7 +101,7 @@ class DpoSpec(FlowSpec):
 
     @model_validator(mode="after")
     def _rewards_are_waited_for(self, info: ValidationInfo) -> Self:
-        check_patience(self.reward, self.engines, written=bool(info.context))
+        check_timeouts(self.reward, self.engines, written=bool(info.context))
         return self
 
     @property

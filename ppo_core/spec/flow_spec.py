@@ -104,7 +104,7 @@ def check_master_weights(model: ModelSpec, training: TrainingSpec) -> None:
         )
 
 
-def check_patience(reward: RewardSpec, engines: EnginesSpec, *, written: bool) -> None:
+def check_timeouts(reward: RewardSpec, engines: EnginesSpec, *, written: bool) -> None:
     """Raise ValueError where a reward may take longer for one sample than its engine may be silent.
 
     Functions only in a spec that is `written` by a person: a run's record may be older than this rule.

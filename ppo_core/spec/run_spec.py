@@ -14,8 +14,8 @@ from ppo_core.spec.flow_spec import (
     FlowSpec,
     check_master_weights,
     check_offloading,
-    check_patience,
     check_ranks_divide,
+    check_timeouts,
     divisors_near,
 )
 from ppo_core.spec.hub import HubCommit
@@ -131,7 +131,7 @@ class RunSpec(FlowSpec):
 
     @model_validator(mode="after")
     def _rewards_are_waited_for(self, info: ValidationInfo) -> Self:
-        check_patience(self.reward, self.engines, written=bool(info.context))
+        check_timeouts(self.reward, self.engines, written=bool(info.context))
         return self
 
     @model_validator(mode="after")

@@ -67,11 +67,11 @@ def check_preferences(
             "drop leaves such prompts out of training"
         )
     return Findings(
-        notes, {**_told(spec, name, facts), "store": store.root, "checked": checked_in(started)}, facts["learned"]
+        notes, {**_summary(spec, name, facts), "store": store.root, "checked": checked_in(started)}, facts["learned"]
     )
 
 
-def _told(spec: RewardModelSpec | DpoSpec, name: str, facts: dict[str, Any]) -> dict[str, str]:
+def _summary(spec: RewardModelSpec | DpoSpec, name: str, facts: dict[str, Any]) -> dict[str, str]:
     settings = Settings()
     folder = settings.dpo_policy_folder(name) if isinstance(spec, DpoSpec) else settings.reward_model_folder(name)
     context, counts, pairs = facts["context_length"], facts["counts"], facts["pairs"]

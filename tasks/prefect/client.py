@@ -17,7 +17,7 @@ ANSWER_S = 6.0
 
 
 @contextmanager
-def impatient_client() -> Iterator[SyncPrefectClient]:
+def short_timeout_client() -> Iterator[SyncPrefectClient]:
     """A client that asks once, and waits `ANSWER_S` for the answer; the flow's own tries for minutes."""
     context = get_settings_context()
     client = context.settings.client.model_copy(update={"max_retries": 0})

@@ -22,7 +22,7 @@ from prefect.runtime import flow_run
 from prefect.states import Crashed
 
 from infra.runs.lease import LeaseOwner
-from tasks.prefect.client import impatient_client
+from tasks.prefect.client import short_timeout_client
 
 FLOW_RUN = "prefect_flow_run"
 
@@ -38,7 +38,7 @@ def page_is_open() -> bool:
         return True
     id = UUID(flow_run.id)
     try:
-        with impatient_client() as client:
+        with short_timeout_client() as client:
             client.read_flow_run(id)
     except (HTTPError, PrefectException):
         return False

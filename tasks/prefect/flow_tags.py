@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run as this_flow_run
 
-from tasks.prefect.client import impatient_client
+from tasks.prefect.client import short_timeout_client
 
 OURS = "ppoflow"
 NAMING = ("run", "model", "candidate")
@@ -41,7 +41,7 @@ def tags_of(parameters: Mapping[str, Any], name: str) -> set[str]:
 def _tag(id: UUID, tags: Iterable[str]) -> None:
     """Without tags a flow run is as good: a server that does not answer costs seconds, and nothing else."""
     try:
-        with impatient_client() as client:
+        with short_timeout_client() as client:
             client.update_flow_run(id, tags=sorted(tags))
     except (HTTPError, PrefectException):
         return

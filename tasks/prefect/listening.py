@@ -11,7 +11,7 @@ from infra.settings import set_variables
 from tasks.runs.state_folder import names_of
 
 PORTS = {"http": 80, "https": 443}
-PATIENCE_S = 2.0
+TIMEOUT_S = 2.0
 
 
 def require_prefect(url: str | None) -> None:
@@ -23,7 +23,7 @@ def require_prefect(url: str | None) -> None:
     if parts.hostname is None:
         return
     try:
-        socket.create_connection((parts.hostname, parts.port or PORTS[parts.scheme]), PATIENCE_S).close()
+        socket.create_connection((parts.hostname, parts.port or PORTS[parts.scheme]), TIMEOUT_S).close()
     except ConnectionRefusedError as error:
         raise no_prefect(str(url), error) from None
     except OSError:

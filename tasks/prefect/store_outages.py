@@ -9,14 +9,14 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from infra.storage.outage import at_once, stop_waiting, under_way
-from infra.storage.telling import told_to
+from infra.storage.telling import messages_to
 from tasks.prefect.client import deployment_id
 
-__all__ = ["at_once", "outages_told", "stop_waiting"]
+__all__ = ["at_once", "report_outages", "stop_waiting"]
 
 
 @contextmanager
-def outages_told(say: Callable[[str], None]) -> Iterator[None]:
+def report_outages(say: Callable[[str], None]) -> Iterator[None]:
     """While open, it is said to whoever looks on, and written to the log on the run's page.
 
     A flow run that Prefect has started again waits for the store from its start as it does later.
@@ -28,5 +28,5 @@ def outages_told(say: Callable[[str], None]) -> Iterator[None]:
         log.warning(text)
 
     again = deployment_id() is not None and flow_run.run_count > 1
-    with told_to(tell), under_way() if again else nullcontext():
+    with messages_to(tell), under_way() if again else nullcontext():
         yield

@@ -18,7 +18,7 @@ from tasks.stages.context import RunContext
 from tasks.stages.references import StageRef
 
 T = TypeVar("T")
-PAGE_PATIENCE_S = 6.0
+PAGE_TIMEOUT_S = 6.0
 MOST_ROWS = 1000
 HEADLINES = ("score/mean", "evaluation/accuracy", "kl/reference", "rollout/response_length", "seconds/iteration")
 
@@ -94,7 +94,7 @@ def tell_prefect(context: RunContext, what: str, create: Callable[[], T]) -> T |
     Prefect's own client would try for a minute, at every report anew.
     """
     variables = copy_context()
-    made = context.prefect_breaker.call(lambda: variables.run(create), PAGE_PATIENCE_S)
+    made = context.prefect_breaker.call(lambda: variables.run(create), PAGE_TIMEOUT_S)
     if made is None:
         get_run_logger().warning("Prefect did not get %s: %s", what, context.prefect_breaker.last_error)
     return made

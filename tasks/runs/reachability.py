@@ -67,9 +67,9 @@ class Reachability:
         self.unreadable = {}
         needed: set[Name] = set()
         for run in self._names():
-            needed |= self._told(f"run {run}", lambda run=run: self._of_run(run))  # type: ignore[misc]
+            needed |= self._or_unreadable(f"run {run}", lambda run=run: self._of_run(run))  # type: ignore[misc]
         for whose, needs in self._besides.items():
-            needed |= self._told(whose, needs)
+            needed |= self._or_unreadable(whose, needs)
         return needed
 
     def among(self, wanted: Iterable[Name]) -> Callable[[], set[Name]]:
@@ -91,7 +91,7 @@ class Reachability:
             self.unreadable["any run"] = f"{error}: {READABLE}"
             return []
 
-    def _told(self, whose: str, read: Callable[[], set[Name]]) -> set[Name]:
+    def _or_unreadable(self, whose: str, read: Callable[[], set[Name]]) -> set[Name]:
         try:
             return read()
         except RecordError as error:

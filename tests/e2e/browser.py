@@ -22,7 +22,7 @@ OPTIONS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-PATIENCE_MS = 300_000
+TIMEOUT_MS = 300_000
 
 
 @contextmanager
@@ -34,8 +34,8 @@ def opened_browser() -> Iterator[Page]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=OPTIONS)
         page = browser.new_page(viewport=SIZE)
-        page.set_default_timeout(PATIENCE_MS)
-        expect.set_options(timeout=PATIENCE_MS)
+        page.set_default_timeout(TIMEOUT_MS)
+        expect.set_options(timeout=TIMEOUT_MS)
         yield page
         browser.close()
 

@@ -124,7 +124,7 @@ def test_mlflow_shows_the_curves_and_the_registered_policy(pages: Pages, smoke: 
 
 
 def test_the_printed_link_opens_the_run_among_training_runs(pages: Pages) -> None:
-    page, link = pages.browser, find_page(pages.mlflow, "first", patience_s=LONG_S)
+    page, link = pages.browser, find_page(pages.mlflow, "first", timeout_s=LONG_S)
     assert link is not None
     page.goto(link)
     expect(page.get_by_text("PPO training run first of spec arithmetic-smoke")).to_be_visible()

@@ -15,7 +15,7 @@ from tests.e2e.launch import train
 from tests.flows import outage_program
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 1200.0
+TIMEOUT_S = 1200.0
 
 
 @pytest.mark.thorough
@@ -26,7 +26,7 @@ def test_a_run_outlives_its_prefect_server(tmp_path: Path, outage: str) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

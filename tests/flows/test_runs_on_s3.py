@@ -15,7 +15,7 @@ from infra.backend import open_records, open_runs
 from infra.settings import Settings
 from infra.storage.objects import Objects
 from infra.storage.outage import Outage
-from infra.storage.waiting_client import PatientObjects
+from infra.storage.waiting_client import WaitingObjects
 from tasks.runs.fork import fork_run
 from tasks.runs.guards import DivergedError
 from tasks.runs.inspect import read_run
@@ -116,8 +116,8 @@ def test_a_call_that_fails_for_a_while_costs_a_wait_at_most(
     commit = next(n for n, call in enumerate(trace, 1) if "iterations/000001" in call)
     for number in (commit, commit + 1):
         faulty = FaultyObjects(MemoryObjects(), number, "fails after")
-        patient = PatientObjects(faulty, Outage(f"S3 at call {number}"), lambda: None, 60)
-        assert digests(BucketRun(tmp_path / str(number), SHORT, objects=patient).train()) == made
+        waiting = WaitingObjects(faulty, Outage(f"S3 at call {number}"), lambda: None, 60)
+        assert digests(BucketRun(tmp_path / str(number), SHORT, objects=waiting).train()) == made
 
 
 @pytest.fixture

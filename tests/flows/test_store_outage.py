@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import FlowRun
 
 from infra.storage.client import Tuning, open_objects
 from infra.storage.objects import Objects, StoreUnavailable
-from infra.storage.telling import told_to
+from infra.storage.telling import messages_to
 from tasks.prefect.server import EmbeddedFlow
 from tests.infra.storage.s3.fault_proxy import FaultProxy
 from tests.infra.storage.s3.s3_server import S3Server
@@ -43,7 +43,7 @@ def proxy(s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> 
 def said() -> Iterator[list[str]]:
     """What was told of outages."""
     texts: list[str] = []
-    with told_to(texts.append):
+    with messages_to(texts.append):
         yield texts
 
 
@@ -79,12 +79,12 @@ def crashing_run(bucket: str, home: Path, proxy: FaultProxy) -> Any:
     return EmbeddedFlow(toy, name="toy-away", persist_result=False)
 
 
-def test_beyond_the_patience_the_run_has_crashed_and_goes_on_when_it_is_started_again(
+def test_beyond_the_timeout_the_run_has_crashed_and_goes_on_when_it_is_started_again(
     proxy: FaultProxy, bucket: str, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PPOFLOW_STORE_PATIENCE_S", "3")
+    monkeypatch.setenv("PPOFLOW_STORE_TIMEOUT_S", "3")
     began = time.monotonic()
-    with pytest.raises(StoreUnavailable, match=r"\(waited for 3 s\); PPOFLOW_STORE_PATIENCE_S"):
+    with pytest.raises(StoreUnavailable, match=r"\(waited for 3 s\); PPOFLOW_STORE_TIMEOUT_S"):
         crashing_run(bucket, tmp_path / "before", proxy)()
     assert time.monotonic() - began < LONG_S
     assert len(said) == 1

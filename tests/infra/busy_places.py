@@ -124,7 +124,7 @@ class BusyBucket(Bucket):
 
     def has_the_run(self, lease: Lease) -> bool:
         assert isinstance(lease, S3Lease)
-        return self.head(lease.run).look().head.lease == lease._tenure and not lease.lost
+        return self.head(lease.run).look().head.lease == lease._state and not lease.lost
 
     def _put(self, name: Name, objects: Objects, upload: str) -> None:
         objects.write(upload_prefix(ADDRESS, *name, upload) + "data.bin", content_of(name)["data.bin"])

@@ -17,7 +17,7 @@ from tasks.report import report_end
 from tasks.reports.loss_curve import LOSS_CURVE
 from tasks.runs.iteration_record import IterationRecord
 from tests.infra.mlflow.mlflow_points import rows
-from tests.infra.mlflow.mlflow_server import Server, patient
+from tests.infra.mlflow.mlflow_server import Server, with_long_timeouts
 from tests.tasks.toy_engines import LOSSES
 from tests.tasks.toy_runs import ToyRun, stored_record
 from tests.waiting import FOR_EVER_S, LONG_S
@@ -65,13 +65,13 @@ def outage(tmp_path_factory: pytest.TempPathFactory, prefect_server: None) -> It
     runs = {name: ToyRun(home / "runs", SHORT, name) for name in ("start", "middle", "end", "never", "again")}
 
     def process(name: str, iterations: int, rerun: Rerun | None = None) -> None:
-        tracker = RunTracker(server.uri, "outage", name, home / "artifacts", patience_s=LONG_S, back_off_s=FOR_EVER_S)
+        tracker = RunTracker(server.uri, "outage", name, home / "artifacts", timeout_s=LONG_S, back_off_s=FOR_EVER_S)
         runs[name].tracker = tracker
         runs[name].train(f"iterations={iterations}", rerun=rerun)
 
     patch = pytest.MonkeyPatch()
     try:
-        patient(patch)
+        with_long_timeouts(patch)
         started = time.monotonic()
         process("start", 2)
         process("never", 2)

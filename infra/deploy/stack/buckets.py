@@ -73,5 +73,5 @@ def _client(site: Site) -> Any:
         session = botocore.session.Session(profile=S3_PROFILE)
         session.set_config_variable("credentials_file", str(site.s3_credentials))
         session.set_config_variable("region", S3_REGION)
-    patience = botocore.config.Config(connect_timeout=5, read_timeout=30, retries={"total_max_attempts": 3})
-    return session.create_client("s3", endpoint_url=site.s3_endpoint, config=patience)
+    config = botocore.config.Config(connect_timeout=5, read_timeout=30, retries={"total_max_attempts": 3})
+    return session.create_client("s3", endpoint_url=site.s3_endpoint, config=config)

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-PATIENCE_S = 2.0
+TIMEOUT_S = 2.0
 POLL_S = 0.02
 
 
@@ -46,7 +46,7 @@ def _without_leader(mark: str, server: str) -> set[int]:
 
 
 def _end_group(group: int) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGTERM)
         while time.monotonic() < deadline:

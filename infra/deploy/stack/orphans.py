@@ -11,11 +11,11 @@ import psutil
 from infra.deploy.stack.service import StackError
 
 MARK = "PPOFLOW_STACK_MARK"
-KILL_PATIENCE_S = 10.0
+KILL_TIMEOUT_S = 10.0
 POLL_S = 0.05
 
 
-def end_marked(mark: str, *, patience_s: float, children: bool) -> None:
+def end_marked(mark: str, *, timeout_s: float, children: bool) -> None:
     """End what bears a mark that begins so, and what runs below it: by SIGTERM, and after that time by SIGKILL.
 
     psutil compares start times before it signals, so whoever has got the number of one that is gone is not hit.
@@ -25,12 +25,12 @@ def end_marked(mark: str, *, patience_s: float, children: bool) -> None:
     began = time.monotonic()
     while known := {one for one in known | set(_marked(mark, children=children)) if _lives(one)}:
         waited = time.monotonic() - began
-        if waited > patience_s + KILL_PATIENCE_S:
+        if waited > timeout_s + KILL_TIMEOUT_S:
             pids = ", ".join(str(one.pid) for one in known)
             raise StackError(f"processes {pids} survive SIGKILL: look at them with ps -o pid,stat,args")
         for one in known:
             with contextlib.suppress(psutil.NoSuchProcess):
-                if waited > patience_s:
+                if waited > timeout_s:
                     one.kill()
                 elif one not in asked:
                     one.terminate()

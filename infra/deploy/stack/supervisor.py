@@ -107,8 +107,8 @@ class Supervisor:
     def end(self) -> None:
         """End it, and by that the servers; then what one that was killed has left. Fine where nothing runs."""
         stack = self._site.credentials.stack
-        end_marked(f"{stack}.{SUPERVISORD}", patience_s=END_S, children=False)
-        end_marked(f"{stack}.", patience_s=ORPHANS_S, children=True)
+        end_marked(f"{stack}.{SUPERVISORD}", timeout_s=END_S, children=False)
+        end_marked(f"{stack}.", timeout_s=ORPHANS_S, children=True)
 
     def _order(self, order: Callable[[Any], Any], unless: int = 0) -> Any:
         """Its answer. StackError where there is none, or where it refuses for another reason than `unless`."""

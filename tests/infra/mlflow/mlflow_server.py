@@ -56,6 +56,6 @@ class Server:
             self.process = None
 
 
-def patient(patch: pytest.MonkeyPatch) -> None:
+def with_long_timeouts(patch: pytest.MonkeyPatch) -> None:
     """Have MLflow's client wait for a busy server, which may take longer than an outage is allowed to cost."""
     patch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", str(int(LONG_S)))

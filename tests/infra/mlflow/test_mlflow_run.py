@@ -16,7 +16,7 @@ from tests.waiting import LONG_S
 @pytest.fixture(scope="module")
 def tracker(tmp_path_factory: pytest.TempPathFactory) -> RunTracker:
     folder = tmp_path_factory.mktemp("mlflow")
-    tracker = RunTracker(f"sqlite:///{folder}/mlflow.db", "pages", "run-1", folder / "artifacts", patience_s=LONG_S)
+    tracker = RunTracker(f"sqlite:///{folder}/mlflow.db", "pages", "run-1", folder / "artifacts", timeout_s=LONG_S)
     assert tracker.page is None
     assert tracker.open(), tracker.last_error
     return tracker
@@ -32,14 +32,14 @@ def test_a_page_opens_where_training_runs_are_shown() -> None:
 
 
 def test_a_runs_page_is_found_by_its_name(tracker: RunTracker) -> None:
-    assert find_page(tracker.uri, "run-1", patience_s=LONG_S) == tracker.page
+    assert find_page(tracker.uri, "run-1", timeout_s=LONG_S) == tracker.page
     assert str(tracker.run_id) in str(tracker.page)
-    assert find_page(tracker.uri, "another", patience_s=LONG_S) is None
+    assert find_page(tracker.uri, "another", timeout_s=LONG_S) is None
 
 
 def test_a_database_that_cannot_be_opened_has_no_page(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_bytes(b"no database")
-    assert find_page(f"sqlite:///{tmp_path}/mlflow.db", "run-1", patience_s=LONG_S) is None
+    assert find_page(f"sqlite:///{tmp_path}/mlflow.db", "run-1", timeout_s=LONG_S) is None
 
 
 def test_an_experiment_says_that_it_trains_models(tracker: RunTracker) -> None:

@@ -29,7 +29,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tracker(store: Path, request: pytest.FixtureRequest) -> RunTracker:
     name = re.sub(r"\W", "-", request.node.name)
-    tracker = RunTracker(f"sqlite:///{store}/mlflow.db", "arithmetic", name, store / "artifacts", patience_s=LONG_S)
+    tracker = RunTracker(f"sqlite:///{store}/mlflow.db", "arithmetic", name, store / "artifacts", timeout_s=LONG_S)
     assert tracker.open(), tracker.last_error
     return tracker
 
@@ -177,27 +177,27 @@ def test_a_refusal_does_not_silence_the_calls_after_it(tracker: RunTracker) -> N
     assert tracker.log_points(points_of(0))
 
 
-def test_a_locked_database_costs_no_more_than_the_patience(tracker: RunTracker, store: Path) -> None:
-    patience_s = 5.0
-    impatient = RunTracker(
-        tracker.uri, tracker.experiment, tracker.run_name, store, patience_s=patience_s, back_off_s=FOR_EVER_S
+def test_a_locked_database_costs_no_more_than_the_timeout(tracker: RunTracker, store: Path) -> None:
+    timeout_s = 5.0
+    hurried = RunTracker(
+        tracker.uri, tracker.experiment, tracker.run_name, store, timeout_s=timeout_s, back_off_s=FOR_EVER_S
     )
-    assert impatient.open()
+    assert hurried.open()
     with sqlite3.connect(store / "mlflow.db") as database:
         database.execute("begin exclusive")
         started = time.monotonic()
-        assert not impatient.log_points(points_of(1))
-        assert not impatient.log_points(points_of(1))
-        assert impatient.seen_points("train/m0") is None
-        assert time.monotonic() - started < 2 * patience_s
-        assert not impatient.available()
+        assert not hurried.log_points(points_of(1))
+        assert not hurried.log_points(points_of(1))
+        assert hurried.seen_points("train/m0") is None
+        assert time.monotonic() - started < 2 * timeout_s
+        assert not hurried.available()
         database.rollback()
     # sqlite itself waits 20 s for its lock, unseen.
-    until(lambda: impatient.open() and impatient.log_points(points_of(1)), "the points arrive")
+    until(lambda: hurried.open() and hurried.log_points(points_of(1)), "the points arrive")
     assert len(rows(store, tracker.run_id)) == len(points_of(1))
 
 
-def test_patience_skips_calls_after_an_outage_until_the_pause_is_over() -> None:
+def test_a_breaker_skips_calls_after_an_outage_until_the_pause_is_over() -> None:
     made: list[int] = []
 
     def fail() -> int:
@@ -205,10 +205,10 @@ def test_patience_skips_calls_after_an_outage_until_the_pause_is_over() -> None:
         raise OSError("away")
 
     pause_s = 3.0
-    patience = CircuitBreaker(pause_s, lambda error: True)
-    assert patience.call(fail, LONG_S) is None
-    assert patience.call(fail, LONG_S) is None
+    breaker = CircuitBreaker(pause_s, lambda error: True)
+    assert breaker.call(fail, LONG_S) is None
+    assert breaker.call(fail, LONG_S) is None
     assert len(made) == 1
-    assert patience.last_error == "OSError: away"
+    assert breaker.last_error == "OSError: away"
     time.sleep(pause_s)
-    assert patience.call(lambda: 7, LONG_S) == 7
+    assert breaker.call(lambda: 7, LONG_S) == 7

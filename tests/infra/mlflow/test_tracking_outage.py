@@ -15,10 +15,10 @@ from infra.mlflow.client import open_client
 from infra.mlflow.registry import register, resolve
 from infra.mlflow.tracking import Point, RunTracker
 from tests.infra.mlflow.mlflow_points import NOW, points_of, rows
-from tests.infra.mlflow.mlflow_server import Server, patient
+from tests.infra.mlflow.mlflow_server import Server, with_long_timeouts
 from tests.waiting import LONG_S, until
 
-PATIENCE_S = 15.0
+TIMEOUT_S = 15.0
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +26,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("server"))
     server.start()
     with pytest.MonkeyPatch.context() as patch:
-        patient(patch)
+        with_long_timeouts(patch)
         yield server
     server.signal(signal.SIGKILL)
 
 
 @pytest.mark.thorough
 def test_an_outage_delays_points_and_loses_none(server: Server, tmp_path: Path) -> None:
-    tracker = RunTracker(server.uri, "outage", "run-1", tmp_path, patience_s=PATIENCE_S, back_off_s=1)
+    tracker = RunTracker(server.uri, "outage", "run-1", tmp_path, timeout_s=TIMEOUT_S, back_off_s=1)
     records = [points_of(step) for step in range(6)]
     assert tracker.open(), tracker.last_error
     assert tracker.log_points([*records[0], Point("wild", math.inf, 0, NOW)])
@@ -44,14 +44,14 @@ def test_an_outage_delays_points_and_loses_none(server: Server, tmp_path: Path) 
     started = time.monotonic()
     for step in (1, 2):
         assert not tracker.log_points(records[step])
-    assert time.monotonic() - started < 2 * PATIENCE_S  # once, not for each
+    assert time.monotonic() - started < 2 * TIMEOUT_S  # once, not for each
     assert not tracker.available()
 
     server.signal(signal.SIGKILL)  # refuses
     until(tracker.available, "the hanging call ends")
     started = time.monotonic()
     assert not tracker.log_points(records[3])
-    assert time.monotonic() - started < PATIENCE_S
+    assert time.monotonic() - started < TIMEOUT_S
     assert tracker.seen_points("train/m0") is None
     assert not tracker.open()
 
@@ -70,7 +70,7 @@ def test_an_outage_delays_points_and_loses_none(server: Server, tmp_path: Path) 
 
 
 def test_a_server_that_refuses_the_local_folder_gets_a_copy(server: Server, tmp_path: Path) -> None:
-    tracker = RunTracker(server.uri, "registry", "run-2", tmp_path, patience_s=LONG_S)
+    tracker = RunTracker(server.uri, "registry", "run-2", tmp_path, timeout_s=LONG_S)
     assert tracker.open(), tracker.last_error
     folder = tmp_path / "a policy"
     folder.mkdir()

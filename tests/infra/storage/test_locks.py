@@ -11,7 +11,7 @@ from pathlib import Path
 
 from infra.storage.filesystem import LocalFiles
 from infra.storage.locks import lock
-from infra.storage.telling import told_to
+from infra.storage.telling import messages_to
 
 HOLD = (
     "import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
@@ -34,7 +34,7 @@ def test_a_lock_that_is_held_for_long_is_waited_for_and_its_holder_named(tmp_pat
             told.set()
 
         descriptor = os.open(path, os.O_RDWR)
-        with told_to(tell):
+        with messages_to(tell):
             lock(descriptor, path, told_after_s=0.2)
         os.close(descriptor)
     assert told.is_set()
@@ -43,6 +43,6 @@ def test_a_lock_that_is_held_for_long_is_waited_for_and_its_holder_named(tmp_pat
 
 def test_a_free_lock_is_had_without_a_word_and_is_no_business_of_other_users(tmp_path: Path) -> None:
     said = list[str]()
-    with told_to(said.append), LocalFiles().exclusive(tmp_path / "lock"):
+    with messages_to(said.append), LocalFiles().exclusive(tmp_path / "lock"):
         assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) & 0o007 == 0
     assert said == []

@@ -16,7 +16,7 @@ from infra.runs.s3_lease import acquire_lease
 from infra.runs.s3_runs import S3Runs
 from infra.storage.objects import Found, S3Address
 from infra.storage.rereading import ChangedOnTheWay, read_again
-from infra.storage.telling import told_to
+from infra.storage.telling import messages_to
 from tests.infra.artifacts.artifact_folders import fill, read
 from tests.infra.runs.leases import somebody
 from tests.infra.storage.s3.memory_objects import MemoryObjects
@@ -98,7 +98,7 @@ def test_what_comes_right_the_next_time_is_no_error(
     ref = put(objects, tmp_path)
     objects.flip(where, 2, change())
     said: list[str] = []
-    with told_to(said.append):
+    with messages_to(said.append):
         everything(objects, ref, tmp_path / "there")
     assert objects.left == 0
     assert all("arrived wrong and was read again" in text for text in said)

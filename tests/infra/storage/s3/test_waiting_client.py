@@ -20,8 +20,8 @@ from infra.runs.s3_lease import acquire_lease
 from infra.storage.client import Tuning, open_objects
 from infra.storage.objects import DownloadRequest, Entry, Objects, StoreUnavailable
 from infra.storage.outage import Outage, at_once, under_way
-from infra.storage.telling import told_to
-from infra.storage.waiting_client import PatientObjects
+from infra.storage.telling import messages_to
+from infra.storage.waiting_client import WaitingObjects
 from tests.infra.storage.s3.fault_proxy import FaultProxy, Message
 from tests.infra.storage.s3.memory_objects import MemoryObjects
 from tests.infra.storage.s3.s3_server import S3Server
@@ -30,20 +30,20 @@ from tests.waiting import LONG_S, until
 TUNING = Tuning(connect_s=2, read_s=5, attempts=1)
 AWAY_S = 3.0
 SOON_S = 120.0
-"""Far below the patience of 15 minutes, and enough for a machine that is ten times slower than alone."""
+"""Far below the timeout of 15 minutes, and enough for a machine that is ten times slower than alone."""
 ROOT = Path(__file__).parents[4]
 INTERRUPTED = """
 import sys
 from functools import partial
 from infra.storage.client import Tuning, open_objects
 from infra.storage.objects import StoreUnavailable
-from infra.storage.telling import told_to
+from infra.storage.telling import messages_to
 from infra.storage.parallel import parallel_map
 objects = open_objects(sys.argv[1], tuning=Tuning(connect_s=2, read_s=5, attempts=1))
 say = partial(print, flush=True)
 say("ready")
 sys.stdin.readline()
-with told_to(say):
+with messages_to(say):
     try:
         parallel_map(objects.read, ["a", "b", "c", "d"], threads=int(sys.argv[2]))
     except KeyboardInterrupt:
@@ -53,7 +53,7 @@ with told_to(say):
     except StoreUnavailable:
         say("released")
 """
-PATIENCE = "PPOFLOW_STORE_PATIENCE_S"
+TIMEOUT = "PPOFLOW_STORE_TIMEOUT_S"
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def objects(proxy: FaultProxy, bucket: str) -> Objects:
 def said() -> Iterator[list[str]]:
     """What was told of outages."""
     texts: list[str] = []
-    with told_to(texts.append):
+    with messages_to(texts.append):
         yield texts
 
 
@@ -136,14 +136,14 @@ def test_what_was_created_before_the_outage_is_still_ours(objects: Objects, prox
     assert objects.create("k", b"three") is None
 
 
-def test_beyond_its_patience_a_call_fails_and_those_after_it_do_not_wait(
+def test_beyond_its_timeout_a_call_fails_and_those_after_it_do_not_wait(
     proxy: FaultProxy, bucket: str, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(PATIENCE, "3")
+    monkeypatch.setenv(TIMEOUT, "3")
     objects = open_objects(bucket, tuning=TUNING)
     proxy.go_away()
     began = time.monotonic()
-    with pytest.raises(StoreUnavailable, match=rf"'k' in bucket.*\(waited for 3 s\); {PATIENCE}=SECONDS"):
+    with pytest.raises(StoreUnavailable, match=rf"'k' in bucket.*\(waited for 3 s\); {TIMEOUT}=SECONDS"):
         objects.write("k", b"x")
     assert 3 <= time.monotonic() - began < 3 + SOON_S
     began = time.monotonic()
@@ -174,7 +174,7 @@ def test_one_that_others_have_used_is_waited_for_as_in_the_middle_of_work(
     proxy: FaultProxy, bucket: str, said: list[str]
 ) -> None:
     proxy.go_away()
-    with under_way(), told_to(lambda text: back(proxy, text, said)):
+    with under_way(), messages_to(lambda text: back(proxy, text, said)):
         open_objects(bucket, tuning=TUNING).write("k", b"x")
     assert said[0].endswith("waiting for it for up to 15 min")
 
@@ -269,6 +269,6 @@ def test_a_listing_that_breaks_off_goes_on(said: list[str]) -> None:
     keys = ["k0", "k1", "k2", "k3", "k4", "k\U0001f600"]
     for key in keys:
         real.write(key, b"x")
-    patient = PatientObjects(real, Outage("S3 in memory"), lambda: None, 60)
-    assert [entry.key for entry in patient.entries("k")] == keys
+    waiting = WaitingObjects(real, Outage("S3 in memory"), lambda: None, 60)
+    assert [entry.key for entry in waiting.entries("k")] == keys
     assert real.broken_at == ["k2", "k4"]
