@@ -110,6 +110,10 @@ class OverlongSpec(Section):
         return found
 
 
+LEAST_SHARE = 5.0
+"""Of gae_lambda_alpha times the tokens of the longest response, where lambda is 0.8: below, a run says so."""
+
+
 class AdvantageSpec(Section):
     """From scores to advantages: reward shaping and GAE."""
 
@@ -183,15 +187,27 @@ class AdvantageSpec(Section):
         """
         return self.score_clip if self.score_norm == "none" else None
 
-    def notes(self, iterations: int) -> list[str]:
-        """A reference that does not move before the run is over."""
-        reference = self.reference
-        if reference.kind != "every" or reference.iterations < iterations:
-            return []
-        return [
-            f"advantages.reference.iterations={reference.iterations} is not below iterations={iterations}: the "
-            "reference stays the start; lower it, or raise iterations"
-        ]
+    def notes(self, iterations: int, longest: int) -> list[str]:
+        """A reference that does not move before the run is over, and what goes wrong with responses of few tokens, of
+        which the `longest` may have so many."""
+        reference, alpha, found = self.reference, self.gae_lambda_alpha, list[str]()
+        if reference.kind == "every" and reference.iterations >= iterations:
+            found.append(
+                f"advantages.reference.iterations={reference.iterations} is not below iterations={iterations}: the "
+                "reference stays the start; lower it, or raise iterations"
+            )
+        if alpha is not None and alpha * longest < LEAST_SHARE:
+            found.append(
+                f"advantages.gae_lambda_alpha={alpha:g} gives the longest responses (rollout.max_response_tokens="
+                f"{longest}) lambda {max(1 - 1 / (alpha * longest), 0):.2f}, and those of up to {1 / alpha:g} tokens "
+                f"0: the policy may learn nothing; {20 / longest:.2g} gives the longest 0.95"
+            )
+        if self.whiten_rewards:
+            found.append(
+                "advantages.whiten_rewards=true adds a constant to every token's reward, which pays or charges for "
+                "length: watch rollout/response_length, or set advantages.score_norm to std instead"
+            )
+        return found
 
     @model_validator(mode="after")
     def _what_is_left_out_pays_nothing(self) -> Self:

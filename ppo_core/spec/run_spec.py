@@ -255,7 +255,9 @@ class RunSpec(FlowSpec):
     def notes(self) -> list[str]:
         """What a person should know before the run starts: what it is too short for, among others."""
         said = self.update.notes(self.iterations, self.advantages) + self.algorithm.notes(self.update)
-        said += self.advantages.notes(self.iterations) + self.guards.notes(self.iterations)
+        said += self.advantages.notes(self.iterations, self.rollout.max_response_tokens) + self.guards.notes(
+            self.iterations
+        )
         said += self.evaluation.notes(self.dataset)
         if self.sft is not None and self.sft.warmup_steps > self.sft.num_steps:
             said.append(f"sft.warmup_steps={self.sft.warmup_steps} is cut to sft.num_steps={self.sft.num_steps}")

@@ -80,7 +80,7 @@ def test_a_record_with_such_a_setting_is_read(changes: dict[str, Any]) -> None:
         {"update": {**ONE_STEP["update"], "clip_low": 0.1}, "advantages": {"old_logprobs": "sampler"}},
         {**ONE_STEP, "advantages": {"old_logprobs": "sampler"}, "guards": {"max_clip_fraction": 0.5}},
         ONE_STEP,
-        {"advantages": {"gae_lambda_alpha": 0.05}},
+        {"advantages": {"gae_lambda_alpha": 0.2}},
         {"algorithm": {"kind": "vapo", "correct_score": 2}, "update": {"critic_warmup_iterations": 2}},
         {"checkpoint": {"keep_last": 2, "keep_every": 5}},
         {**HELD_OUT, "evaluation": {"num_prompts": 64, "every": 2, "pass_score": 0.5}},
@@ -108,6 +108,11 @@ def test_beside_what_they_need_they_are_taken_without_a_word(tmp_path: Path, cha
             {"evaluation": {"num_prompts": 64, "every": 2, "pass_score": 0.5}},
             "and evaluation.every=2 and evaluation.num_prompts=64 and evaluation.pass_score=0.5 without effect: set ",
         ),
+        (
+            {"advantages": {"gae_lambda_alpha": 0.05}},
+            r"lambda_alpha=0.05 .*max_response_tokens=48\) lambda 0.58, and those of up to 20 tokens 0: .*; 0.42 gives",
+        ),
+        ({"advantages": {"whiten_rewards": True}}, "whiten_rewards=true adds a constant to every token's reward,"),
         (
             {"algorithm": {"kind": "vapo"}},
             "vapo without critic warm-up: .*; set update.critic_warmup_iterations, 50",
