@@ -9,7 +9,7 @@ from typing import Any
 from infra.engines.hardware import has_bf16_units, has_nvidia_gpu, lacks_bf16, nvidia_smi, smallest_memory_gib
 from infra.settings import visible_gpus
 from ppo_core.records import CheckRunJob, InputError, PrepareDatasetJob, TrainingJob
-from ppo_core.spec import DpoSpec, RunSpec, SpecError, TrainingSpec
+from ppo_core.spec import DpoSpec, RolloutSpec, RunSpec, SpecError, TrainingSpec, UpdateSpec
 from tasks.stages.engine_programs import sharing_of
 
 CHANGES: Mapping[str, Sequence[str]] = {
@@ -22,8 +22,8 @@ CHANGES: Mapping[str, Sequence[str]] = {
 
 
 def machine_notes(spec: RunSpec) -> list[str]:
-    """What a person should know before the run starts; nothing where the training engine is on another machine."""
-    here, said = spec.engines.backend == "local" and not has_nvidia_gpu(), list[str]()
+    """What a person should know before the run starts; of the machine nothing where the training is on another."""
+    here, said = spec.engines.backend == "local" and not has_nvidia_gpu(), notes_of_defaults(spec)
     ranks, cores = spec.training.num_ranks, len(os.sched_getaffinity(0))
     if here and ranks > cores:
         said.append(
@@ -35,6 +35,23 @@ def machine_notes(spec: RunSpec) -> list[str]:
             "training.compute_dtype=bfloat16 gains nothing here: this CPU lacks AVX512-BF16 and AMX, and may take "
             "several times as long as in float32; compute_dtype=auto chooses the faster one"
         )
+    return said
+
+
+def notes_of_defaults(spec: RunSpec) -> list[str]:
+    """Defaults that suit small new models, where the run begins with one that is there."""
+    rate, longest = (
+        section.model_fields[name].default
+        for section, name in ((UpdateSpec, "learning_rate"), (RolloutSpec, "max_response_tokens"))
+    )
+    said = list[str]()
+    if spec.model.path is not None and spec.model.lora is None and spec.update.learning_rate == rate:
+        said.append(
+            f"update.learning_rate={rate:g}, the default, is for small models made from model.config; for a pretrained "
+            "model 1e-6 to 5e-6 is usual (docs/hyperparameters.md)"
+        )
+    if spec.model.path is not None and spec.rollout.max_response_tokens == longest:
+        said.append(f"responses are cut at {longest} tokens, the default: set rollout.max_response_tokens")
     return said
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from infra.engines.hardware import has_bf16_units
 from ppo_core.records import InputError
-from ppo_core.spec import RlhfSpec
+from ppo_core.spec import RlhfSpec, RunSpec
 from tasks.checks import machine
 from tasks.checks.any_spec import check_any
 from tasks.checks.machine import check_gpus, machine_notes
@@ -72,3 +72,16 @@ def test_more_ranks_than_cores_are_noted(monkeypatch: pytest.MonkeyPatch, cores:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
     notes = machine_notes(smoke_spec("training.num_ranks=4"))
     assert [note.endswith(noted) for note in notes] == [True] * bool(noted)
+
+
+def test_defaults_for_new_models_are_noted_beside_one_that_is_there() -> None:
+    start = {"dataset": {"train": "p"}, "model": {"path": "folder"}, "reward": {"function": "r.py:f"}}
+    rate, cut = machine_notes(RunSpec.model_validate(start))
+    assert "update.learning_rate=0.0001, the default, is for small models" in rate
+    assert cut == "responses are cut at 48 tokens, the default: set rollout.max_response_tokens"
+    chosen = {"update": {"learning_rate": 2e-6}, "rollout": {"max_response_tokens": 512}}
+    assert machine_notes(RunSpec.model_validate({**start, **chosen})) == []
+    adapters = {"model": {"path": "folder", "lora": {"rank": 8}}}
+    assert machine_notes(RunSpec.model_validate({**start, **adapters})) == [cut]
+    new = {"model": {"config": {"model_type": "llama"}, "tokenizer": "t"}}
+    assert machine_notes(RunSpec.model_validate({**start, **new})) == []
