@@ -63,7 +63,7 @@ def main() -> None:
     for _ in range(given.rounds):
         for setting in settings:
             found[setting.name].append(run(given.shape, given.iterations, setting))
-    report.save("memory", given, {**figures, given.shape: found})
+        report.save("memory", given, {**figures, given.shape: found})
     columns = ("setting", "parameters, millions", "held between jobs", "experience above", "update above")
     report.show(f"training engine, {given.shape}: MiB", columns, [row(name, rounds) for name, rounds in found.items()])
 
