@@ -15,7 +15,7 @@ from tasks.prefect.crashed_runs import holder_note
 from tasks.prefect.flow_tags import also_tag, tag_run
 from tasks.prefect.server import EmbeddedFlow
 from tasks.register_policy import export_best, usable_best
-from tasks.runs.errors import LeaseHeld, LeaseLost
+from tasks.runs.errors import LeaseHeld, LeaseLost, RecordError
 from tasks.runs.findings import Findings
 from tasks.runs.repair import repair_records, set_aside
 from tasks.runs.run_state import effective_spec, last_record, spec_to_go_on
@@ -32,7 +32,7 @@ def repair(found: Findings, folder: str | None = None) -> list[str]:
         return done
     try:
         return [*done, *repair_run(found.run, found, folder)]
-    except (LeaseHeld, LeaseLost) as error:
+    except (LeaseHeld, LeaseLost, RecordError) as error:
         return [*done, f"not repaired: {error}"]
 
 

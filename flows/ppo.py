@@ -37,7 +37,7 @@ from tasks.runs.iteration_record import IterationRecord, best_in_words, resume_i
 from tasks.runs.progress import ProgressFile
 from tasks.runs.reachability import Reachability
 from tasks.runs.retention import release
-from tasks.runs.run_state import effective_spec, first_record, last_record, record_at, restore_spec
+from tasks.runs.run_state import effective_spec, first_record, last_record, record_at, restore_lost
 from tasks.stages.context import RunContext, open_run_context
 from tasks.stages.download_source import download_sources
 from tasks.stages.find_verified import pin_all
@@ -137,8 +137,8 @@ def begin_shown(context: RunContext, console: RunConsole, dataset: DatasetRef) -
 def finish_interrupted(context: RunContext, console: RunConsole) -> None:
     """Finish what holders of the run that died have left half done, and have Prefect's pages say that they died."""
     clean_up(context, console)
-    if restore_spec(context.records):
-        console.say(f"the spec of run {context.run} was lost; it is restored from the run's first record")
+    for lost in restore_lost(context.records):
+        console.say(lost)
     finish_rollback(context)
 
 

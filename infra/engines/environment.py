@@ -41,9 +41,11 @@ SECRET_WORDS = (
 """How a word of a secret's name ends, but for an S and digits."""
 WHOLE_WORDS = frozenset({"PASS", "PWD", "PW", "PAT", "DSN", "CONNECTION"})
 """Words that others end with too, such as COMPAT."""
-LOGIN_IN_ADDRESS = re.compile(r"://([^/\s]*|[^/:\s]*:\S*)@")
+LOGIN_IN_ADDRESS = re.compile(r"://([^/\s]*|[^/:\s]*:(?![0-9]+/)\S*)@")
 """A password may hold a slash."""
-KEY_IN_ADDRESS = re.compile(r"(?i)://\S*[?&][^=&\s]*(passw|secret|token|key|sig|auth)[^=&\s]*=")
+KEY_IN_ADDRESS = re.compile(
+    r"(?i)://\S*[?&]([^=&\s]*[-_])?(passw[a-z]*|secret|token|(api)?key|sig|signature|auth|authorization)[-_0-9]*="
+)
 
 
 def permitted(environment: Mapping[str, str]) -> dict[str, str]:

@@ -103,7 +103,7 @@ class Preparation:
         for split in ("train", "sft"):
             tallies = [tally for tally in self.tallies if tally.split == split]
             if tallies and not len(tables.get(split, ())):
-                held_out = any(tally.held_out for tally in tallies)
+                held_out = any(tally.held_out for tally in tallies) and not any(tally.dropped for tally in tallies)
                 remedy = "see dataset.duplicates, too_long and max_prompt_tokens"
                 remedy = "lower dataset.evaluation_fraction, or give more rows" if held_out else remedy
                 raise InputError(f"no rows are left ({in_words(tallies)}): {remedy}")

@@ -168,6 +168,8 @@ def _as_section(place: _Place, value: Any) -> str:
         text = _keyed({key: value})
     else:
         return ""
+    if kinds and key == "kind" and value not in kinds:
+        return f": choose one of {', '.join(map(repr, kinds))}, as in {name}: {_keyed({key: kinds[0]})}"
     return f": write {'-' if entry else f'{name}:'} {text}"
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing, ArtifactRef, ArtifactStore
 from infra.runs.records import RecordError, remedy_for
 from infra.storage.rereading import ChangedOnTheWay
-from tasks.runs.iteration_record import IterationRecord
+from tasks.runs.iteration_record import NEWER, IterationRecord
 from tasks.runs.notes import Divergence, Rollback
 from tasks.runs.reachability import Name
 
@@ -57,6 +57,11 @@ class Findings:
     def names(self) -> set[Name]:
         """Kind and key of the artifacts that are damaged."""
         return {(damage.ref.kind, damage.ref.key) for damage in self.damages if damage.ref is not None}
+
+    def leave_newer(self) -> None:
+        """Where a newer version has written, nothing is repaired: what it has written besides must stay as it is."""
+        if self.newer:
+            self.damages = [replace(damage, repair=None, remedy=NEWER) for damage in self.damages]
 
     def to_repair(self, repair: Repair) -> list[Damage]:
         """The damages that are repaired in this way."""

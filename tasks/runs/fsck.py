@@ -36,6 +36,7 @@ from tasks.stages.table import BY_NAME
 Progress = Callable[[str], None]
 Artifact = tuple[str, str, str]
 """Kind, key and digest."""
+WRITTEN_LATER = (RecordFormatTooNew, RecordOfNewerVersion)
 RELEASED = {stage.kind for stage in BY_NAME.values() if not stage.kept}
 """What retention (checkpoint.keep_last) removes."""
 
@@ -82,6 +83,7 @@ def read_run(store: ArtifactStore, run: str, pages: list[Page], progress: Progre
             break
     check_pages(store, [page for page in pages if page.run == run], found, progress, seen)
     check_copies(run, found)
+    found.leave_newer()
     return found
 
 
@@ -96,7 +98,7 @@ def check_records(records: RunRecords, contents: RunListing, found: Findings) ->
         except RecordsOfEarlierVersion as error:
             found.damages.append(Damage("records", str(error), ""))
             return []
-        except (RecordFormatTooNew, RecordOfNewerVersion) as error:
+        except WRITTEN_LATER as error:
             suspects.append(iteration)
             found.newer = True
             found.damages.append(Damage(f"record of iteration {iteration}", str(error), NEWER))
@@ -128,13 +130,13 @@ def check_notes(records: RunRecords, believed: list[ChainedRecord], found: Findi
             if one.record is not None:
                 found.evidence.append(link(run, one.record, remedy=remedy_for(run, DIVERGENCES)).record)
     except (RecordError, ChangedOnTheWay, OSError) as error:
-        found.newer = found.newer or isinstance(error, RecordFormatTooNew)
+        found.newer = found.newer or isinstance(error, WRITTEN_LATER)
         found.damages.append(Damage(f"notes of {DIVERGENCES}", str(error), ""))
     try:
         found.rollbacks = rollbacks_of(records)
         found.lost = lost_rollbacks(run, believed, found.rollbacks, found.divergences.values())
     except (RecordError, ChangedOnTheWay, OSError) as error:
-        found.newer = found.newer or isinstance(error, RecordFormatTooNew)
+        found.newer = found.newer or isinstance(error, WRITTEN_LATER)
         found.damages.append(Damage(f"notes of {ROLLBACKS}", str(error), ""))
         return
     for missing in found.lost:
@@ -151,7 +153,7 @@ def check_spec(records: RunRecords, believed: list[ChainedRecord], links: list[C
         complaint = f"run {records.run} has lost its spec" if spec is None and links else None
     except (RecordError, ChangedOnTheWay, OSError) as error:
         spec, complaint = None, str(error)
-        found.newer = found.newer or isinstance(error, RecordFormatTooNew)
+        found.newer = found.newer or isinstance(error, WRITTEN_LATER)
     if spec is not None and copy is not None and record_digest(spec) != record_digest(copy):
         complaint = f"the spec of run {records.run} is not the one that its first record has"
     if complaint is None:
@@ -239,8 +241,7 @@ def check_lineage(store: ArtifactStore, records: list[IterationRecord], found: F
         except (ArtifactError, ChangedOnTheWay, OSError):
             continue  # it has been reported already
         found.damages += [of_record(str(found.run), record.iteration, complaint) for complaint in complaints]
-    if found.newer:  # what it has written besides must stay as it is
-        found.damages = [replace(damage, repair=None, remedy=NEWER) for damage in found.damages]
+    found.leave_newer()
 
 
 def check_copies(run: str, found: Findings) -> None:

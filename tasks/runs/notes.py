@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from infra.runs.listing import RunListing
 from infra.runs.records import RecordCorrupted, RunRecords, remedy_for
-from tasks.runs.iteration_record import NEWER, Attempt, ChainedRecord, IterationRecord
+from tasks.runs.iteration_record import NEWER, Attempt, ChainedRecord, IterationRecord, RecordOfNewerVersion
 
 ROLLBACKS, DIVERGENCES = "rollbacks", "divergences"
 NOTED_AGAIN = "the next start of the run writes it again, from the records"
@@ -68,8 +68,10 @@ def _parsed(run: str, name: str, model: type[N], document: dict[str, Any]) -> N:
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        complaint = f"is none that this version can read ({where}: {problem['msg']}): {NEWER}; if none did"
-        raise _wrong(run, name, complaint) from None
+        complaint = f"is none that this version can read ({where}: {problem['msg']}): {NEWER}"
+        if all(one["type"] == "extra_forbidden" for one in error.errors()):
+            raise RecordOfNewerVersion(f"note {name} of run {run} {complaint}") from None
+        raise _wrong(run, name, f"{complaint}; if none did") from None
     if note.run not in (None, run):
         raise _wrong(run, name, f"is one of run {note.run}")
     return note
@@ -164,11 +166,12 @@ def lost_rollbacks(
     lost = [one for one in rollbacks_in(links) if (one.after, one.attempt) not in ((k.after, k.attempt) for k in known)]
     for record in records:
         if attempt_at([*known, *lost], record.iteration) != record.attempt_settings:
-            wrong = next(
+            later = (
                 name
                 for name, one in noted.items()
                 if one is not pending and one.after < record.iteration and one.attempt.number >= record.attempt
             )
+            wrong = next(later, f"{ROLLBACKS}/of attempt {record.attempt}")
             complaint = f"says otherwise than the record of iteration {record.iteration}, of attempt {record.attempt}"
             raise _wrong(run, wrong, complaint)
     return lost

@@ -139,13 +139,13 @@ def _broken(run: str, number: int, links: Sequence[ChainedRecord]) -> tuple[int,
     expected = made_with(spec, record.changed)
     if record.spec_digest != expected:
         return number, f"was made with another spec (digest {record.spec_digest[:12]}, the run's is {expected[:12]})"
-    if number == len(links) - 1 and (complaint := _impossible(record, spec)):
+    if number == len(links) - 1 and (complaint := _impossible(record, before, spec)):
         return number, complaint
     return None
 
 
-def _impossible(record: IterationRecord, started_with: Mapping[str, Any]) -> str | None:
-    """What cannot be in a run's last record, which no later one names."""
+def _impossible(record: IterationRecord, before: IterationRecord, started_with: Mapping[str, Any]) -> str | None:
+    """What cannot be in a run's last record, which no later one names; `before` is the one before it."""
     other = sorted(key for key in record.changed if not f"{key}: ".startswith((*MAY_CHANGE, *FOUND)))
     if other and record.forked_from is None:
         return f"was made with another {', '.join(other)}, with which no run goes on"
@@ -157,9 +157,12 @@ def _impossible(record: IterationRecord, started_with: Mapping[str, Any]) -> str
         spec = RunSpec.model_validate(with_values(spec.model_dump(mode="json"), record.changed))
     except ValidationError as error:
         problem = error.errors()[0]
+        if problem["type"] == "value_error":
+            return None  # by a rule that may be younger than the record
         where = ".".join(str(part) for part in problem["loc"])
         return f"was made with a spec that is none ({where}: {problem['msg']})"
-    if record.retention not in (spec.retention, CheckpointSpec()):  # without any, all is kept
+    # Without any, all is kept; and another version may make another one of the same spec.
+    if record.retention not in (spec.retention, CheckpointSpec(), before.retention if before is not record else None):
         return f"keeps checkpoints by {record.retention!r}, and its spec says {spec.retention!r}"
     return None
 

@@ -18,6 +18,8 @@ from tasks.runs.reachability import Name, Reachability, kept_iterations
 from tasks.stages.context import RunContext
 from tasks.stages.table import BY_NAME
 
+VERIFY = "verify"
+"""The folder below PPOFLOW_HOME in which iterations are made again to compare them, and nothing else is."""
 HOLDERS = "a process that has a run"
 """Whose needs its pins tell."""
 
@@ -89,7 +91,7 @@ def find_garbage(*, damaged: bool = False) -> Garbage:
     kept = kept | needs.among(names)()
     artifacts = [found for found in stored if (found.kind, found.key) not in kept]
     orphans, aside = collector.orphans(), collector.damaged() if damaged else []
-    left_here = [found for found in LocalCollector(Settings().home).orphans() if found not in orphans]
+    left_here = [found for found in LocalCollector(Settings().home / VERIFY).orphans() if found not in orphans]
     return Garbage(artifacts, orphans, aside, pins | needs.unreadable, left_here)
 
 
@@ -99,7 +101,8 @@ def remove_garbage(garbage: Garbage) -> int:
     wanted: Iterable[Name] = [(found.kind, found.key) for found in garbage.artifacts]
     removed = collector.collect(wanted, Reachability(store).among(wanted))
     freed = collector.remove([*garbage.orphans, *garbage.damaged])
-    return sum(found.bytes for found in removed) + freed + LocalCollector(Settings().home).remove(garbage.left_here)
+    freed += LocalCollector(Settings().home / VERIFY).remove(garbage.left_here)
+    return sum(found.bytes for found in removed) + freed
 
 
 def opened() -> tuple[ArtifactStore, Collector]:
@@ -111,7 +114,7 @@ def opened() -> tuple[ArtifactStore, Collector]:
 def remove_orphans(context: RunContext) -> int:
     """Remove what processes that are gone have left half written; the bytes that are free now. Never ends a run."""
     try:
-        collectors: tuple[Collector, ...] = (context.collector, LocalCollector(context.settings.home))
+        collectors: tuple[Collector, ...] = (context.collector, LocalCollector(context.settings.home / VERIFY))
         return sum(collector.remove(collector.orphans(quickly=True)) for collector in collectors)
     except (OSError, StoreReadOnly, StoreUnavailable, RecordError) as error:
         get_run_logger().warning("what dead processes have left in the store could not be removed: %s", error)

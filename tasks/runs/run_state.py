@@ -98,13 +98,20 @@ def known_runs(root: str) -> list[str]:
     return sorted(names | {page.run for page in pages_of(root) if is_run_name(page.run)})
 
 
-def restore_spec(records: RunRecords) -> bool:
-    """Write a lost spec again, from the copy in the run's first record; whether it was lost. And lost notes besides."""
+def restore_lost(records: RunRecords) -> list[str]:
+    """Write a lost spec again, from the copy in the run's first record, and lost notes of rollbacks; what was lost."""
     chain = read_chain(records, notes=True)
     note_again(records, chain.lost_rollbacks)
+    said = [
+        f"the note of the rollback of run {records.run} to iteration {one.after} was lost; it is written again from "
+        "the run's records"
+        for one in chain.lost_rollbacks
+    ]
     if chain.spec_is_lost and chain.spec is not None:
         records.restore_spec(chain.spec)
-    return chain.spec_is_lost
+    if chain.spec_is_lost:
+        said.append(f"the spec of run {records.run} was lost; it is restored from the run's first record")
+    return said
 
 
 def note_again(records: RunRecords, rollbacks: Iterable[Rollback]) -> None:

@@ -18,6 +18,7 @@ from infra.runs.records import RunRecords
 from infra.settings import Settings
 from ppo_core.records import InputError
 from tasks.runs.iteration_record import IterationRecord
+from tasks.runs.retention import VERIFY
 from tasks.runs.run_state import committed, spec_of_run
 from tasks.stages.context import RunContext, working
 from tasks.stages.engines import Engines
@@ -64,7 +65,8 @@ def open_verification(run: str, folder: str | None, on_progress: OnProgress) -> 
     committed(run)
     spec = spec_of_run(run, folder).with_overrides(["engines.backend=local"])
     settings = Settings()
-    scratch = LocalStore(settings.home).scratch()  # named after this process, so that it is found once that is gone
+    # Named after this process, so that it is found once that is gone.
+    scratch = LocalStore(settings.home / VERIFY).scratch()
     # What this machine has kept of a remote store says nothing of what that store has.
     settings = settings.model_copy(update={"cache": scratch / "cache"})
     original = open_store(settings.store_root, cache=settings.cache_folder)

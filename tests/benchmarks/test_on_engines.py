@@ -70,15 +70,15 @@ def test_memory_is_measured(tmp_path: Path) -> None:
 def test_memory_counts_to_the_engine_that_a_process_is_of_or_is_below() -> None:
     held = "held = b'x' * (40 << 20); print(1, flush=True); input()"
     below = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {held!r}])"
-    command = [sys.executable, "-c", below, "ppo_core.engines.rollout"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
-        assert engine.stdout is not None
-        assert engine.stdout.readline() == "1\n"
-        found = of_processes(psutil.Process())
-        engine.communicate("\n")
-    assert found["rollout engine"] > 40 << 20
-    assert found[FLOW] > 0
-    assert found.total() == found["rollout engine"] + found[FLOW]
+    engine = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {below!r}, 'ppo_core.engines.rollout'])"
+    command = [sys.executable, "-c", engine]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as flow:
+        assert flow.stdout is not None
+        assert flow.stdout.readline() == "1\n"
+        found = of_processes(psutil.Process(flow.pid))
+        flow.communicate("\n")
+    assert found["rollout engine"] > 40 << 20 > found[FLOW] > 0
+    assert set(found) == {"rollout engine", FLOW}
 
 
 def test_the_update_is_measured(tmp_path: Path) -> None:

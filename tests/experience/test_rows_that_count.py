@@ -52,6 +52,16 @@ def test_columns_that_a_row_has_and_answers_that_are_not_needed(project: Path) -
     check(project, "dataset.drop_columns=[image]", "dataset.answer_column=gold.is")
 
 
+def test_rows_that_are_too_long_are_not_laid_to_the_fraction(project: Path) -> None:
+    rows: list[dict[str, object]] = [{"prompt": f"{'1+' * 9}{n}=", "answer": "2"} for n in range(8)]
+    write_rows(project / "prompts.jsonl", [{"prompt": "1+1=", "answer": "2"}, *rows])
+    few = ("dataset.evaluation=null", "dataset.evaluation_fraction=0.5", "evaluation.num_prompts=1")
+    with pytest.raises(
+        InputError, match=r"no rows are left .*too long.* held out\): see dataset.duplicates, too_long and"
+    ):
+        check(project, *few, "dataset.too_long=drop", "dataset.max_prompt_tokens=8")
+
+
 @pytest.mark.parametrize(
     ("fraction", "complaint"),
     [

@@ -220,6 +220,7 @@ def of_newer_fields(run: ToyRun, name: str) -> None:
         (of_newer_format, ["spec.json"]),
         (of_newer_format, ["rollbacks/000001.json"]),
         (of_newer_fields, ["iterations/000003.json", "iterations/000004.json"]),
+        (of_newer_fields, ["rollbacks/000001.json"]),
     ],
 )
 @pytest.mark.parametrize("damage_too", [False, True])

@@ -51,6 +51,7 @@ def test_a_lost_note_is_told_and_the_next_start_writes_it_again(run: ToyRun) -> 
     lost = "! the note of its rollback to iteration 1 is lost: the next start of the run writes it again"
     assert lost in CliRunner().invoke(app, ["status", "toy"]).output
     assert attempts(run.train("iterations=7")) == [*ATTEMPTS, (1, 0.5), (1, 0.5)]
+    assert "the note of the rollback of run toy to iteration 1 was lost; it is written again" in run.said
     [again] = run.notes("rollbacks")
     assert (again["after"], again["attempt"]) == (before["after"], before["attempt"])
     assert damages() == []

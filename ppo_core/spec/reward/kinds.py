@@ -34,11 +34,11 @@ from ppo_core.spec.section import NonNegative
 
 RUBRIC_FIELDS = ("prompt", "response", "answer")
 NAME_OF_A_KEY = re.compile("(?i)(^|[_-])(key|apikey|token|secret|password|passwd|signature|sig|auth)$")
-NAME_OF_A_WORD = re.compile(
-    "(?i)(^|[_-])(answer|bos|column|dict|end|eos|field|gold|group|json|label|mask|metadata|pad|prompt|reference|response|"
-    "score|sep|sort|special|start|stop|target|think|thinking|unk)[_-](key|token)$"
+NAME_OF_A_SECRET = re.compile(
+    "(?i)(^|[_-])(apikey|secret|password|passwd|passphrase|authorization|bearer|credentials?)[0-9]*$"
+    "|(^|[_-])(access|admin|api|auth|bearer|client|hf|hub|openai|private|secret|service)[_-]?(key|token)[0-9]*$"
 )
-"""As a key of a mapping or a token of a text is called, which is no secret."""
+"""No key of a mapping and no token of a text is called so."""
 STORED = "which would be stored in the records of runs: put the key into an environment variable"
 WHERE_KEYS_GO = f"{STORED}, and its name into key_variable"
 
@@ -58,7 +58,7 @@ def _keys_in(given: Any) -> Iterator[str]:
     for name, value in given.items() if isinstance(given, dict) else enumerate(given):
         if isinstance(value, dict | list):
             yield from _keys_in(value)
-        elif isinstance(value, str) and NAME_OF_A_KEY.search(str(name)) and not NAME_OF_A_WORD.search(str(name)):
+        elif isinstance(value, str) and NAME_OF_A_SECRET.search(str(name)):
             yield str(name)
 
 

@@ -75,7 +75,8 @@ def test_addresses_with_a_login_are_not_passed_on() -> None:
     assert is_secret("HF_ENDPOINT", "https://me:password@hub/x")
     assert is_secret("HF_ENDPOINT", "https://me:pass/word@hub")
     assert is_secret("HF_ENDPOINT", "https://token@hub")
-    assert not is_secret("HF_ENDPOINT", "https://hub/a@b")
+    for sound in ("https://hub/a@b", "http://hub:80/a@b", "https://hub/?design=2&assign=3"):
+        assert not is_secret("HF_ENDPOINT", sound)
     for query in ("sig=abc", "a=b&X-Amz-Signature=abc", "access_token=abc", "api-key=abc"):
         assert is_secret("HF_ENDPOINT", f"https://hub/?{query}")
     assert not is_secret("HF_ENDPOINT", "https://hub/?region=eu")

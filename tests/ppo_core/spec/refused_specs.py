@@ -18,7 +18,8 @@ def rule(kind: str, **keys: Any) -> dict[str, Any]:
 
 NO_KEYS = {
     **dict.fromkeys(
-        ("tokenizer", "token_limit", "max_tokens", "key_column", "answer_key", "stop_token", "author"), "x"
+        ("tokenizer", "max_tokens", "key_column", "answer_key", "stop_token", "author", "key", "image_token", "id_key"),
+        "x",
     ),
     **{"token": 3, "auth": False, "keys": ["a"], "inner": {"json_key": "a"}},
 }
@@ -42,6 +43,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             ({"kl": {"coef": 0}}, "kl", "advantages.kl"),
         )
     ],
+    ({"algorithm": "trpo"}, r"algorithm='trpo': .*: choose one of 'ppo', 'vapo', .*, as in algorithm: {kind: ppo}$"),
+    ({"advantages": {"reference": "moving"}}, "advantages.reference='moving': .*: choose one of 'fixed'"),
     ({"dataset": {"train": "a", "path": "b"}}, r"dataset.path: unknown key \(known: train, evaluation, "),
     ({"critic": {"lr": 1}}, r"critic: unknown key \(known: name, "),
     *[
@@ -266,13 +269,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "reward: options=limit is for functions, and no reward is one: leave it out, or give each reward in `sources`",
     ),
     *[
-        (
-            {"reward": reward},
-            "what looks like a key .api_key. is an option, .* that PPOFLOW_REWARD_ENV names, and read it",
-        )
+        ({"reward": reward}, "what looks like a key .(api_key|OPENAI_API_KEY2). is an option, .* PPOFLOW_REWARD_ENV")
         for reward in (
             {"function": "a.py:f", "options": {"api_key": "sk-1"}},
             {"function": "a.py:f", "options": {"judges": [{"api_key": "sk-1"}]}},
+            {"function": "a.py:f", "options": {"OPENAI_API_KEY2": "sk-1"}},
             {"sources": [{"function": "a.py:f", "options": {"api_key": "sk-1"}}]},
         )
     ],

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -127,7 +128,7 @@ def test_the_command_says_so_before_it_starts_anything(
 def test_what_stands_where_a_model_should_is_called_by_its_name(folder: Folder) -> None:
     found = folder("model.safetensors", model_type="llama")
     require_model(found)
-    for require in (require_model, require_folder):
+    for require in (require_model, partial(require_folder, key="model.path")):
         with pytest.raises(InputError, match=rf"config.json is a file: give the folder that contains it, {found}$"):
             require(found / "config.json")
     (found / "config.json").write_bytes(codecs.BOM_UTF8 + (found / "config.json").read_bytes())
@@ -183,8 +184,9 @@ if os.geteuid() == 0:
     os.setuid(65534)
 home = Path(sys.argv[1])
 read = lambda path: list(rows_of_file(path))
-for look, path in ((lambda f: check_model_folder(f, trust_remote_code=False), "closed"), (require_folder, "closed/in"),
-                   (require_folder, "open"), (read, "rows.jsonl"), (read, "closed/rows.jsonl")):
+folder_at = lambda path: require_folder(path, "model.path")
+for look, path in ((lambda f: check_model_folder(f, trust_remote_code=False), "closed"), (folder_at, "closed/in"),
+                   (folder_at, "open"), (read, "rows.jsonl"), (read, "closed/rows.jsonl")):
     try:
         look(home / path)
     except InputError as error:
