@@ -20,6 +20,7 @@ from flows.ppo import Rerun, finish_interrupted, rerun_iteration, train_loop
 from flows.recovery import last_resumable_record, tell_other_data
 from infra.artifacts import ArtifactRef
 from infra.runs.checksummed_json import CHECKSUM, encode
+from infra.runs.records import RecordError
 from infra.storage.filesystem import FileSystem
 from infra.storage.objects import StoreUnavailable
 from ppo_core.spec import RunSpec
@@ -95,7 +96,12 @@ class ToyRun:
         context = run_context(
             spec, self.home, self.name, self.engines, self.tracker, files=self.files, taking_over=True
         )
-        context = context.with_spec(effective_spec(context.spec, context.records))
+        try:
+            context = context.with_spec(effective_spec(context.spec, context.records))
+        except RecordError:  # a process that ends so gives its lease back
+            assert context.lease is not None
+            context.lease.release()
+            raise
         context.fingerprints.update(dict.fromkeys(PROGRAMS, self.code))
         self.engines.serve(context.spec)
         return context
