@@ -67,3 +67,6 @@ def main(names: str, root: Path, meeting: int | None = None) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # as the engines end: to tear gloo down may abort a process whose work is done
