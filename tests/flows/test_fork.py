@@ -14,7 +14,7 @@ from ppo_core.records import InputError
 from tasks.runs.fork import fork_run, parse_place
 from tasks.runs.inspect import read_run
 from tasks.runs.run_state import spec_of_run, spec_to_go_on
-from tests.tasks.toy_runs import ToyRun, digests, flip_a_bit, lose_it, snapshot
+from tests.tasks.toy_runs import ToyRun, digests, finished, flip_a_bit, lose_it, snapshot
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 SETTINGS = ("iterations=4", "evaluation.every=2")
@@ -23,9 +23,7 @@ SETTINGS = ("iterations=4", "evaluation.every=2")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
     """A finished run."""
-    run = ToyRun(tmp_path_factory.mktemp("trained") / "home", SETTINGS)
-    run.train()
-    return run
+    return finished(tmp_path_factory.mktemp("trained") / "home", SETTINGS)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.infra.storage.s3.memory_objects import MemoryObjects
 from tests.tasks.bucket_runs import BucketRun
 from tests.tasks.run_contexts import QuickFiles
 from tests.tasks.toy_engines import Measures, ToyEngines
-from tests.tasks.toy_runs import Killed, ToyRun, digests
+from tests.tasks.toy_runs import Killed, ToyRun, digests, finished
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 SETTINGS = (*GUARDED, "guards.rollback_iterations=2")
@@ -70,8 +70,7 @@ class DiesNoting(QuickFiles):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
     """A finished run that was rolled back from iteration 4 to 1."""
-    run = ToyRun(tmp_path_factory.mktemp("trained") / "home", SETTINGS, engines=ToyEngines(diverges_in_the_fourth))
-    run.train()
+    run = finished(tmp_path_factory.mktemp("trained") / "home", SETTINGS, diverges_in_the_fourth)
     assert attempts(run.records()) == ATTEMPTS
     return run
 

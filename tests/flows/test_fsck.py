@@ -23,7 +23,7 @@ from tasks.runs.findings import Findings
 from tasks.runs.fsck import check_run, check_store
 from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.repair import repair_records
-from tests.tasks.toy_runs import DAMAGES, ToyRun, digests, flip_a_bit, replace, snapshot, with_artifact
+from tests.tasks.toy_runs import DAMAGES, ToyRun, digests, finished, flip_a_bit, replace, snapshot, with_artifact
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 SETTINGS = ("iterations=4", "evaluation.every=2")
@@ -42,9 +42,7 @@ MADE: dict[str, Callable[[ToyRun], ArtifactRef | None]] = {
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
     """A finished run."""
-    run = ToyRun(tmp_path_factory.mktemp("trained") / "home", SETTINGS)
-    run.train()
-    return run
+    return finished(tmp_path_factory.mktemp("trained") / "home", SETTINGS)
 
 
 @pytest.fixture

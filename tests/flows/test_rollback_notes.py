@@ -19,7 +19,7 @@ from tasks.runs.inspect import read_run
 from tests.flows.test_fork_rollback import ATTEMPTS, SETTINGS, attempts, copied
 from tests.flows.test_rollback import diverges_in_the_fourth, guarded
 from tests.tasks.toy_engines import ToyEngines
-from tests.tasks.toy_runs import ToyRun, digests
+from tests.tasks.toy_runs import ToyRun, digests, finished
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 NOTE = "rollbacks/000001.json"
@@ -28,8 +28,7 @@ NOTE = "rollbacks/000001.json"
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
     """A finished run that was rolled back from iteration 4 to 1."""
-    run = ToyRun(tmp_path_factory.mktemp("trained") / "home", SETTINGS, engines=ToyEngines(diverges_in_the_fourth))
-    run.train()
+    run = finished(tmp_path_factory.mktemp("trained") / "home", SETTINGS, diverges_in_the_fourth)
     assert attempts(run.records()) == ATTEMPTS
     return run
 

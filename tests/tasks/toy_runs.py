@@ -175,6 +175,13 @@ class ToyRun:
         replace(self.folder / name, encode(name, change(document)))
 
 
+def finished(home: Path, overrides: tuple[str, ...], measures: Measures = healthy) -> ToyRun:
+    """A run that has done all of its iterations."""
+    run = ToyRun(home, overrides, engines=ToyEngines(measures))
+    run.train()
+    return run
+
+
 def with_artifact(record: dict[str, Any], stage: str, ref: StageRef) -> dict[str, Any]:
     """The record's document, saying that a stage made something else."""
     return record | {"artifacts": record["artifacts"] | {stage: ref.model_dump(mode="json")}}

@@ -16,7 +16,7 @@ from tasks.runs.record_chain import made_with
 from tasks.runs.repair import repair_records
 from tasks.runs.retention import find_garbage
 from tasks.runs.run_state import spec_to_go_on
-from tests.tasks.toy_runs import ToyRun, digests
+from tests.tasks.toy_runs import ToyRun, digests, finished
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 SHORT = ("iterations=4", "dataset.evaluation=null", "registry.metric=policy/quality")
@@ -25,9 +25,7 @@ SHORT = ("iterations=4", "dataset.evaluation=null", "registry.metric=policy/qual
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
     """A finished run."""
-    run = ToyRun(tmp_path_factory.mktemp("trained") / "home", SHORT)
-    run.train()
-    return run
+    return finished(tmp_path_factory.mktemp("trained") / "home", SHORT)
 
 
 @pytest.fixture
