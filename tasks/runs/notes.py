@@ -145,8 +145,8 @@ def lost_rollbacks(
 ) -> list[Rollback]:
     """The rollbacks that the records tell of, and no note does: they can be noted again.
 
-    Raises RecordCorrupted for a note that says otherwise than records that others name, or that would take records out
-    without being of this run as it is.
+    Raises RecordCorrupted for a note that contradicts the records (the last one aside), and for an unfinished rollback
+    to a record that the run does not have.
     """
     records = [one.record for one in links]
     if any(before.attempt > record.attempt for before, record in pairwise(records)):
