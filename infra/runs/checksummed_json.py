@@ -50,6 +50,8 @@ def remedy_for(run: str, document: int | str = "spec") -> str:
             "put it back from a copy: the learning rates of the iterations after it depend on it. Or move it away: "
             "the next start writes it again from the run's records"
         )
+    if document == "last":
+        return f"`ppoflow fsck {run} --repair` writes it again from the run's records, as the next iteration does"
     if document == "divergences":
         return "move it away: it is of an iteration that is no part of the run, and nothing depends on it"
     return (

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 class RunListing:
     """The iterations of a run, and its notes by kind, each with a mark that no other record of the run ever bears.
 
-    So whoever has read what a mark stands for need not read it again.
+    So whoever has read what a mark stands for need not read it again. `last` is that of a document that names the last
+    committed record by its `iteration` and `digest`; None where the store has none, or cannot lose a record unnoticed.
     """
 
     iterations: Mapping[int, str]
     notes: Mapping[str, tuple[str, ...]]
+    last: str | None = None

@@ -1,5 +1,8 @@
 """The records of a run, in `<root>/runs/<run>/`: its spec, one file for each committed iteration, and notes.
 
+`last.json` names the last committed record, so that it is noticed when that is lost. It is written after the record,
+and goes back before later records are taken out: it never names one that was not committed, and may be one behind.
+
 Whatever the holder of the run's lease changes goes through the folder of the lease, so that it can change nothing once
 another process has taken the run over.
 """
@@ -12,13 +15,22 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from infra.runs.checksummed_json import RecordExists, RecordMissing, encode, read_checksummed, remedy_for_name
+from infra.artifacts.manifest import sha256_of
+from infra.runs.checksummed_json import (
+    RecordError,
+    RecordExists,
+    RecordMissing,
+    encode,
+    read_checksummed,
+    remedy_for_name,
+)
 from infra.runs.listing import RunListing
 from infra.runs.local_lease import LocalLease
 from infra.runs.names import NOTES, note_kind, validate_run_name
 from infra.storage.filesystem import FileSystem, LocalFiles, local_root, make_folders, writing_to
 
 SPEC = "spec.json"
+LAST = "last.json"
 _NUMBERED_FILE = re.compile(r"(\d{6}|[1-9]\d{6,})\.json")
 
 
@@ -59,6 +71,7 @@ class LocalRecords:
     def commit(self, iteration: int, record: Mapping[str, Any]) -> None:
         """Create the record of an iteration, durable when this returns; RecordExists if there is one."""
         self._create(iteration_name(iteration), record)
+        self._name_last(iteration, record)
 
     def read(self, iteration: int) -> dict[str, Any]:
         """The record of an iteration: RecordMissing, RecordCorrupted or RecordFormatTooNew if it cannot be had."""
@@ -91,6 +104,7 @@ class LocalRecords:
         taken = []
         with writing_to(self._root), lease.fenced():
             lease.check()
+            self._name_earlier(lease, after)
             for iteration in reversed(self.iterations()):
                 if iteration <= after:
                     break
@@ -125,9 +139,12 @@ class LocalRecords:
 
     def contents(self) -> RunListing:
         """What the run has now."""
+        # Read first: a commit meanwhile names none that is not listed.
+        last = self._mark(LAST) if self._files.status(self.folder / LAST) is not None else None
         return RunListing(
             {number: self._mark(iteration_name(number)) for number in self._numbers("iterations")},
             {kind: tuple(self._mark(note_name(kind, number)) for number in self._numbers(kind)) for kind in NOTES},
+            last,
         )
 
     def marked(self, marks: Iterable[str]) -> list[dict[str, Any] | None]:
@@ -144,6 +161,30 @@ class LocalRecords:
         content = encode(name, document)
         with writing_to(self._root), lease.fenced():
             self._write_once(lease, self.folder / name, content)
+
+    def _name_last(self, iteration: int, record: Mapping[str, Any]) -> None:
+        lease = self._writing_lease()
+        content = encode(LAST, last_document(iteration, record))
+        with writing_to(self._root), lease.fenced():
+            written = lease.partial / f"last-{uuid4().hex}.json"
+            write_durable(self._files, written, content)
+            self._files.rename(written, self.folder / LAST)
+            self._files.sync_folder(self.folder)
+
+    def _name_earlier(self, lease: LocalLease, iteration: int) -> None:
+        if self._files.status(self.folder / LAST) is None:
+            return
+        try:
+            record = self._read(iteration_name(iteration)) if iteration >= 0 else None
+        except RecordError:
+            record = None
+        if record is not None:
+            self._name_last(iteration, record)
+            return
+        removed = lease.partial / f"last-{uuid4().hex}.json"
+        self._files.rename(self.folder / LAST, removed)
+        self._files.sync_folder(self.folder)
+        self._files.remove(removed)
 
     def _write_once(self, lease: LocalLease, target: Path, content: bytes) -> None:
         self._make(target.parent)
@@ -205,6 +246,11 @@ def write_durable(files: FileSystem, path: Path, content: bytes) -> None:
     files.write(path, [content])
     files.protect(path)
     files.sync_file(path)
+
+
+def last_document(iteration: int, record: Mapping[str, Any]) -> dict[str, Any]:
+    """What names a record as the last one."""
+    return {"iteration": iteration, "digest": sha256_of(dict(record))}
 
 
 def iteration_name(iteration: int) -> str:

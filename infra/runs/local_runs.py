@@ -14,7 +14,16 @@ from infra.runs.checksummed_json import RecordExists, encode
 from infra.runs.lease import Lease
 from infra.runs.local_lease import LocalLease
 from infra.runs.local_lease_folders import TAKEN_ERRORS
-from infra.runs.local_records import SPEC, LocalRecords, iteration_name, note_name, numbers, write_durable
+from infra.runs.local_records import (
+    LAST,
+    SPEC,
+    LocalRecords,
+    iteration_name,
+    last_document,
+    note_name,
+    numbers,
+    write_durable,
+)
 from infra.runs.names import DOWNLOADS, is_run_name, no_run_name, no_runs, validate_run_name
 from infra.storage.filesystem import FileSystem, LocalFiles, folders, local_root, make_folders, remove_tree, writing_to
 
@@ -61,6 +70,8 @@ class LocalRuns:
         """Create a whole run; see `infra.runs.records.Runs`."""
         target = self._runs / validate_run_name(run)
         documents = {SPEC: spec, **{iteration_name(iteration): record for iteration, record in records.items()}}
+        if records:
+            documents[LAST] = last_document(max(records), records[max(records)])
         for kind, noted in notes.items():
             documents |= {note_name(kind, number): note for number, note in enumerate(noted, 1)}
         contents = {name: encode(name, document) for name, document in documents.items()}

@@ -152,7 +152,7 @@ class RunHead:
 
     def _remedy(self) -> str:
         anew = f"remove {self.place()}: the run then begins anew, from what it made"
-        return f"put back an earlier version of this object, or {anew}"
+        return f"put back its last undamaged version (what was committed after that is made again), or {anew}"
 
     def _has_records(self) -> bool:
         """Whether there are records by holders of the run, not only what a broken `create` left."""

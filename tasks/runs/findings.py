@@ -11,6 +11,7 @@ from infra.storage.rereading import ChangedOnTheWay
 from tasks.runs.iteration_record import NEWER, IterationRecord
 from tasks.runs.notes import Divergence, Rollback
 from tasks.runs.reachability import Name
+from tasks.runs.record_chain import LastRecordLost, LastRecordReplaced
 
 Repair = Literal["spec", "records", "notes", "artifact", "set aside", "copy"]
 
@@ -71,6 +72,13 @@ class Findings:
 def of_record(run: str, iteration: int, error: RecordError | str) -> Damage:
     """A record from which on those of the run are taken out of it."""
     return Damage(f"record of iteration {iteration}", str(error), remedy_for(run, iteration), "records", iteration)
+
+
+def of_last(run: str, records: int, error: RecordError) -> Damage:
+    """What is wrong with a run's last record, or with what names it."""
+    if isinstance(error, LastRecordLost | LastRecordReplaced):
+        return of_record(run, error.first, error)
+    return Damage("last.json", str(error), remedy_for(run, "last"), "records", records)
 
 
 def is_sound(

@@ -16,7 +16,7 @@ from infra.runs.records import RecordError, RecordFormatTooNew, RunRecords, reme
 from infra.settings import Settings
 from infra.storage.rereading import ChangedOnTheWay
 from tasks.runs.derived import not_derived
-from tasks.runs.findings import Damage, Findings, is_sound, of_record
+from tasks.runs.findings import Damage, Findings, is_sound, of_last, of_record
 from tasks.runs.iteration_record import (
     NEWER,
     ChainedRecord,
@@ -29,7 +29,7 @@ from tasks.runs.kept import Page, copies_of, each_once, pages_of
 from tasks.runs.made_from import step_of
 from tasks.runs.notes import DIVERGENCES, NOTED_AGAIN, ROLLBACKS, divergences_of, lost_rollbacks, rollbacks_of
 from tasks.runs.reachability import PROMOTED, Name, Promoted, Reachability, unreadable_promotions
-from tasks.runs.record_chain import first_break, link, record_digest
+from tasks.runs.record_chain import check_last, first_break, link, record_digest
 from tasks.runs.run_state import known_runs, no_such_run
 from tasks.stages.table import BY_NAME
 
@@ -116,6 +116,12 @@ def check_records(records: RunRecords, contents: RunListing, found: Findings) ->
         suspects.append(broken[0])
         found.damages.append(of_record(run, *broken))
     believed = [one for number, one in readable.items() if not suspects or number < min(suspects)]
+    try:
+        if not suspects:
+            check_last(records, contents, believed)
+    except RecordError as error:
+        found.damages.append(of_last(run, len(believed), error))
+        believed = believed[: found.damages[-1].iteration]
     check_spec(records, believed, list(links.values()), found)
     check_notes(records, believed, found)
     return [one.record for one in believed]

@@ -10,6 +10,7 @@ from ppo_core.records import InputError
 from tasks.runs.iteration_record import IterationRecord, best_in_words
 from tasks.runs.notes import NOTED_AGAIN, Rollback
 from tasks.runs.progress import doing_now
+from tasks.runs.record_chain import LastRecordLost
 from tasks.runs.run_state import command_again, committed, made_by_preferences, own_changes
 from tasks.stages.references import CheckpointRef
 
@@ -18,7 +19,7 @@ from tasks.stages.references import CheckpointRef
 class RunSoFar:
     """A run's records, how many iterations it is meant to have and where its last checkpoint lies.
 
-    `lost` are the rollbacks that no note of the run tells any more.
+    `lost` are the rollbacks that no note of the run tells any more; `lost_last` says that its last records are gone.
     """
 
     run: str
@@ -26,6 +27,7 @@ class RunSoFar:
     iterations: int
     location: str
     lost: tuple[Rollback, ...] = ()
+    lost_last: LastRecordLost | None = None
 
     def summary(self) -> str:
         """Position and best policy in a few lines."""
@@ -36,6 +38,7 @@ class RunSoFar:
                 f"  {best_in_words(last.best, self.records[last.best.iteration].metrics)}",
                 f"  checkpoint         {self.location}",
                 *(f"! the note of its rollback to iteration {one.after} is lost: {NOTED_AGAIN}" for one in self.lost),
+                *([] if self.lost_last is None else [f"! {self.lost_last}"]),
             ]
         )
 
@@ -47,7 +50,7 @@ def read_run(run: str) -> RunSoFar:
     last = chain.records[-1]
     planned = int(own_changes(last).get("iterations", chain.spec["iterations"]))
     location = location_of(last.checkpoint)
-    return RunSoFar(run, chain.records, max(planned, last.iteration), location, chain.lost_rollbacks)
+    return RunSoFar(run, chain.records, max(planned, last.iteration), location, chain.lost_rollbacks, chain.lost_last)
 
 
 def read_status(run: str) -> tuple[RunSoFar | None, list[str]]:

@@ -13,7 +13,7 @@ from infra.runs.records import RecordError, RecordMissing, RunRecords, Runs, rem
 from infra.storage.rereading import ChangedOnTheWay
 from tasks.runs.iteration_record import ChainedRecord, IterationRecord
 from tasks.runs.kept import DPO_POLICIES, kept
-from tasks.runs.record_chain import check_chain, link, unless_changed
+from tasks.runs.record_chain import check_chain, check_last, link, unless_changed
 from tasks.stages.table import BY_NAME
 
 Name = tuple[str, str]
@@ -111,7 +111,9 @@ class Reachability:
                     f"run {run} has a spec and no record, so its records are lost, or it was ended before the first: "
                     f"put them back, let `ppoflow resume {run}` make them again, or remove what is left of the run"
                 )
-            needed = self.of(self._chain(records, contents))
+            chain = self._links(records, contents)
+            check_last(records, contents, chain)
+            needed = self.of([one.record for one in chain])
             for found in self._read(records, contents.notes.get("divergences", ())):
                 needed |= self.of([found.record])
             return needed
@@ -148,13 +150,13 @@ class Reachability:
 
     def records_of(self, records: RunRecords) -> list[IterationRecord]:
         """A run's records, in order. Raises RecordError where they are damaged."""
-        return unless_changed(records, lambda contents: self._chain(records, contents))
+        return unless_changed(records, lambda contents: [one.record for one in self._links(records, contents)])
 
-    def _chain(self, records: RunRecords, contents: RunListing) -> list[IterationRecord]:
+    def _links(self, records: RunRecords, contents: RunListing) -> list[ChainedRecord]:
         found = self._read(records, contents.iterations.values())
         there = [n for n, mark in contents.iterations.items() if self._records[records.run, mark] is not None]
         check_chain(records.run, there, found)
-        return [one.record for one in found]
+        return found
 
     def _read(self, records: RunRecords, marks: Iterable[str]) -> list[ChainedRecord]:
         marks = list(marks)

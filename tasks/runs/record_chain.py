@@ -3,8 +3,8 @@
     spec.json ◄── record 0, which has a copy of it ◄── record 1 ◄── record 2 ◄── …
 
 Each record names its run, its iteration, the digest of the spec that it was made with, and the digest of the record
-before it. So a record that is missing, that comes from another run or another place, or that was written over is
-noticed before anything is built on it.
+before it, and `last.json` (on S3 the run's head) names the last one. So a record that is missing, that comes from
+another run or another place, or that was written over is noticed before anything is built on it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from infra.artifacts.manifest import sha256_of
 from infra.runs.listing import RunListing
@@ -38,7 +38,8 @@ FOUND = ("hub_commits: ",)
 class Chain:
     """The records of a run, checked, and the spec that it began with; without records perhaps None.
 
-    `lost_rollbacks` no note tells any more, as far as the notes were read too.
+    `lost_rollbacks` no note tells any more, as far as the notes were read too. `lost_last`: the last records
+    that were committed are gone.
     """
 
     run: str
@@ -46,11 +47,45 @@ class Chain:
     spec: Mapping[str, Any] | None
     spec_is_lost: bool = False
     lost_rollbacks: tuple[Rollback, ...] = ()
+    lost_last: LastRecordLost | None = None
 
     @property
     def records(self) -> list[IterationRecord]:
         """In the order of the iterations, which begin with 0."""
         return [link.record for link in self.links]
+
+
+class LastCommitted(BaseModel):
+    """The last record that was committed, by what the store notes besides the records."""
+
+    model_config = ConfigDict(frozen=True)
+
+    iteration: int = Field(ge=0)
+    digest: str
+
+
+class LastRecordLost(RecordMissing):
+    """The last records that were committed are gone, from iteration `first` on."""
+
+    def __init__(self, run: str, first: int, last: int) -> None:
+        which = f"the record of iteration {last}" if first == last else f"the records of iterations {first} to {last}"
+        self.first = first
+        self.complaint = f"{which} of run {run} had been written, and cannot be found"
+        super().__init__(
+            f"{self.complaint}: put back what is missing from a copy, or let `ppoflow resume {run}` make it again, "
+            "from the stages that are still in the store"
+        )
+
+
+class LastRecordReplaced(RecordCorrupted):
+    """The last record is not the one that was committed as such."""
+
+    def __init__(self, run: str, last: LastCommitted, found: str) -> None:
+        self.first = last.iteration
+        super().__init__(
+            f"the record of iteration {last.iteration} of run {run} (digest {_shown(found)}) is not the one that was "
+            f"committed (digest {_shown(last.digest)}): {remedy_for(run, last.iteration)}"
+        )
 
 
 def record_digest(document: Mapping[str, Any]) -> str:
@@ -177,11 +212,30 @@ def read_chain(records: RunRecords, *, notes: bool = False) -> Chain:
     Raises RecordMissing or RecordCorrupted with the remedy where one is missing, damaged, or not this run's.
     """
 
-    def read(contents: RunListing) -> Chain:
+    def read(contents: RunListing, lost: LastRecordLost | None = None) -> Chain:
         chain = _read(records, contents.iterations)
-        return replace(chain, lost_rollbacks=_lost(records, chain.links, contents)) if notes else chain
+        if lost is None:
+            check_last(records, contents, chain.links)
+        rollbacks = _lost(records, chain.links, contents) if notes else ()
+        return replace(chain, lost_rollbacks=rollbacks, lost_last=lost)
 
-    return unless_changed(records, read)
+    try:
+        return unless_changed(records, read)
+    except LastRecordLost as error:
+        lost = error
+        return unless_changed(records, lambda contents: read(contents, lost))
+
+
+def check_last(records: RunRecords, contents: RunListing, links: Sequence[ChainedRecord]) -> None:
+    """Raise LastRecordLost or LastRecordReplaced where the record that was committed last is gone, or is another."""
+    (document,) = [None] if contents.last is None else records.marked([contents.last])
+    if document is None:
+        return
+    last = LastCommitted.model_validate(document)
+    if last.iteration >= len(links):
+        raise LastRecordLost(records.run, len(links), last.iteration)
+    if links[last.iteration].digest != last.digest:
+        raise LastRecordReplaced(records.run, last, links[last.iteration].digest)
 
 
 def _lost(records: RunRecords, links: Sequence[ChainedRecord], contents: RunListing) -> tuple[Rollback, ...]:

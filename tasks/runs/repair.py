@@ -29,10 +29,13 @@ def repair_records(run: str) -> list[str]:
             done.append(f"the spec of run {run} is written again")
         suspects = [damage.iteration for damage in found.to_repair("records")]
         if suspects:
-            taken = sorted(records.supersede(min(suspects) - 1))
+            last = min(suspects) - 1
+            taken = sorted(records.supersede(last))
             done.append(
                 f"iterations {', '.join(map(str, taken))} are taken out of run {run} and kept aside: "
                 f"`ppoflow resume {run}` makes them again"
+                if taken
+                else f"iteration {last} is the last one of run {run} now: `ppoflow resume {run}` goes on from it"
             )
         lost = found.lost if found.to_repair("notes") else []
         note_again(records, lost)

@@ -109,6 +109,8 @@ def restore_lost(records: RunRecords) -> list[str]:
     ]
     if chain.spec_is_lost and chain.spec is not None:
         records.restore_spec(chain.spec)
+    if chain.lost_last is not None:
+        said.append(f"{chain.lost_last.complaint}: it is made again, from the stages that are still in the store")
     if chain.spec_is_lost:
         said.append(f"the spec of run {records.run} was lost; it is restored from the run's first record")
     return said
@@ -205,6 +207,8 @@ def committed(run: str, *, notes: bool = False) -> Chain:
     root = open_store(Settings().store_root).root
     chain = read_chain(open_records(root, run), notes=notes)
     if not chain.links:
+        if chain.lost_last is not None:
+            raise chain.lost_last
         if chain.spec is None:
             raise no_such_run(run, root)
         raise InputError(

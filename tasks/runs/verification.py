@@ -62,7 +62,8 @@ def open_verification(run: str, folder: str | None, on_progress: OnProgress) -> 
 
     The scratch store is a folder of this machine, so the engines are here too, wherever those of the run were.
     """
-    committed(run)
+    if (lost := committed(run).lost_last) is not None:
+        raise lost
     spec = spec_of_run(run, folder).with_overrides(["engines.backend=local"])
     settings = Settings()
     # Named after this process, so that it is found once that is gone.

@@ -48,7 +48,7 @@ def test_it_shares_every_artifact_before_and_goes_on_from_there(source: ToyRun) 
     fork = forked(source, 2, "update.learning_rate=0.01", "iterations=5")
     after = snapshot(source.home / "store")
     assert {name for name in after if name not in store} == {
-        f"runs/new/{name}" for name in ("spec.json", *(f"iterations/00000{n}.json" for n in range(3)))
+        f"runs/new/{name}" for name in ("spec.json", "last.json", *(f"iterations/00000{n}.json" for n in range(3)))
     }
     assert {name: after[name] for name in store} == store
     assert digests(fork.records()) == digests(source.records())[:3]

@@ -98,7 +98,9 @@ def test_a_run_that_has_lost_its_head_keeps_everything_and_its_records_are_no_re
     run.train()
     run.objects.remove(["team/runs/toy/head.json"])
     left = [entry.key for entry in run.objects.entries("team/runs/")]
-    with pytest.raises(RecordMissing, match=r"head.json is gone.*: put back an earlier version .* remove s3://.*/toy/"):
+    with pytest.raises(
+        RecordMissing, match=r"head.json is gone.*: put back its last undamaged version .* remove s3://.*/toy/"
+    ):
         run.train()
     assert [entry.key for entry in run.objects.entries("team/runs/")] == left
     run.objects.later(timedelta(days=2))

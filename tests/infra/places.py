@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
+from infra.artifacts.manifest import sha256_of
 from infra.gc.collector import Collector
 from infra.gc.local_collector import LocalCollector
 from infra.gc.s3_collector import S3Collector
@@ -126,8 +127,11 @@ class Acts:
         return records
 
     def state(self: Any, run: str = "r") -> tuple[object, ...]:
-        """All that a reader finds of a run."""
+        """All that a reader finds of a run. What names its last record names one that is there."""
         records = self.records(run)
+        if (last := records.contents().last) is not None:
+            (named,) = records.marked([last])
+            assert named["digest"] == sha256_of(records.read(named["iteration"]))
         return records.read_spec(), records.iterations(), records.all(), *(records.notes(kind) for kind in NOTES)
 
 

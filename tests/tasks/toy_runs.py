@@ -20,6 +20,7 @@ from flows.ppo import Rerun, finish_interrupted, rerun_iteration, train_loop
 from flows.recovery import last_resumable_record, tell_other_data
 from infra.artifacts import ArtifactRef
 from infra.runs.checksummed_json import CHECKSUM, encode
+from infra.runs.local_records import LAST
 from infra.runs.records import RecordError
 from infra.storage.filesystem import FileSystem
 from infra.storage.objects import StoreUnavailable
@@ -169,10 +170,12 @@ class ToyRun:
         self.rewrite(f"iterations/{iteration:06d}.json", lambda record: record | changes)
 
     def rewrite(self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        """Change a checksummed document of the run."""
+        """Change a checksummed document of the run; with a record, what names the last one goes."""
         document = json.loads((self.folder / name).read_text())
         document.pop(CHECKSUM)
         replace(self.folder / name, encode(name, change(document)))
+        if name.startswith("iterations/"):
+            (self.folder / LAST).unlink(missing_ok=True)
 
 
 def finished(home: Path, overrides: tuple[str, ...], measures: Measures = healthy) -> ToyRun:

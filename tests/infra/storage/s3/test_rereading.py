@@ -129,7 +129,7 @@ def test_what_never_comes_right_though_it_lies_right_is_told_as_what_it_is(
 @pytest.mark.parametrize(
     ("where", "complaint", "remedy"),
     [
-        ("head.json", RecordCorrupted, "put back an earlier version of this object"),
+        ("head.json", RecordCorrupted, r"put back its last undamaged version \(what was committed after that"),
         ("iterations/", RecordCorrupted, "put back an earlier version of this object"),
         ("manifest.json", ArtifactCorrupted, "set it aside and make it again"),
         ("data", ArtifactCorrupted, "expected sha256"),
