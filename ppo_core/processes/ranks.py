@@ -54,6 +54,14 @@ class Ranks:
         """Whether this rank reads jobs and writes files."""
         return self.rank == 0
 
+    def require(self, num_ranks: int) -> None:
+        """Raise InputError for a job that says another number of ranks: they round otherwise than its key tells."""
+        if num_ranks != self.world_size:
+            raise InputError(
+                f"the job says training.num_ranks={num_ranks}, but this engine was started with {self.world_size}, "
+                f"which would round otherwise: start an engine for it, with --num-ranks {num_ranks}"
+            )
+
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum over ranks, on the CPU. Exact where all but one rank hold zeros."""
         total = tensor.detach().cpu().contiguous()

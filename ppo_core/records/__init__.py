@@ -25,6 +25,7 @@ from ppo_core.records.scoring_jobs import (
     Sharing,
 )
 from ppo_core.records.training_jobs import (
+    FORGET,
     MAKE_ROOM,
     ComputeAdvantagesJob,
     FinetunePolicyJob,
@@ -36,6 +37,7 @@ from ppo_core.records.training_jobs import (
 )
 
 __all__ = [
+    "FORGET",
     "LOSS_DIGITS",
     "MAKE_ROOM",
     "NOTED_LOSS",

@@ -25,6 +25,9 @@ from ppo_core.spec import (
 MAKE_ROOM = "make_room"
 """The job, without inputs, after which an engine holds as little as it can until its next one."""
 
+FORGET = "forget"
+"""The job, without inputs, after which the training engine holds no checkpoint: the next one loads what it is given."""
+
 
 class TrainingJob(Section):
     """What every job says that needs a checkpoint with all that is trained."""

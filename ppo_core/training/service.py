@@ -23,6 +23,7 @@ from ppo_core.processes.ranks import Ranks, first_rank_only
 from ppo_core.processes.turns import gpu_bytes_free, room_made
 from ppo_core.processes.vector_math import prepare_vector_math
 from ppo_core.records import (
+    FORGET,
     MAKE_ROOM,
     ComputeAdvantagesJob,
     FinetunePolicyJob,
@@ -77,11 +78,12 @@ class TrainingEngine:
         )
         self.handlers = {job.__name__: self._with_all_back(job) for job in jobs}
         self.handlers[MAKE_ROOM] = self.make_room
+        self.handlers[FORGET] = self.forget
 
     def finetune_policy(self, job: Job) -> dict[str, Any]:
         """The model of the spec, trained on the examples, as a Hugging Face folder."""
         spec = FinetunePolicyJob.model_validate(job.spec)
-        self._require_ranks(spec.training)
+        self.ranks.require(spec.training.num_ranks)
         self.learner.forget()
         tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=self.trust_remote_code)
         policy = self._start_model(job, spec, tokenizer)
@@ -100,7 +102,7 @@ class TrainingEngine:
     def train_reward_model(self, job: Job) -> dict[str, Any]:
         """The model of the spec with a new head, trained on preferences, as a Hugging Face folder in `model/`."""
         spec = TrainRewardModelJob.model_validate(job.spec)
-        self._require_ranks(spec.training)
+        self.ranks.require(spec.training.num_ranks)
         self.learner.forget()
         tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=self.trust_remote_code)
         data = job.inputs["dataset"].path
@@ -127,7 +129,7 @@ class TrainingEngine:
         With `model.lora` its adapters are trained, which are added to its weights there, and lie in `adapters/policy/`.
         """
         spec = TrainDpoJob.model_validate(job.spec)
-        self._require_ranks(spec.training)
+        self.ranks.require(spec.training.num_ranks)
         self.learner.forget()
         start, data = job.inputs["checkpoint"].path, job.inputs["dataset"].path
         tokenizer = load_tokenizer(start / "policy", trust_remote_code=self.trust_remote_code)
@@ -185,7 +187,7 @@ class TrainingEngine:
     def compute_advantages(self, job: Job) -> dict[str, Any]:
         """Experience from rollouts and scores, and the next KL coefficient."""
         spec = ComputeAdvantagesJob.model_validate(job.spec)
-        self._require_ranks(spec.training)
+        self.ranks.require(spec.training.num_ranks)
         rollouts = read_rollouts(job.inputs["rollouts"].path / "rollouts.parquet")
         scores = read_scores(job.inputs["scores"].path / "scores.parquet")
         check_aligned(rollouts, scores)
@@ -237,7 +239,7 @@ class TrainingEngine:
     def update_policy(self, job: Job) -> dict[str, Any]:
         """Checkpoint k+1 from checkpoint k and experience, full or policy-only."""
         spec = UpdatePolicyJob.model_validate(job.spec)
-        self._require_ranks(spec.training)
+        self.ranks.require(spec.training.num_ranks)
         before, experience = read_state(job.inputs["checkpoint"].path), job.inputs["experience"]
         trainables = hold_checkpoint(self.learner, job.inputs, LoadConfig.of(spec), job.progress)
         metrics = run_update(self.learner, experience, spec, job.progress, job.inputs.get("reference"))
@@ -255,6 +257,11 @@ class TrainingEngine:
         carried = {} if carry is None or KL_TO_OLD not in metrics else {"carried": dict(carry(metrics[KL_TO_OLD]))}
         return {"metrics": metrics, "full": spec.full, **carried}
 
+    def forget(self, job: Job) -> dict[str, Any]:
+        """Give up the checkpoint that is held, for the store has another one in its place."""
+        self.learner.forget()
+        return {}
+
     def make_room(self, job: Job) -> dict[str, Any]:
         """Leave the GPU to another engine; the next job has everything back. On a CPU there is no other place."""
         if not torch.cuda.is_available():
@@ -265,15 +272,6 @@ class TrainingEngine:
         torch.cuda.empty_cache()
         self.ranks.barrier()  # the others have left their GPUs too
         return room_made(gpu_bytes_free() - before)
-
-    def _require_ranks(self, training: TrainingSpec) -> None:
-        """Raise InputError for a job that says another number of ranks: they round otherwise than its key tells."""
-        if training.num_ranks != self.ranks.world_size:
-            raise InputError(
-                f"the job says training.num_ranks={training.num_ranks}, but this engine was started with "
-                f"{self.ranks.world_size}, which would round otherwise: start an engine for it, with --num-ranks "
-                f"{training.num_ranks}"
-            )
 
     def _with_all_back(self, handler: Handler) -> Handler:
         def handle(job: Job) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from infra.engines.protocol import (
     OnProgress,
 )
 from infra.storage.objects import StoreUnavailable
-from ppo_core.records import InputError
+from ppo_core.records import FORGET, InputError
 
 STATS = "stats.json"
 FULL_BYTES = 4 << 20
@@ -63,7 +63,8 @@ class StageJob:
 
     `inputs` are artifacts to fetch; `folders` lie on the engine's machine already, or are uploaded. `lineage` is what
     the stored artifact names as its inputs. `finish`, a function of a module, completes what the engine made. With
-    `reports_rows` the engine's progress has the rows that are finished, which changes nothing in what is made.
+    `reports_rows` the engine's progress has the rows that are finished, which changes nothing in what is made. An
+    engine that goes on with what it `holds` of this job is told to forget it where the store has another one.
     """
 
     job: str
@@ -75,6 +76,7 @@ class StageJob:
     lineage: tuple[ArtifactRef, ...] = ()
     finish: Callable[[Path], None] | None = None
     reports_rows: bool = False
+    holds: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,10 @@ class StageResult:
 def run_job(
     stage_job: StageJob, store: ArtifactStore, engine: Engine, *, silence_s: float, on_progress: OnProgress | None
 ) -> StageResult:
-    """Run the job into a new folder and store it; after a failure the folder is gone."""
+    """Run the job into a new folder and store it; after a failure the folder is gone.
+
+    Where another process has stored its own under the same key meanwhile, that one counts, and what was said of it.
+    """
     started = time.perf_counter()
     inputs = {name: EngineInput(store.fetch(ref), ref.digest) for name, ref in stage_job.inputs.items()}
     uploaded = {name: given.ref for name, given in stage_job.folders.items() if isinstance(given, UploadedSource)}
@@ -109,8 +114,12 @@ def run_job(
         answered = time.perf_counter()
         if stage_job.finish is not None:
             stage_job.finish(output)
-        (output / STATS).write_text(json.dumps(reply.result, indent=2, sort_keys=True) + "\n")
+        stats = json.dumps(reply.result, indent=2, sort_keys=True) + "\n"
+        (output / STATS).write_text(stats)
         ref = store.put(output, stage_job.kind, stage_job.key, stage_job.lineage)
+        stored = (store.fetch(ref) / STATS).read_text()
+        if stored != stats and stage_job.holds:
+            ask(engine, EngineJob(FORGET, {}, None, {}), silence_s=silence_s)
     except (EngineError, OSError) as error:
         check_room(output, stage_job.job, error)
         raise
@@ -118,7 +127,7 @@ def run_job(
         shutil.rmtree(output, ignore_errors=True)
     return StageResult(
         ref,
-        reply.result,
+        json.loads(stored),
         engine_s=reply.seconds,
         store_s=asked - started + time.perf_counter() - answered,
     )

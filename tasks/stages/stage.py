@@ -36,7 +36,7 @@ from tasks.stages.find_verified import find_verified
 from tasks.stages.jobs import STATS, DiskSpaceError, StageJob, StageResult
 from tasks.stages.references import StageRef
 from tasks.stages.source_upload import upload_source
-from tasks.stages.table import StageDefinition
+from tasks.stages.table import UPDATE_POLICY, StageDefinition
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -165,4 +165,5 @@ def job_of(context: RunContext, stage_spec: StageSpec, key: str) -> StageJob:
         else {name: upload_source(context, given) for name, given in stage_spec.paths.items()},
         lineage=tuple(inputs.values()),
         finish=stage_spec.finish,
+        holds=stage_spec.stage is UPDATE_POLICY,
     )

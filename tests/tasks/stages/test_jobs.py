@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import pickle
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from infra.artifacts import open_store
 from infra.artifacts.download_cache import ArtifactCache
 from infra.artifacts.export import export_part
 from infra.artifacts.s3_store import S3Store
@@ -21,7 +23,7 @@ from tasks.stages import jobs
 from tasks.stages.context import RunContext, open_run_context
 from tasks.stages.engine_programs import code_facts, plan_engines
 from tasks.stages.engines import resources_of
-from tasks.stages.jobs import DiskSpaceError, StageJob, UploadedSource, run_job
+from tasks.stages.jobs import DiskSpaceError, StageJob, StageResult, UploadedSource, run_job
 from tasks.stages.references import RolloutsRef
 from tasks.stages.source_upload import upload_source
 from tasks.stages.stage import LASTING, StageSpec, job_of
@@ -186,3 +188,33 @@ def test_the_facts_of_the_code_name_all_that_a_job_runs() -> None:
     assert facts == code_facts("rollout")
     assert facts["engine's code"] != code_facts("training")["engine's code"]
     assert facts["jobs' code"] == code_facts("training")["jobs' code"]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_where_another_process_has_stored_its_own_that_one_counts(context: RunContext, same: bool) -> None:
+    """Its facts are those of the result; an engine that goes on with what it has made is told to forget it."""
+
+    class Engine:
+        def __init__(self, loss: float, meanwhile: Callable[[], object] = lambda: None) -> None:
+            self.loss, self.meanwhile, self.jobs = loss, meanwhile, list[str]()
+
+        def run(self, job: EngineJob, **_: Any) -> EngineReply:
+            self.jobs.append(job.name)
+            if job.output is None:
+                return EngineReply({}, 0.0)
+            (job.output / "weights").write_text(str(self.loss))
+            self.meanwhile()
+            return EngineReply({"metrics": {"loss": self.loss, "norm": float("nan")}}, 0.0)
+
+    job = StageJob(job="update_policy", spec={}, kind="checkpoint", key="0" * 64, holds=True)
+    first = Engine(0.25)
+    engine = Engine(0.25 if same else 0.75, lambda: done(first))
+
+    def done(engine: Engine) -> StageResult:
+        return run_job(job, open_store(context.store.root), cast(Any, engine), silence_s=1, on_progress=None)
+
+    result = done(engine)
+    assert (context.store.fetch(result.ref) / "weights").read_text() == "0.25"
+    assert result.result["metrics"]["loss"] == 0.25
+    assert first.jobs == ["update_policy"]
+    assert engine.jobs == ["update_policy", *([] if same else ["forget"])]

@@ -10,8 +10,10 @@ from typing import Any
 from safetensors.torch import save_file
 
 from ppo_core.data.tables import write_rollouts, write_scores
+from ppo_core.processes.protocol import Job
 from ppo_core.processes.ranks import Ranks
 from ppo_core.records import (
+    FORGET,
     ComputeAdvantagesJob,
     OptimizerSettings,
     RolloutRow,
@@ -76,7 +78,9 @@ def runs(root: Path, ranks: Ranks) -> Facts:
             engine = TrainingEngine(ranks)
             inputs = given(checkpoint=run.root / name, reference=start, rollouts=root, scores=root, **origin)
             facts[case][name] = do(engine, "compute_advantages", inputs, run.root / f"advantages-{name}", spec, [])
-            engine.learner.forget()
+            assert engine.learner.identity is not None
+            engine.handlers[FORGET](Job(FORGET, {}, root, {}, silent))
+            assert engine.learner.identity is None
     return facts
 
 
