@@ -189,15 +189,16 @@ class ArtifactCache:
 
     def _take_away(self, place: Path, *, unused_since: float | None = None) -> bool:
         """Move an entry out of sight and remove it; not if it was fetched after `unused_since`."""
-        trash = self._make("trash") / f"{place.name[:16]}-{uuid4().hex}"
-        with self._files.exclusive(self.folder / ".lock"):
-            try:
-                if unused_since is not None and place.stat().st_mtime > unused_since:
+        with self._writing():
+            trash = self._make("trash") / f"{place.name[:16]}-{uuid4().hex}"
+            with self._files.exclusive(self.folder / ".lock"):
+                try:
+                    if unused_since is not None and place.stat().st_mtime > unused_since:
+                        return False
+                    self._files.rename(place, trash)
+                except FileNotFoundError:
                     return False
-                self._files.rename(place, trash)
-            except FileNotFoundError:
-                return False
-        self._discard(trash)
+            self._discard(trash)
         return True
 
     def _evict(self, limit: int) -> None:

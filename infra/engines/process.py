@@ -151,10 +151,12 @@ class GuardedProcess:
 
     def tail(self) -> str:
         """The last lines that this process (not one before it) wrote to its log."""
-        with self.log.open("rb") as log_file:
-            size = log_file.seek(0, os.SEEK_END)
-            log_file.seek(max(self._log_start, size - TAIL_BYTES))
-            lines = log_file.read().decode(errors="replace").splitlines()
+        try:
+            with self.log.open("rb") as log_file:
+                log_file.seek(max(self._log_start, log_file.seek(0, os.SEEK_END) - TAIL_BYTES))
+                lines = log_file.read().decode(errors="replace").splitlines()
+        except OSError as error:
+            return f"Its log {self.log} cannot be read ({error.strerror})."
         return "\n".join([f"The last lines of {self.log}:", *(lines[-TAIL_LINES:] or ["(nothing)"])])
 
     def _guardian_was_killed(self) -> bool:

@@ -8,6 +8,9 @@ from pathlib import Path
 from infra.deploy.stack.credentials import ADMIN, Credentials, write_private
 from infra.deploy.stack.site import DATABASE_USER, Site
 
+USER = 1000
+"""Of the containers, where root starts them."""
+
 
 def container_variables(credentials: Credentials) -> dict[str, str]:
     """The names that infra/deploy/compose.yaml and infra/deploy/kubernetes refer to."""
@@ -23,10 +26,17 @@ def container_variables(credentials: Credentials) -> dict[str, str]:
 
 
 def write_container_files(site: Site) -> Path:
-    """The file for Compose's --env-file and kubectl's --from-env-file; S3's keys and Ray's token lie beside it."""
+    """The file for Compose's --env-file and kubectl's --from-env-file; S3's keys and Ray's token lie beside it.
+
+    Compose mounts passwords and keys as they are: those that root makes belong to the user of the containers.
+    """
     write_private(site.ray_token, site.credentials.ray)
     path = site.secrets / "containers.env"
-    here = {"PPOFLOW_SECRETS": str(site.secrets), "PPOFLOW_UID": str(os.getuid() or 1000)}
+    user = os.getuid() or USER
+    if os.getuid() == 0:
+        for mounted in (site.settings.passwords, site.s3_credentials):
+            os.chown(mounted, user, user)
+    here = {"PPOFLOW_SECRETS": str(site.secrets), "PPOFLOW_UID": str(user)}
     lines = [f"{name}={value}" for name, value in {**container_variables(site.credentials), **here}.items()]
     write_private(path, "\n".join(lines) + "\n")
     return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shlex
 import socket
 import stat
@@ -16,6 +17,7 @@ import pytest
 from pydantic import ValidationError
 
 from infra.deploy.stack.__main__ import main
+from infra.deploy.stack.containers import USER, write_container_files
 from infra.deploy.stack.credentials import ADMIN, load_credentials
 from infra.deploy.stack.plan import (
     choose,
@@ -30,6 +32,7 @@ from infra.deploy.stack.site import SERVERS, Site
 from infra.mlflow.login import read_login
 from infra.settings import StackSettings
 from tests.infra.stack.stack_sites import site_in, stack_settings
+from tests.infra.stack.test_container_files import COMPOSE
 from tests.ports import free_port
 
 OUTSIDE = "192.0.2.7"
@@ -230,6 +233,20 @@ def test_one_command_starts_or_ends_the_stack_at_a_time(site: Site, command: Com
         fcntl.flock(held, fcntl.LOCK_EX)
         code, _, complaint = command("down", PPOFLOW_STACK_FOLDER=str(site.settings.folder))
     assert (code, "another command starts or ends the stack" in complaint) == (1, True)
+
+
+def test_the_containers_may_read_what_root_has_made_for_them(site: Site, monkeypatch: pytest.MonkeyPatch):
+    given: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    monkeypatch.setattr(os, "chown", lambda path, user, group: given.append((Path(path).name, user, group)))
+    write_container_files(site)
+    mounted = {Path(secret["file"]).name for secret in COMPOSE["secrets"].values()}
+    assert {name for name, *_ in given} == mounted
+    assert {(user, group) for _, user, group in given} == {(USER, USER)}
+    given.clear()
+    monkeypatch.setattr(os, "getuid", lambda: 1234)
+    assert "PPOFLOW_UID=1234" in write_container_files(site).read_text()
+    assert given == []
 
 
 def test_the_files_for_containers_are_private_and_hold_the_same_passwords(site: Site, command: Command):
