@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -207,20 +206,19 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path):
         cache.scratch()
 
 
-class NothingNew(LocalFiles):
-    """Of another user: what is there can be read."""
+class OfAnotherUser(LocalFiles):
+    """What is there can be read."""
 
-    def make_folder(self, folder: Path) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    def rename(self, source: Path, target: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(source), None, str(target))
 
 
 def test_a_damaged_copy_that_cannot_be_taken_away_says_which_cache_cannot_be_written_to(tmp_path: Path):
     digest = digest_of(CONTENT, tmp_path / "x")
     place = ArtifactCache(tmp_path / "cache", MANY).get_or_fill(digest, filler(CONTENT))
     (place / "extra").write_bytes(b"x")
-    shutil.rmtree(tmp_path / "cache/trash", ignore_errors=True)
     with pytest.raises(StoreReadOnly, match=rf"the cache {tmp_path}/cache cannot be written to .*PPOFLOW_CACHE"):
-        ArtifactCache(tmp_path / "cache", MANY, files=NothingNew()).get(digest)
+        ArtifactCache(tmp_path / "cache", MANY, files=OfAnotherUser()).get(digest)
 
 
 def test_what_may_not_be_put_from_there(tmp_path: Path):
