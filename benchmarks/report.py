@@ -31,8 +31,9 @@ def ppoflow(home: Path, *words: str) -> list[str]:
 
 
 def save(name: str, given: argparse.Namespace, figures: Any) -> None:
-    """Write the figures to NAME.json in the folder of results."""
-    settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(given).items()}
+    """Write the figures to NAME.json in the folder of results; where that lies, and the runs, changes no figure."""
+    said = {key: value for key, value in vars(given).items() if key not in ("results", "home")}
+    settings = {key: str(value) if isinstance(value, Path) else value for key, value in said.items()}
     document = {"machine": machine(), "versions": versions(), "settings": settings, "figures": figures}
     given.results.mkdir(parents=True, exist_ok=True)
     (given.results / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
