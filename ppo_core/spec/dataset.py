@@ -165,6 +165,15 @@ class DatasetSpec(SourcesSpec):
         return self
 
     @model_validator(mode="after")
+    def _nothing_held_out_is_trained_on(self, info: ValidationInfo) -> Self:
+        if info.context and self.evaluation in [source.path for source in self.sources]:
+            raise ValueError(
+                f"evaluation={self.evaluation} is in train too, so that nothing would be held out: give another file, "
+                "or evaluation_fraction in place of it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _two_columns(self) -> Self:
         if self.prompt_column == self.answer_column:
             raise ValueError(

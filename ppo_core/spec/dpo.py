@@ -78,12 +78,12 @@ class DpoSpec(FlowSpec):
     folder: str = Field(".", description="Folder that relative paths start from; by default the spec file's own")
 
     @model_validator(mode="after")
-    def _batches_divide(self) -> Self:
+    def _batches_divide(self, info: ValidationInfo) -> Self:
         batches = {"a batch (dpo.batch_size)": self.dpo.batch_size}
         if self.sft is not None:
             batches["an SFT batch"] = self.sft.batch_size
         check_ranks_divide(self.training, batches)
-        check_master_weights(self.model, self.training)
+        check_master_weights(self.model, self.training, written=bool(info.context))
         return self
 
     @model_validator(mode="after")
@@ -96,6 +96,8 @@ class DpoSpec(FlowSpec):
         drawn = "sets the order of prompts to train on, but DPO trains on preferences"
         check_left_alone("dataset", self.dataset, ("curriculum", "shuffle"), drawn)
         check_left_alone("evaluation", self.evaluation, ("every", "weights"), sampled)
+        held = "is of a reference that is held, and DPO asks its start once, before the fit"
+        check_left_alone("engines", self.engines, ("offload_reference",), held)
         check_rows_stay_whole(self.training)
         return self
 

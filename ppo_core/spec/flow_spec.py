@@ -95,8 +95,16 @@ class FlowSpec(NamedSpec):
         return ()
 
 
-def check_master_weights(model: ModelSpec, training: TrainingSpec) -> None:
-    """Raise ValueError where training in bfloat16 would keep no fp32 weights to add small steps to."""
+def check_master_weights(model: ModelSpec, training: TrainingSpec, *, written: bool) -> None:
+    """Raise ValueError where training in bfloat16 would keep no fp32 weights to add small steps to.
+
+    In a spec that is `written` by a person also where products are to be in a precision that the weights have not.
+    """
+    if written and model.dtype == "bfloat16" and training.compute_dtype == "float32":
+        raise ValueError(
+            "training.compute_dtype=float32 with model.dtype=bfloat16, whose products are in bfloat16: set model.dtype "
+            "to float32, or leave compute_dtype out"
+        )
     if model.dtype == "bfloat16" and training.zero_stage == 0:
         raise ValueError(
             "model.dtype=bfloat16 with training.zero_stage=0 keeps no fp32 master weights: set zero_stage to 1, "

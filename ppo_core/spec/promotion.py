@@ -19,8 +19,17 @@ MEASURED = (
     *("sampler", "score", "seconds", "sft", "system", "throughput", "update"),
 )
 """What the names of metrics begin with, in docs/metrics.md."""
+NOT_RECORDED = {"system": "is of the machine, not of an iteration", "sft": "is measured at the start alone"}
+HIGHER_IS_WORSE = ("kl/", "sampler/", "seconds/", "memory/", "policy/loss", "critic/loss")
 LONGEST_ALIAS = 255
 NO_PART_OF_A_NAME = "/:@"
+
+
+def unmeasured_kl(*, reference: str, evaluated: str) -> str:
+    """The setting with which no KL of a policy to its start is measured; empty where it is."""
+    if reference != "fixed":
+        return f"advantages.reference.kind={reference}"
+    return "" if evaluated == "policy" else f"evaluation.weights={evaluated}"
 
 
 def registered_name(name: str) -> str:
@@ -73,9 +82,29 @@ class RegistrySpec(Section):
     def _known_to_mlflow(cls, alias: str | None) -> str | None:
         return None if alias is None else mlflow_alias(alias)
 
-    def problems(self, rewards: Sequence[str]) -> list[str]:
-        """A metric that no run measures; `rewards` are the names of the parts of the score."""
+    def notes(self, *, evaluates: bool) -> list[str]:
+        """A metric that does not tell which policy is the best."""
+        if self.metric.startswith("evaluation/") and not evaluates and "metric" in self.model_fields_set:
+            return [
+                f"no prompts are held out, so that registry.metric={self.metric} is not measured and the last policy "
+                "counts as the best: set dataset.evaluation or evaluation_fraction, or registry.metric to score/mean"
+            ]
+        if self.metric.startswith(HIGHER_IS_WORSE):
+            return [f"registry.metric={self.metric}: the best policy is that of the highest value, and lower is better"]
+        return []
+
+    def problems(self, rewards: Sequence[str], *, critic: bool = True, gold: bool = True) -> list[str]:
+        """A metric that no run measures; `rewards` are the names of the parts of the score.
+
+        `critic` and `gold`: whether a critic is trained, and a gold reward named.
+        """
         part, _, name = self.metric.partition("/")
+        absent = dict(NOT_RECORDED) if critic else {**NOT_RECORDED, "critic": "needs a critic, and none is trained"}
+        if not gold:
+            absent["gold"] = "needs guards.gold_reward, which names none"
+        if part in absent:
+            remedy = "set it to evaluation/score, or to another one of docs/metrics.md"
+            return [f"registry.metric={self.metric} {absent[part]}: {remedy}"]
         names = [f"evaluation/{way}{metric}" for way in ("", "greedy_") for metric in OF_THE_SCORE]
         if part == "evaluation":
             return self._problems_of_an_evaluation(names, rewards)
@@ -143,13 +172,18 @@ class PromotionSpec(Section):
     def _known_to_mlflow(cls, alias: str) -> str:
         return mlflow_alias(alias)
 
-    def problems(self, candidates: str | None, rewards: Sequence[str] = ()) -> list[str]:
+    def problems(self, candidates: str | None, rewards: Sequence[str] = (), *, unmeasured: str = "") -> list[str]:
         """`candidates` is the alias that every training run moves to its best policy: these gates guard another.
 
         `rewards` are the names of the parts of the score: what is compared is not to be one of them and all
-        at once. Without them that is not asked.
+        at once. Without them that is not asked. `unmeasured` is the setting with which no KL to the start is measured.
         """
         found, alone = list[str](), self.metric == "score" and len(rewards) == 1
+        if unmeasured and self.max_kl is not None:
+            found.append(
+                f"promotion.max_kl={self.max_kl:g} lets no policy pass with {unmeasured}, with which its KL to the "
+                "start is not measured: leave it out, or change that"
+            )
         if self.alias == candidates:
             found.append(
                 f"registry.alias={candidates} is promotion.alias too, so that every run of training would make its "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from ppo_core.spec.dataset import ErrorOrDrop, KeepOrDrop, SourcesSpec, Train
 from ppo_core.spec.flow_spec import COMMITS, FlowSpec, check_left_alone, check_master_weights, check_ranks_divide
@@ -175,9 +175,9 @@ class RewardModelSpec(FlowSpec):
     folder: str = Field(".", description="Folder that relative paths start from; by default the spec file's own")
 
     @model_validator(mode="after")
-    def _batches_divide(self) -> Self:
+    def _batches_divide(self, info: ValidationInfo) -> Self:
         check_ranks_divide(self.training, {"a batch (fit.batch_size)": self.fit.batch_size})
-        check_master_weights(self.model, self.training)
+        check_master_weights(self.model, self.training, written=bool(info.context))
         return self
 
     @model_validator(mode="after")

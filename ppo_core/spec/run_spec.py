@@ -19,7 +19,7 @@ from ppo_core.spec.flow_spec import (
     divisors_near,
 )
 from ppo_core.spec.hub import HubCommit
-from ppo_core.spec.promotion import OF_THE_SCORE, PromotionSpec, RegistrySpec
+from ppo_core.spec.promotion import OF_THE_SCORE, PromotionSpec, RegistrySpec, unmeasured_kl
 from ppo_core.spec.reward.kinds import ModelRewardSpec
 from ppo_core.spec.reward.section import RewardSpec
 from ppo_core.spec.safety import CheckpointSpec, GuardsSpec
@@ -85,7 +85,7 @@ class RunSpec(FlowSpec):
         return self.checkpoint.model_copy(update={"keep_last": max(last, self.guards.goes_back + 1)})
 
     @model_validator(mode="after")
-    def _batches_divide(self) -> Self:
+    def _batches_divide(self, info: ValidationInfo) -> Self:
         responses, minibatches = self.rollout.num_responses, self.update.num_minibatches
         if responses % minibatches:
             raise ValueError(
@@ -94,7 +94,7 @@ class RunSpec(FlowSpec):
                 f"{divisors_near(responses, minibatches)}"
             )
         check_ranks_divide(self.training, self._trained_batches())
-        check_master_weights(self.model, self.training)
+        check_master_weights(self.model, self.training, written=bool(info.context))
         return self
 
     @model_validator(mode="after")
@@ -229,10 +229,14 @@ class RunSpec(FlowSpec):
             problems += self.advantages.overlong.problems(self.rollout)
         components = [reward.component for reward in self.reward.rewards]
         if written:
-            problems += self.registry.problems(components)
+            learns_values = "update.value_clip" not in self.algorithm.MEANINGLESS
+            gold = self.guards.gold_reward
+            problems += self.registry.problems(components, critic=learns_values, gold=gold is not None)
             problems += self.rollout.problems(self.dataset)
-            problems += self.promotion.problems(self.registry.alias, components)
+            unmeasured = unmeasured_kl(reference=self.advantages.reference.kind, evaluated=self.evaluation.weights)
+            problems += self.promotion.problems(self.registry.alias, components, unmeasured=unmeasured)
             problems += self.guards.problems(
+                gold_is_all=components == [gold],
                 clips="update.clip_high" not in self.algorithm.MEANINGLESS,
                 moves=self.update.num_steps > 1 or self.advantages.old_logprobs == "sampler",
                 compares_samplers=self.advantages.old_logprobs == "trainer",
@@ -258,7 +262,8 @@ class RunSpec(FlowSpec):
         said += self.advantages.notes(self.iterations, self.rollout.max_response_tokens) + self.guards.notes(
             self.iterations
         )
-        said += self.evaluation.notes(self.dataset)
+        said += self.evaluation.notes(self.dataset) + self.engines.notes()
+        said += self.registry.notes(evaluates=self.dataset.evaluates)
         if self.sft is not None and self.sft.warmup_steps > self.sft.num_steps:
             said.append(f"sft.warmup_steps={self.sft.warmup_steps} is cut to sft.num_steps={self.sft.num_steps}")
         return said

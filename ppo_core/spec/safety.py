@@ -121,6 +121,11 @@ class GuardsSpec(Section):
     def _what_is_written_has_an_effect(self, info: ValidationInfo) -> Self:
         if not info.context:
             return self  # of a run's record, which may be older than this rule
+        if not self.rollback_rate_factor:
+            raise ValueError(
+                "rollback_rate_factor=0 would leave learning rates of 0 for the rest of the run: set it above 0 (0.5), "
+                "or on_divergence to stop"
+            )
         if self.gold_reward is None:
             refuse_idle(self, "gold_window", beside="gold_reward=none", remedy="set gold_reward to a reward's name")
         if self.on_divergence != "rollback":
@@ -129,12 +134,19 @@ class GuardsSpec(Section):
             refuse_idle(self, *names, beside=beside, remedy="set on_divergence to rollback")
         return self
 
-    def problems(self, *, clips: bool, moves: bool, compares_samplers: bool) -> list[str]:
-        """Limits on what is not measured: clipped ratios; what sampler and trainer differ by.
+    def problems(self, *, clips: bool, moves: bool, compares_samplers: bool, gold_is_all: bool) -> list[str]:
+        """Limits on what is not measured: clipped ratios; what sampler and trainer differ by; a fall of the score.
 
-        The latter has a limit by default, and so is refused only where another one was set.
+        The second has a limit by default, and so is refused only where another one was set. `gold_is_all`: there is no
+        other reward than the gold one.
         """
         found = []
+        if self.max_gold_fall is not None and gold_is_all:
+            found.append(
+                f"guards.max_gold_fall={self.max_gold_fall:g} is never reached with guards.gold_reward="
+                f"{self.gold_reward}, which is the whole score and cannot fall while that rises: leave it out, or name "
+                "a reward of weight 0"
+            )
         if self.max_clip_fraction is not None and not (clips and moves):
             what = "an algorithm that" if not clips else "update.num_ppo_epochs=1 and num_minibatches=1, which"
             found.append(

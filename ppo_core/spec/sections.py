@@ -267,6 +267,14 @@ class EnginesSpec(Section):
         "job gives the same bits again. On CPU it always does",
     )
 
+    def notes(self) -> list[str]:
+        """What is for a Ray cluster, where there is none: a note, so that one key runs a spec on this machine."""
+        names, fields = ("address", "rollout_resources", "training_resources", "placement_timeout_s"), vars(self)
+        idle = [f"engines.{one}" for one in names if fields[one] != type(self).model_fields[one].default]
+        if self.backend == "ray" or not idle:
+            return []
+        return [f"{' and '.join(idle)} without effect: engines.backend=local runs all engines here; ray uses a cluster"]
+
     @model_validator(mode="after")
     def _turns_are_taken_on_one_machine(self) -> Self:
         if self.placement == "together" and self.backend == "ray":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, model_validator
 
 from ppo_core.spec.advantages import AdvantageSpec, FixedKl
 from ppo_core.spec.section import (
@@ -129,10 +129,16 @@ class UpdateSpec(Section):
         return self
 
     @model_validator(mode="after")
-    def _bounds_have_a_correction(self) -> Self:
+    def _bounds_have_a_correction(self, info: ValidationInfo) -> Self:
         beside, remedy = f"importance_correction={self.importance_correction}", "set importance_correction to mask"
         if self.importance_correction == "none":
             refuse_idle(self, "importance_cap", beside=beside, remedy=f"{remedy}, token or sequence")
+        masks = self.importance_correction == "mask"
+        if info.context and masks and self.importance_floor == self.importance_cap:
+            raise ValueError(
+                f"importance_floor={self.importance_floor:g} and importance_cap={self.importance_cap:g} leave out "
+                "every token whose weight is not exactly that: lower the floor (0.5), or raise the cap (2)"
+            )
         if self.importance_correction != "mask":
             refuse_idle(self, "importance_floor", beside=beside, remedy=remedy)
         return self

@@ -35,6 +35,8 @@ def machine_notes(spec: RunSpec) -> list[str]:
             "training.compute_dtype=bfloat16 gains nothing here: this CPU lacks AVX512-BF16 and AMX, and may take "
             "several times as long as in float32; compute_dtype=auto chooses the faster one"
         )
+    if here and spec.engines.offload_reference:
+        said.append("engines.offload_reference=true has no effect here: without a GPU all is in main memory anyway")
     return said
 
 

@@ -102,6 +102,19 @@ class GrpoSpec(_ComparesGroups):
         "std", description="std: divide by the group's standard deviation; none: do not (Dr. GRPO)"
     )
 
+    def problems(
+        self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec, *, written: bool
+    ) -> list[str]:
+        """A scale of all scores that the group's own cancels, where nothing is added to them, besides."""
+        found = super().problems(rollout, advantages, update, written=written)
+        added = (advantages.score_clip, advantages.overlong, advantages.missing_eos_penalty or None)
+        if written and self.scale == advantages.score_norm == "std" and added == (None,) * 3 and not advantages.kl.coef:
+            found.append(
+                "advantages.score_norm=std has no effect with algorithm.kind=grpo, whose scale=std divides by the "
+                "group's own deviation: leave it out, or set algorithm.scale to none"
+            )
+        return found
+
 
 class ReinforceSpec(_WithoutCritic):
     """REINFORCE with the reward to go; with centred whitening (the default) REINFORCE++ (Hu 2025); no critic."""

@@ -190,6 +190,7 @@ GIVEN: dict[str, Any] = {
         ("model.dtype=bfloat16", r"set zero_stage to 1"),
         ("rollout.samples_per_prompt=2", r"rollout.samples_per_prompt=2 applies to iterations .* leave it out"),
         ("evaluation.every=2", r"evaluation.every=2 applies to iterations that train on sampled responses"),
+        ("engines.offload_reference=true", r"offload_reference=True is of a reference that is held, .*: leave it out"),
         ("dpo.centring=0.1", r"dpo.centring: unknown key"),
         ("iterations=3", r"iterations: unknown key"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -280,19 +279,6 @@ def test_every_field_has_a_type_and_a_sentence_for_the_form(section: type[Sectio
 def test_it_is_imported_without_torch(module: str) -> None:
     program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=300, check=False).returncode == 0
-
-
-def test_every_documented_metric_may_choose_the_best_policy(tmp_path: Path) -> None:
-    cells = [line.split("|")[1] for line in (ROOT / "docs" / "metrics.md").read_text().splitlines() if "|" in line]
-    named = [name for cell in cells for name in re.findall(r"`([a-z]+/\w+(?:/<name>)?)", cell)]
-    assert {name.partition("/")[0] for name in named} == set(spec_promotion.MEASURED)
-    rewards = {"reward": {"sources": [{"kind": "number", "name": "gold"}, {"kind": "length", "max": 9}]}}
-    beside = ("score/gold", "score/gold/acc", "evaluation/score/gold/acc", "evaluation/greedy_score/length")
-    for name in (*named, *beside):
-        metric = name.replace("<name>", "gold")
-        assert loaded(tmp_path, {**rewards, "registry": {"metric": metric}}).registry.metric == metric
-    recorded = RunSpec.model_validate({**SMALLEST, "folder": "", "registry": {"metric": "toy/nothing"}})
-    assert recorded.registry.metric == "toy/nothing", "of an earlier run"
 
 
 def test_a_record_that_is_older_than_a_rule_is_read() -> None:
