@@ -34,7 +34,7 @@ from ppo_core.engines.reward_models import (
 )
 from ppo_core.engines.selection import scores_beside, select_rollouts, signals
 from ppo_core.engines.start import example_completions, read_start, rows_of_splits, scan, sources_of
-from ppo_core.engines.user_code import describe_sources, require_same_code
+from ppo_core.engines.user_code import describe_sources, require_same_code, require_same_models
 from ppo_core.models.weight_files import tensor_shapes
 from ppo_core.processes.permissions import permissions_of
 from ppo_core.processes.protocol import EngineDefect, Job, serve, take_over_stdout
@@ -99,6 +99,7 @@ def check_run(job: Job) -> dict[str, Any]:
 
 def score_ahead(job: Job, ahead: ScoresAhead) -> dict[str, Any]:
     """Have rewards score responses while others are sampled; writes nothing. `scored`: which, from 0, all did."""
+    require_same_models(job)
     spec, ahead = ScoreAheadJob.model_validate(job.spec), ahead.for_dataset(job.inputs["dataset"].digest)
     prompts = _prompts(job, spec.split, {row.prompt_id for row in spec.responses})
     samples = [
@@ -233,6 +234,7 @@ def _scored(
     ahead: ScoresAhead | None = None,
 ) -> list[ScoreRow]:
     require_same_code(reward, job)
+    require_same_models(job)
     prompts = _prompts(job, split, {row.prompt_id for row in rollouts})
     known = ahead and ahead.for_dataset(job.inputs["dataset"].digest)
     rewards = WeightedRewards(reward, sources_of(job), column, job.progress, known)

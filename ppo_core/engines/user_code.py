@@ -1,4 +1,4 @@
-"""The functions of a user in the scoring engine: which there are, and whether they are those that a key names."""
+"""The functions and models of a user in the scoring engine: whether they are those that a key names."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from ppo_core.engines.start import sources_of
 from ppo_core.processes.plugins import source_digest
 from ppo_core.processes.protocol import Job
 from ppo_core.records import InputError, content_digest
+from ppo_core.scoring.held_models import held_models
 from ppo_core.spec import RewardSpec
 
+FILES_OF = "files of "
+"""So begins the name of an input that is a reward model's folder, with the digest that it has in the key."""
 LOADED: dict[tuple[Path, str], str] = {}
 """The digests of the user's functions when this process first read them: it goes on with these if the files change."""
 
@@ -22,6 +25,11 @@ def describe_sources(job: Job) -> dict[str, Any]:
     for name, digest in found.items():
         LOADED.setdefault((sources.folder, name), digest)
     return found
+
+
+def require_same_models(job: Job) -> None:
+    """Have a reward model that is loaded from now on refused where its folder is another than the job's key names."""
+    held_models().compare({given.path: given.digest for name, given in job.inputs.items() if name.startswith(FILES_OF)})
 
 
 def require_same_code(reward: RewardSpec, job: Job) -> None:

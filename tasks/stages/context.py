@@ -40,6 +40,8 @@ from tasks.stages.reporting import Reporting
 from tasks.stages.timings import Timings
 
 BACK_OFF_S = 30.0
+FILES_OF = "files of "
+"""So begins the name of an input that counts in the digest of `sources` already, and so not in a key."""
 
 
 @dataclass(frozen=True)
@@ -132,14 +134,17 @@ class RunContext:
     def rewards(self) -> dict[str, EngineInput]:
         """What the rewards need: `sources`, their functions and folders of reward models, and those of the hub.
 
-        Where there are such models, the functions alone are `functions`.
+        Where there are such models, the functions alone are `functions`, and each folder is an input, by which the
+        engine tells whether its files are still those.
         """
         functions, models = self.sources(*self.spec.reward.code), self.spec.reward.folders
         if not models:
             return {"sources": functions}
-        digests = {name: self.folder_input(name).digest for name in models}
+        given = {name: self.folder_input(name) for name in models}
+        digests = {name: folder.digest for name, folder in given.items()}
         named = replace(functions, digest=content_digest([functions.digest, digests]))
-        return {"sources": named, "functions": functions, **self.hub_inputs(*models)}
+        own = {FILES_OF + name: folder for name, folder in given.items() if not is_hub_name(name)}
+        return {"sources": named, "functions": functions, **own, **self.hub_inputs(*models)}
 
     def folder_input(self, name: str) -> EngineInput:
         """A folder on disk, or a download, as an engine's input."""

@@ -31,7 +31,7 @@ from infra.runs.records import RecordError
 from infra.storage.objects import StoreUnavailable
 from ppo_core.records import InputError, content_digest
 from ppo_core.spec import Section
-from tasks.stages.context import RunContext
+from tasks.stages.context import FILES_OF, RunContext
 from tasks.stages.find_verified import find_verified
 from tasks.stages.jobs import STATS, DiskSpaceError, StageJob, StageResult
 from tasks.stages.references import StageRef
@@ -117,7 +117,7 @@ class StageSpec:
 def key_of(context: RunContext, stage_spec: StageSpec) -> str:
     """The cache key."""
     digests = {name: ref.digest for name, ref in stage_spec.inputs.items()}
-    digests |= {name: given.digest for name, given in stage_spec.paths.items()}
+    digests |= {name: given.digest for name, given in stage_spec.paths.items() if not name.startswith(FILES_OF)}
     stage, spec = stage_spec.stage, stage_spec.spec.model_dump(mode="json")
     return content_digest([stage.name, stage.job, spec, digests, context.fingerprint(stage.engine)])
 

@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from infra.engines.protocol import EngineInput
-from ppo_core.records import NOT_IN_A_TRIAL, InputError
+from ppo_core.engines import user_code
+from ppo_core.records import NOT_IN_A_TRIAL, InputError, ScoreJob
 from tasks.checks.try_reward import doubts, require_scores
+from tasks.stages.context import FILES_OF
+from tasks.stages.stage import StageSpec, job_of, key_of
+from tasks.stages.table import SCORE_ROLLOUTS
 from tests.tasks.run_contexts import run_context, smoke_spec
 from tests.tasks.toy_engines import ToyEngines
 
@@ -28,6 +32,23 @@ def test_rewards_have_another_digest_with_other_files_of_a_reward_model(tmp_path
     assert first == again
     assert len({first.digest, without.digest, other.digest}) == 3
     assert first.path == without.path
+
+
+def test_the_scoring_engine_is_told_the_digest_of_each_folder_and_keys_are_what_they_were(tmp_path: Path) -> None:
+    (tmp_path / "rm").mkdir()
+    (tmp_path / "rm" / "config.json").write_text("{}")
+    folder = str(tmp_path / "rm")
+    spec = smoke_spec().with_overrides([f"reward.sources={[{'kind': 'model', 'path': folder}]}"])
+    context = run_context(spec, tmp_path / "home", engines=ToyEngines())
+    job, paths = ScoreJob(reward=spec.reward, answer_column="answer", split="train"), context.rewards()
+    told = job_of(context, StageSpec(SCORE_ROLLOUTS, job, paths=paths), "k").folders
+    assert told == paths
+    assert paths[f"{FILES_OF}{folder}"] == context.folder_input(folder)
+    assert FILES_OF == user_code.FILES_OF
+    before = {name: given for name, given in paths.items() if name in ("sources", "functions")}
+    assert key_of(context, StageSpec(SCORE_ROLLOUTS, job, paths=paths)) == key_of(
+        context, StageSpec(SCORE_ROLLOUTS, job, paths=before)
+    )
 
 
 def test_a_reward_that_only_a_run_can_score_raises_no_doubt() -> None:
