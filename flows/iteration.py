@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from pydantic import BaseModel, ConfigDict, PositiveInt
+
 from flows.ahead import Ahead
 from flows.console import RunConsole
 from flows.stages import facts_of, run_stages
@@ -36,6 +38,15 @@ from tasks.stages.table import GENERATE_ROLLOUTS, ITERATION
 
 StageName = Literal["generate", "score", "advantages", "update", "evaluate"]
 """The labels of the stages of an iteration, as the form of a deployment lists them."""
+
+
+class Rerun(BaseModel):
+    """Do iteration `iteration` again from stage `start` on; what the stages before it made is taken from its record."""
+
+    model_config = ConfigDict(frozen=True)
+
+    iteration: PositiveInt
+    start: StageName
 
 
 def begin(context: RunContext, dataset: DatasetRef) -> IterationRecord:

@@ -13,17 +13,17 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, ConfigDict
 
 from flows.ahead import Ahead, sampling_ahead
 from flows.console import RunConsole
-from flows.iteration import StageName, begin, iterate, made_before
-from flows.recovery import clean_up, last_resumable_record, mend, tell_other_data
+from flows.iteration import Rerun, begin, iterate
+from flows.recovery import clean_up, last_resumable_record, rerun_iterations, tell_other_data
 from infra.artifacts import ArtifactCorrupted, ArtifactMissing
 from ppo_core.spec import RunSpec
 from tasks.checks.machine import machine_notes
 from tasks.checks.run import check_asked, check_deployed
-from tasks.prefect.crashed_runs import holder_note, page_is_open
+from tasks.prefect.crashed_runs import FLOW_RUN, holder_note, page_is_open
 from tasks.prefect.deployment_params import requested, shown_name
 from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow, page_url
@@ -31,16 +31,15 @@ from tasks.prefect.store_outages import report_outages, stop_waiting
 from tasks.prepare_dataset import prepare_dataset
 from tasks.register_policy import Registered, export_best, register_policy, usable_best
 from tasks.report import begin_report, report, report_dataset, report_end
-from tasks.runs.errors import FAILURES, InputError, RegistryError
+from tasks.runs.errors import FAILURES, RegistryError
 from tasks.runs.guards import finish_rollback
-from tasks.runs.iteration_record import IterationRecord, best_in_words, resume_inputs
+from tasks.runs.iteration_record import IterationRecord, best_in_words
 from tasks.runs.progress import ProgressFile
 from tasks.runs.reachability import Reachability
 from tasks.runs.retention import release
 from tasks.runs.run_state import effective_spec, first_record, last_record, record_at, restore_lost
 from tasks.stages.context import RunContext, open_run_context
 from tasks.stages.download_source import download_sources
-from tasks.stages.find_verified import pin_all
 from tasks.stages.references import DatasetRef
 
 DAMAGES = 3
@@ -62,15 +61,6 @@ class RunReport(BaseModel):
     metrics: dict[str, float]
 
 
-class Rerun(BaseModel):
-    """Do iteration `iteration` again from stage `start` on; what the stages before it made is taken from its record."""
-
-    model_config = ConfigDict(frozen=True)
-
-    iteration: PositiveInt
-    start: StageName
-
-
 def train(
     spec: RunSpec,
     run: str | None = None,
@@ -90,7 +80,8 @@ def train(
     spec, run = requested(spec, run, overrides)
     console = RunConsole(run, spec.iterations, file=ProgressFile(run))
     with report_outages(console.say):
-        for note in check_deployed(spec, run, wait=wait, again_from=rerun.iteration if rerun else None):
+        again_from, flow_run = rerun.iteration if rerun else None, holder_note().get(FLOW_RUN)
+        for note in check_deployed(spec, run, wait=wait, again_from=again_from, flow_run=flow_run):
             console.say(note)
     opened = open_run_context(
         RunContext,
@@ -114,8 +105,8 @@ def train(
             tell_other_data(context, console, dataset)
             report_dataset(context, dataset)
             record = last_resumable_record(context, console)
-            if rerun is not None:
-                record = rerun_iteration(context, console, dataset, rerun)
+            shown = partial(show, context, console)
+            record = rerun_iterations(context, console, dataset, record, rerun, shown, flow_run=flow_run)
             if record is None:
                 record = begin_shown(context, console, dataset)
             record = train_loop(context, console, dataset, record, Reachability(context.store))
@@ -182,21 +173,6 @@ def iterate_to_the_end(
             for whose, complaint in needs.unreadable.items():
                 console.say_once(f"! what {whose} needs cannot be read, so no checkpoint is removed: {complaint}")
         record = after
-    return record
-
-
-def rerun_iteration(context: RunContext, console: RunConsole, dataset: DatasetRef, rerun: Rerun) -> IterationRecord:
-    """Take an iteration and those after it out of the run, and do it again from a stage on."""
-    given, previous = record_at(context.records, rerun.iteration), record_at(context.records, rerun.iteration - 1)
-    taken = [(rerun.iteration, ref) for ref in made_before(given, rerun.start).values()]
-    pin_all(context, [ref for _, ref in taken])
-    if mend(context, console, [*resume_inputs(previous), *taken]) is not None:
-        raise InputError(f"iteration {rerun.iteration} cannot be done again: what it starts from is damaged")
-    replaced = context.supersede(previous.iteration)
-    console.say(f"rerunning iteration {rerun.iteration} from stage {rerun.start}; taken out of the run: {replaced}")
-    record = iterate(context, console, dataset, previous, again=given, start=rerun.start)
-    if record.iteration == rerun.iteration:
-        show(context, console, record)
     return record
 
 

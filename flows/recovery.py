@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from flows.console import RunConsole
-from flows.iteration import make
+from flows.iteration import Rerun, iterate, made_before, make
 from flows.stages import run_stages
 from infra.artifacts import ArtifactError, ArtifactRef
 from ppo_core.spec import RunSpec
 from tasks.prefect.crashed_runs import mark_crashed
 from tasks.prepare_dataset import prepare_dataset
-from tasks.runs.errors import EngineError
-from tasks.runs.iteration_record import IterationRecord, resume_inputs
+from tasks.runs.errors import EngineError, InputError
+from tasks.runs.iteration_record import IterationRecord, read_record, resume_inputs
+from tasks.runs.notes import NotedRerun, end_rerun, note_rerun, pending_rerun, reruns_of
 from tasks.runs.retention import remove_orphans
 from tasks.runs.run_state import last_record, record_at, recorded_spec, with_changes
 from tasks.set_aside_damaged import set_aside_damaged
@@ -21,6 +22,7 @@ from tasks.stages.context import RunContext
 from tasks.stages.dataset_job import dataset_job
 from tasks.stages.download_source import download_sources
 from tasks.stages.engines import asked_for
+from tasks.stages.find_verified import pin_all
 from tasks.stages.holding import Lease
 from tasks.stages.hub_names import DOWNLOAD
 from tasks.stages.references import DatasetRef
@@ -91,26 +93,95 @@ def last_resumable_record(context: RunContext, console: RunConsole) -> Iteration
     return None
 
 
-def mend(context: RunContext, console: RunConsole, needs: Iterable[tuple[int, ArtifactRef]]) -> ArtifactRef | None:
+def rerun_iterations(
+    context: RunContext,
+    console: RunConsole,
+    dataset: DatasetRef,
+    record: IterationRecord | None,
+    asked: Rerun | None,
+    show: Callable[[IterationRecord], None],
+    *,
+    flow_run: str | None = None,
+) -> IterationRecord | None:
+    """Finish the rerun that a dead process has noted, then do the one `asked` for; the record to go on from.
+
+    Not asked for is what has just been finished, nor what `flow_run`, being started again, had begun before.
+    """
+    noted, pending = reruns_of(context.records), pending_rerun(context.records)
+    known = [one for one in noted if flow_run is not None and one.flow_run == flow_run]
+    if pending is not None:
+        known.append(pending)
+        given = read_record(pending.record or {})
+        if can_start(context, console, given, pending.start):
+            record = do_again(context, console, dataset, pending, given, show)
+        else:
+            end_rerun(context.records, pending)
+            console.say(f"! the rerun of iteration {pending.iteration} is given up: what it starts from is damaged")
+    elif noted and not noted[-1].ended:
+        end_rerun(context.records, noted[-1])  # its process died after it was done
+    if asked is None or (asked.iteration, asked.start) in ((one.iteration, one.start) for one in known):
+        return record
+    given = record_at(context.records, asked.iteration)
+    if not can_start(context, console, given, asked.start):
+        raise InputError(f"iteration {asked.iteration} cannot be done again: what it starts from is damaged")
+    note = note_rerun(context.records, asked.iteration, asked.start, flow_run)
+    return do_again(context, console, dataset, note, given, show)
+
+
+def can_start(context: RunContext, console: RunConsole, given: IterationRecord, start: str) -> bool:
+    """Whether all is undamaged, or was made again, that an iteration with the record `given` is done again from."""
+    taken = [(given.iteration, ref) for ref in made_before(given, start).values()]
+    pin_all(context, [ref for _, ref in taken])
+    needs = [*resume_inputs(record_at(context.records, given.iteration - 1)), *taken]
+    return mend(context, console, needs, taken_out=given) is None
+
+
+def do_again(
+    context: RunContext,
+    console: RunConsole,
+    dataset: DatasetRef,
+    note: NotedRerun,
+    given: IterationRecord,
+    show: Callable[[IterationRecord], None],
+) -> IterationRecord:
+    """Take an iteration and those after it out of the run, where they are in it, and do it again from a stage on."""
+    previous = record_at(context.records, note.iteration - 1)
+    replaced = context.supersede(previous.iteration) or "what a process that died took out"
+    console.say(f"rerunning iteration {note.iteration} from stage {note.start}; taken out of the run: {replaced}")
+    record = iterate(context, console, dataset, previous, again=given, start=note.start)
+    end_rerun(context.records, note)
+    if record.iteration == note.iteration:
+        show(record)
+    return record
+
+
+def mend(
+    context: RunContext,
+    console: RunConsole,
+    needs: Iterable[tuple[int, ArtifactRef]],
+    *,
+    taken_out: IterationRecord | None = None,
+) -> ArtifactRef | None:
     """Make again what is damaged of `needs` (artifacts, each with its iteration), to the same digest.
 
-    None once nothing is damaged, else the first that could not be made again.
+    None once nothing is damaged, else the first that could not be made again. `taken_out`: a record that tells how
+    its iteration was made, and may be no part of the run any more.
     """
     for iteration, ref in needs:
         complaint = set_aside_damaged(context, ref)
         if complaint is None:
             continue
         console.say(f"! {complaint}; making it again")
-        if not remake(context, console, iteration, ref):
+        known = taken_out if taken_out is not None and taken_out.iteration == iteration else None
+        if not remake(context, console, known or record_at(context.records, iteration), ref):
             console.say(f"! {ref.kind} of iteration {iteration} could not be made again to the same digest")
             return ref
         console.say(f"{ref.kind} of iteration {iteration} is undamaged again, with the same digest")
     return None
 
 
-def remake(context: RunContext, console: RunConsole, iteration: int, ref: ArtifactRef) -> bool:
+def remake(context: RunContext, console: RunConsole, record: IterationRecord, ref: ArtifactRef) -> bool:
     """Run the stages of an iteration that `ref` needs; the latest ones first, earlier ones where those do not do."""
-    record = record_at(context.records, iteration)
     with at_its_time(context, record) as then:
         try:
             return remake_then(then, record, ref)
@@ -118,7 +189,7 @@ def remake(context: RunContext, console: RunConsole, iteration: int, ref: Artifa
             lost = context.lease is not None and context.lease.lost
             if lost or asked_for(then.spec) == asked_for(context.spec):
                 raise
-            console.say(f"! the engines of iteration {iteration} cannot be had here any more: {error}")
+            console.say(f"! the engines of iteration {record.iteration} cannot be had here any more: {error}")
             return False
 
 

@@ -22,7 +22,7 @@ from flows.starting import tell_step
 from ppo_core.spec import RunSpec
 
 if TYPE_CHECKING:
-    from flows.ppo import Rerun
+    from flows.iteration import Rerun
 
 CHECKING = "checking the spec, its data, rewards and model"
 

@@ -74,10 +74,10 @@ def rerun(
     with friendly_errors(f"run {place.partition('@')[0]}, again from stage {start}"):
         from pydantic import ValidationError
 
-        from flows.ppo import Rerun
+        from flows.iteration import Rerun
         from tasks.runs.errors import InputError
         from tasks.runs.fork import parse_place
-        from tasks.runs.run_state import committed_at, spec_to_go_on
+        from tasks.runs.run_state import require_rerunnable, spec_to_go_on
         from tasks.stages.table import ITERATION
 
         run, iteration = parse_place(place)
@@ -89,7 +89,7 @@ def rerun(
             remedy = "give an iteration from 1 on" if known else f"choose one of {', '.join(stages)}"
             raise InputError(f"{place if known else f'--from {start}'}: {remedy}") from None
         spec = spec_to_go_on(run, folder)
-        committed_at(run, iteration)
+        require_rerunnable(run, iteration)
         run_training(spec, run, command_line("resume", run), wait=wait, rerun=wanted)
 
 

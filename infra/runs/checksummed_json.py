@@ -52,6 +52,8 @@ def remedy_for(run: str, document: int | str = "spec") -> str:
         )
     if document == "last":
         return f"`ppoflow fsck {run} --repair` writes it again from the run's records, as the next iteration does"
+    if document == "reruns":
+        return "move it away: a rerun that it tells of is not finished then, and the run goes on from its last record"
     if document == "divergences":
         return "move it away: it is of an iteration that is no part of the run, and nothing depends on it"
     return (

@@ -34,7 +34,7 @@ from tasks.checks.machine import check_job, machine_notes
 from tasks.checks.preflight import preflight
 from tasks.checks.same_files import made_of_these_files
 from tasks.checks.try_reward import doubts, require_scores, too_slow
-from tasks.runs.run_state import changed_values, committed_at, effective_spec, last_record, recorded_spec
+from tasks.runs.run_state import changed_values, effective_spec, last_record, recorded_spec, require_rerunnable
 from tasks.stages.dataset_job import dataset_job, reward_trial
 from tasks.stages.engine_programs import EnginePlan, launch
 from tasks.stages.jobs import ask
@@ -78,17 +78,22 @@ def check_run(
         return answer.result()
 
 
-def check_deployed(spec: RunSpec, run: str, *, wait: bool = False, again_from: int | None = None) -> list[str]:
+def check_deployed(
+    spec: RunSpec, run: str, *, wait: bool = False, again_from: int | None = None, flow_run: str | None = None
+) -> list[str]:
     """Under a deployment, refuse what cannot run, and return notes; elsewhere that was done before the flow run."""
     from tasks.prefect.client import deployment_id  # prefect, which the command imports while it checks
 
-    return check_asked(spec, run, wait=wait, again_from=again_from) if deployment_id() else []
+    return check_asked(spec, run, wait=wait, again_from=again_from, flow_run=flow_run) if deployment_id() else []
 
 
-def check_asked(spec: RunSpec, run: str, *, wait: bool = False, again_from: int | None = None) -> list[str]:
-    """Refuse what cannot run, and return notes. `again_from`: an iteration that the run has and shall do again."""
+def check_asked(
+    spec: RunSpec, run: str, *, wait: bool = False, again_from: int | None = None, flow_run: str | None = None
+) -> list[str]:
+    """Refuse what cannot run, and return notes. `again_from`: an iteration that the run shall do again; `flow_run`
+    asks for that, perhaps not for the first time."""
     if again_from is not None:
-        committed_at(run, again_from)
+        require_rerunnable(run, again_from, flow_run)
     return check_run(spec, run, wait=wait).notes
 
 

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing, ArtifactRef, ArtifactStore
-from infra.runs.records import RecordError, remedy_for
+from infra.runs.records import RecordError, RecordFormatTooNew, RunRecords, remedy_for
 from infra.storage.rereading import ChangedOnTheWay
-from tasks.runs.iteration_record import NEWER, IterationRecord
-from tasks.runs.notes import Divergence, Rollback
+from tasks.runs.iteration_record import NEWER, ChainedRecord, IterationRecord, RecordOfNewerVersion
+from tasks.runs.notes import (
+    DIVERGENCES,
+    NOTED_AGAIN,
+    RERUNS,
+    ROLLBACKS,
+    Divergence,
+    Rollback,
+    divergences_of,
+    lost_rollbacks,
+    reruns_of,
+    rollbacks_of,
+)
 from tasks.runs.reachability import Name
-from tasks.runs.record_chain import LastRecordLost, LastRecordReplaced
+from tasks.runs.record_chain import LastRecordLost, LastRecordReplaced, link
 
 Repair = Literal["spec", "records", "notes", "artifact", "set aside", "copy"]
+
+WRITTEN_LATER = (RecordFormatTooNew, RecordOfNewerVersion)
 
 
 @dataclass(frozen=True)
@@ -79,6 +94,37 @@ def of_last(run: str, records: int, error: RecordError) -> Damage:
     if isinstance(error, LastRecordLost | LastRecordReplaced):
         return of_record(run, error.first, error)
     return Damage("last.json", str(error), remedy_for(run, "last"), "records", records)
+
+
+def check_notes(records: RunRecords, believed: list[ChainedRecord], found: Findings) -> None:
+    """The notes of a run, and that its records tell of no rollback that they do not."""
+    run = records.run
+    with _reading_notes(found, DIVERGENCES):
+        found.divergences = divergences_of(records)
+        for one in found.divergences.values():
+            if one.record is not None:
+                found.evidence.append(link(run, one.record, remedy=remedy_for(run, DIVERGENCES)).record)
+    with _reading_notes(found, RERUNS):
+        for note in reruns_of(records):
+            if note.record is not None:
+                link(run, note.record, remedy=remedy_for(run, RERUNS))
+    with _reading_notes(found, ROLLBACKS):
+        found.rollbacks = rollbacks_of(records)
+        found.lost = lost_rollbacks(run, believed, found.rollbacks, found.divergences.values())
+    for missing in found.lost:
+        complaint = f"run {run} went back to iteration {missing.after}, as its records tell, and no note says so"
+        remedy = f"`ppoflow fsck {run} --repair`, or {NOTED_AGAIN}"
+        found.damages.append(Damage(f"notes of {ROLLBACKS}", complaint, remedy, "notes"))
+
+
+@contextmanager
+def _reading_notes(found: Findings, kind: str) -> Iterator[None]:
+    """Notes of a kind that cannot be read in the block are a damage."""
+    try:
+        yield
+    except (RecordError, ChangedOnTheWay, OSError) as error:
+        found.newer = found.newer or isinstance(error, WRITTEN_LATER)
+        found.damages.append(Damage(f"notes of {kind}", str(error), ""))
 
 
 def is_sound(

@@ -12,22 +12,20 @@ from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing, A
 from infra.artifacts.export import check_export
 from infra.backend import open_collector, open_runs
 from infra.runs.listing import RunListing
-from infra.runs.records import RecordError, RecordFormatTooNew, RunRecords, remedy_for
+from infra.runs.records import RecordError, RunRecords, remedy_for
 from infra.settings import Settings
 from infra.storage.rereading import ChangedOnTheWay
 from tasks.runs.derived import not_derived
-from tasks.runs.findings import Damage, Findings, is_sound, of_last, of_record
+from tasks.runs.findings import WRITTEN_LATER, Damage, Findings, check_notes, is_sound, of_last, of_record
 from tasks.runs.iteration_record import (
     NEWER,
     ChainedRecord,
     IterationRecord,
-    RecordOfNewerVersion,
     RecordsOfEarlierVersion,
     resume_inputs,
 )
 from tasks.runs.kept import Page, copies_of, each_once, pages_of
 from tasks.runs.made_from import step_of
-from tasks.runs.notes import DIVERGENCES, NOTED_AGAIN, ROLLBACKS, divergences_of, lost_rollbacks, rollbacks_of
 from tasks.runs.reachability import PROMOTED, Name, Promoted, Reachability, unreadable_promotions
 from tasks.runs.record_chain import check_last, first_break, link, record_digest
 from tasks.runs.run_state import known_runs, no_such_run
@@ -36,7 +34,6 @@ from tasks.stages.table import BY_NAME
 Progress = Callable[[str], None]
 Artifact = tuple[str, str, str]
 """Kind, key and digest."""
-WRITTEN_LATER = (RecordFormatTooNew, RecordOfNewerVersion)
 RELEASED = {stage.kind for stage in BY_NAME.values() if not stage.kept}
 """What retention (checkpoint.keep_last) removes."""
 
@@ -125,30 +122,6 @@ def check_records(records: RunRecords, contents: RunListing, found: Findings) ->
     check_spec(records, believed, list(links.values()), found)
     check_notes(records, believed, found)
     return [one.record for one in believed]
-
-
-def check_notes(records: RunRecords, believed: list[ChainedRecord], found: Findings) -> None:
-    """The notes of a run, and that its records tell of no rollback that they do not."""
-    run = records.run
-    try:
-        found.divergences = divergences_of(records)
-        for one in found.divergences.values():
-            if one.record is not None:
-                found.evidence.append(link(run, one.record, remedy=remedy_for(run, DIVERGENCES)).record)
-    except (RecordError, ChangedOnTheWay, OSError) as error:
-        found.newer = found.newer or isinstance(error, WRITTEN_LATER)
-        found.damages.append(Damage(f"notes of {DIVERGENCES}", str(error), ""))
-    try:
-        found.rollbacks = rollbacks_of(records)
-        found.lost = lost_rollbacks(run, believed, found.rollbacks, found.divergences.values())
-    except (RecordError, ChangedOnTheWay, OSError) as error:
-        found.newer = found.newer or isinstance(error, WRITTEN_LATER)
-        found.damages.append(Damage(f"notes of {ROLLBACKS}", str(error), ""))
-        return
-    for missing in found.lost:
-        complaint = f"run {run} went back to iteration {missing.after}, as its records tell, and no note says so"
-        remedy = f"`ppoflow fsck {run} --repair`, or {NOTED_AGAIN}"
-        found.damages.append(Damage(f"notes of {ROLLBACKS}", complaint, remedy, "notes"))
 
 
 def check_spec(records: RunRecords, believed: list[ChainedRecord], links: list[ChainedRecord], found: Findings) -> None:

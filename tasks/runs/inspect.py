@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from infra.artifacts import ArtifactError, open_store
+from infra.backend import open_records
 from infra.settings import Settings
 from ppo_core.records import InputError
 from tasks.runs.iteration_record import IterationRecord, best_in_words
-from tasks.runs.notes import NOTED_AGAIN, Rollback
+from tasks.runs.notes import NOTED_AGAIN, NotedRerun, Rollback, pending_rerun
 from tasks.runs.progress import doing_now
-from tasks.runs.record_chain import LastRecordLost
+from tasks.runs.record_chain import LastRecordLost, unless_changed
 from tasks.runs.run_state import command_again, committed, made_by_preferences, own_changes
 from tasks.stages.references import CheckpointRef
 
@@ -20,6 +21,7 @@ class RunSoFar:
     """A run's records, how many iterations it is meant to have and where its last checkpoint lies.
 
     `lost` are the rollbacks that no note of the run tells any more; `lost_last` says that its last records are gone.
+    `rerun` is one that is being done, or was broken off.
     """
 
     run: str
@@ -28,6 +30,7 @@ class RunSoFar:
     location: str
     lost: tuple[Rollback, ...] = ()
     lost_last: LastRecordLost | None = None
+    rerun: NotedRerun | None = None
 
     def summary(self) -> str:
         """Position and best policy in a few lines."""
@@ -37,6 +40,7 @@ class RunSoFar:
                 f"run {self.run}: iteration {last.iteration} of {self.iterations}, data at {last.cursor}",
                 f"  {best_in_words(last.best, self.records[last.best.iteration].metrics)}",
                 f"  checkpoint         {self.location}",
+                *([] if self.rerun is None else [_being_done(self.rerun)]),
                 *(f"! the note of its rollback to iteration {one.after} is lost: {NOTED_AGAIN}" for one in self.lost),
                 *([] if self.lost_last is None else [f"! {self.lost_last}"]),
             ]
@@ -50,7 +54,15 @@ def read_run(run: str) -> RunSoFar:
     last = chain.records[-1]
     planned = int(own_changes(last).get("iterations", chain.spec["iterations"]))
     location = location_of(last.checkpoint)
-    return RunSoFar(run, chain.records, max(planned, last.iteration), location, chain.lost_rollbacks, chain.lost_last)
+    planned = max(planned, last.iteration)
+    records = open_records(open_store(Settings().store_root).root, run)
+    pending = unless_changed(records, lambda _: pending_rerun(records))
+    return RunSoFar(run, chain.records, planned, location, chain.lost_rollbacks, chain.lost_last, pending)
+
+
+def _being_done(rerun: NotedRerun) -> str:
+    again = f"iteration {rerun.iteration} is being done again from stage {rerun.start}"
+    return f"  rerun              {again}; if its process died, the next start finishes that"
 
 
 def read_status(run: str) -> tuple[RunSoFar | None, list[str]]:

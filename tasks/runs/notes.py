@@ -1,4 +1,5 @@
-"""The notes of a run: to where it was rolled back, and what diverged. They and its records must say the same."""
+"""The notes of a run: to where it was rolled back, what diverged, and what is done again. They and its records must say
+the same."""
 
 from __future__ import annotations
 
@@ -8,11 +9,12 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from infra.artifacts.manifest import sha256_of
 from infra.runs.listing import RunListing
 from infra.runs.records import RecordCorrupted, RunRecords, remedy_for
 from tasks.runs.iteration_record import NEWER, Attempt, ChainedRecord, IterationRecord, RecordOfNewerVersion
 
-ROLLBACKS, DIVERGENCES = "rollbacks", "divergences"
+ROLLBACKS, DIVERGENCES, RERUNS = "rollbacks", "divergences", "reruns"
 NOTED_AGAIN = "the next start of the run writes it again, from the records"
 
 
@@ -42,7 +44,23 @@ class Divergence(Note):
     record: dict[str, Any] | None = None
 
 
-N = TypeVar("N", Rollback, Divergence)
+class NotedRerun(Note):
+    """An iteration is done again from stage `start`, in place of `record`, after the record of digest `follows`.
+
+    Noted before records are taken out, and a second time as `ended` once it is done, or given up. `flow_run` asked for
+    it, in the attempt of number `attempt`.
+    """
+
+    iteration: int = Field(ge=1)
+    start: str
+    follows: str
+    attempt: int
+    record: dict[str, Any] | None
+    flow_run: str | None = None
+    ended: bool = False
+
+
+N = TypeVar("N", Rollback, Divergence, NotedRerun)
 
 
 def rollbacks_of(records: RunRecords, contents: RunListing | None = None) -> dict[str, Rollback]:
@@ -53,6 +71,47 @@ def rollbacks_of(records: RunRecords, contents: RunListing | None = None) -> dic
 def divergences_of(records: RunRecords, contents: RunListing | None = None) -> dict[str, Divergence]:
     """What diverged in the same way."""
     return _read(records, DIVERGENCES, Divergence, contents)
+
+
+def reruns_of(records: RunRecords) -> list[NotedRerun]:
+    """The reruns of a run, in order."""
+    return list(_read(records, RERUNS, NotedRerun, None).values())
+
+
+def note_rerun(records: RunRecords, iteration: int, start: str, flow_run: str | None) -> NotedRerun:
+    """Note that an iteration is about to be done again: whoever has the run next finishes it."""
+    note = NotedRerun(
+        run=records.run,
+        iteration=iteration,
+        start=start,
+        follows=sha256_of(records.read(iteration - 1)),
+        attempt=attempt_at(rollbacks_of(records).values(), iteration).number,
+        record=records.read(iteration),
+        flow_run=flow_run,
+    )
+    records.note(RERUNS, note.model_dump(mode="json"))
+    return note
+
+
+def end_rerun(records: RunRecords, note: NotedRerun) -> None:
+    """Note that nothing of it is left to do."""
+    records.note(RERUNS, note.model_copy(update={"record": None, "ended": True}).model_dump(mode="json"))
+
+
+def pending_rerun(records: RunRecords) -> NotedRerun | None:
+    """The last rerun, where it has not ended, and the records are those that it left to be finished."""
+    noted = reruns_of(records)
+    return noted[-1] if noted and not noted[-1].ended and not _overtaken(records, noted[-1]) else None
+
+
+def _overtaken(records: RunRecords, note: NotedRerun) -> bool:
+    """Whether its record is written, or the run went back behind it: rolled back, damaged, or repaired."""
+    there, before = records.iterations(), note.iteration - 1
+    if note.iteration in there:
+        return note.record is None or sha256_of(records.read(note.iteration)) != sha256_of(note.record)
+    if before not in there or sha256_of(records.read(before)) != note.follows:
+        return True
+    return attempt_at(rollbacks_of(records).values(), note.iteration).number != note.attempt
 
 
 def _read(records: RunRecords, kind: str, model: type[N], contents: RunListing | None) -> dict[str, N]:

@@ -13,6 +13,7 @@ from infra.runs.records import RecordError, RecordMissing, RunRecords, Runs, rem
 from infra.storage.rereading import ChangedOnTheWay
 from tasks.runs.iteration_record import ChainedRecord, IterationRecord
 from tasks.runs.kept import DPO_POLICIES, kept
+from tasks.runs.notes import DIVERGENCES, RERUNS
 from tasks.runs.record_chain import check_chain, check_last, link, unless_changed
 from tasks.stages.table import BY_NAME
 
@@ -114,8 +115,10 @@ class Reachability:
             chain = self._links(records, contents)
             check_last(records, contents, chain)
             needed = self.of([one.record for one in chain])
-            for found in self._read(records, contents.notes.get("divergences", ())):
+            for found in self._read(records, contents.notes.get(DIVERGENCES, ())):
                 needed |= self.of([found.record])
+            for found in self._read(records, contents.notes.get(RERUNS, ())[-1:]):
+                needed |= self.of([found.record])  # of an iteration that is being done again, perhaps by the next start
             return needed
 
         return unless_changed(records, read)
@@ -162,10 +165,10 @@ class Reachability:
         marks = list(marks)
         new = [mark for mark in marks if (records.run, mark) not in self._records]
         for mark, document in zip(new, records.marked(new), strict=True):
-            # The note of a diverged iteration holds its record, if it came to one.
+            # The note of a diverged iteration holds its record, if it came to one; that of a rerun, until it has ended.
             of_note = document is not None and "record" in document
             content = document["record"] if document is not None and of_note else document
-            remedy = remedy_for(records.run, "divergences") if of_note else None
+            remedy = remedy_for(records.run, mark.partition("/")[0]) if of_note else None
             self._records[records.run, mark] = None if content is None else link(records.run, content, remedy=remedy)
         found = [self._records[records.run, mark] for mark in marks]
         return [one for one in found if one is not None]

@@ -15,8 +15,8 @@ from ppo_core.records import InputError
 from ppo_core.spec import RunSpec, Section, SpecError, differing_keys, validated
 from tasks.runs.iteration_record import IterationRecord, read_record
 from tasks.runs.kept import FLOWS, pages_of
-from tasks.runs.notes import ROLLBACKS, Rollback
-from tasks.runs.record_chain import MAY_CHANGE, Chain, read_chain, spec_document, with_values
+from tasks.runs.notes import ROLLBACKS, Rollback, pending_rerun, reruns_of
+from tasks.runs.record_chain import MAY_CHANGE, Chain, read_chain, spec_document, unless_changed, with_values
 from tasks.stages.holding import DPO, PRIVATE, REWARD_MODEL, RLHF, lease_name
 from tasks.stages.hub_names import with_commits
 
@@ -226,6 +226,18 @@ def committed_at(run: str, iteration: int | None) -> IterationRecord:
     if not 0 <= iteration < len(records):
         raise InputError(f"run {run} has no iteration {iteration}: it has 0..{len(records) - 1}")
     return records[iteration]
+
+
+def require_rerunnable(run: str, iteration: int, flow_run: str | None = None) -> None:
+    """Raise InputError where a run has no record of an iteration that is to be done again.
+
+    It needs none where that rerun was broken off, or was begun by this same flow run.
+    """
+    records = open_records(open_store(Settings().store_root).root, run)
+    pending = unless_changed(records, lambda _: pending_rerun(records))
+    known = [] if flow_run is None else [one.iteration for one in reruns_of(records) if one.flow_run == flow_run]
+    if iteration not in (*known, *([] if pending is None else [pending.iteration])):
+        committed_at(run, iteration)
 
 
 def first_record(records: RunRecords) -> IterationRecord:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.ppo import Rerun
+from flows.iteration import Rerun
 from infra.runs.s3_runs import S3Runs
 from infra.storage.objects import Objects
 from ppo_core.spec import RunSpec

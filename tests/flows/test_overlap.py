@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.ppo import Rerun
+from flows.iteration import Rerun
 from infra.artifacts.local_store import LocalStore
 from tasks.runs.fork import fork_run
 from tasks.runs.iteration_record import IterationRecord

@@ -7,8 +7,7 @@ from typing import get_args
 
 import pytest
 
-from flows.iteration import StageName
-from flows.ppo import Rerun
+from flows.iteration import Rerun, StageName
 from ppo_core.records import InputError
 from tasks.runs.run_state import spec_to_go_on
 from tests.tasks.toy_engines import HELD_OUT

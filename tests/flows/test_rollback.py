@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.ppo import Rerun
+from flows.iteration import Rerun
 from tasks.runs.guards import DivergedError
 from tests.tasks.run_contexts import QuickFiles
 from tests.tasks.toy_engines import ToyEngines

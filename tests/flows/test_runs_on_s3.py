@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.ppo import Rerun
+from flows.iteration import Rerun
 from flows.verify import verify_iteration
 from infra.artifacts import open_store
 from infra.artifacts.overlay_store import OverlayStore

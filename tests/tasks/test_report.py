@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from flows.ppo import Rerun
+from flows.iteration import Rerun
 from infra.mlflow.tracking import RunTracker
 from tasks.report import report_end
 from tasks.reports.loss_curve import LOSS_CURVE

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ import pytest
 from rich.console import Console
 
 from flows.console import RunConsole
-from flows.iteration import begin
-from flows.ppo import Rerun, finish_interrupted, rerun_iteration, train_loop
-from flows.recovery import last_resumable_record, tell_other_data
+from flows.iteration import Rerun, begin
+from flows.ppo import finish_interrupted, show, train_loop
+from flows.recovery import last_resumable_record, rerun_iterations, tell_other_data
 from infra.artifacts import ArtifactRef
 from infra.runs.checksummed_json import CHECKSUM, encode
 from infra.runs.local_records import LAST
@@ -65,7 +66,7 @@ def ended_well(context: RunContext) -> Iterator[RunContext]:
 class ToyRun:
     """A run and the processes that work on it one after the other; each finds the one before dead.
 
-    `code` stands for that of the engines: cache keys change with it.
+    `code` stands for that of the engines: cache keys change with it. `flow_run` is the flow run of all of them.
     """
 
     home: Path
@@ -75,6 +76,7 @@ class ToyRun:
     tracker: Any = field(default_factory=ToyTracker)
     files: FileSystem = field(default_factory=QuickFiles)
     code: str = "toy"
+    flow_run: str | None = None
     written: io.StringIO = field(default_factory=io.StringIO)
 
     @property
@@ -120,8 +122,8 @@ class ToyRun:
             dataset = prepare_dataset(context)
             tell_other_data(context, console, dataset)
             record = last_resumable_record(context, console)
-            if rerun is not None:
-                record = rerun_iteration(context, console, dataset, rerun)
+            shown = partial(show, context, console)
+            record = rerun_iterations(context, console, dataset, record, rerun, shown, flow_run=self.flow_run)
             train_loop(context, console, dataset, record or begin(context, dataset), self.needs(context))
         return self.records()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.ppo import Rerun
+from flows.iteration import Rerun
 from infra.artifacts.local_store import LocalStore
 from infra.engines.protocol import EngineJob
 from tasks.policies.lineage import step_of
