@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 from infra.artifacts import ArtifactStore, open_store
 from infra.artifacts.export import digests_of_source
-from infra.artifacts.fingerprint import code_fingerprint, file_digest, file_digests
+from infra.artifacts.fingerprint import code_fingerprint
 from infra.backend import open_collector, open_records
 from infra.engines.protocol import Engine, EngineInput, EngineJob, EngineProgress, EngineTimeout, OnProgress
 from infra.engines.relay import SpareTime
@@ -31,6 +31,7 @@ from ppo_core.records import InputError, content_digest
 from ppo_core.spec import RunSpec
 from ppo_core.spec.hub import is_hub_name
 from ppo_core.spec.paths import is_function
+from tasks.stages.dataset_job import data_digest
 from tasks.stages.early_engines import engines_of
 from tasks.stages.engines import PROGRAMS, Engines, LocalHandle, require_shared_store
 from tasks.stages.holding import held
@@ -227,10 +228,7 @@ class RunContext:
             if is_hub_name(name):
                 digests[name] = self._downloaded(name).digest
             elif not is_function(name):
-                path = self.path(name)
-                if not path.exists():
-                    raise InputError(f"there is no file {path}: give a file of rows or path/to/file.py:function")
-                digests[name] = file_digest(path) if path.is_file() else content_digest(file_digests(path))
+                digests[name] = data_digest(self.path(name))
         return digests
 
 
@@ -261,13 +259,16 @@ def open_run_context(
     settings = Settings()
     require_shared_store(spec, settings.store_root)
     store, name = open_store(settings.store_root), held_as or run
-    with held(store.root, name, note=note, wait=wait, keep=keep) as lease:
+    closing = ExitStack()
+    # The heart beats from here on: to find out the spec, a slow hub may be asked, or many records read.
+    with held(store.root, name, note=note, wait=wait, keep=keep) as lease, Heartbeat(lease, on_lost=closing.close):
         records = open_records(store.root, name, lease=lease)
         spec = effective(spec, records) if effective is not None else spec
         engines = engines_of(spec, settings, name)
         tracker = RunTracker(settings.tracking_uri, spec.name, run, settings.mlflow_folder / "artifacts")
         context = kind(cast(RunSpec, spec), run, settings, store, records, engines, tracker, on_progress, lease)
-        with Heartbeat(lease, on_lost=engines.close), working(context):
+        closing.callback(engines.close)
+        with working(context):
             yield context
 
 
@@ -275,6 +276,8 @@ def open_run_context(
 def working(context: RunContext) -> Iterator[None]:
     """Have the engines run, and end them and the MLflow run as the work inside ends."""
     try:
+        if context.lease is not None:
+            context.lease.check()  # it may have been lost while there were no engines to close
         context.engines.start()
         yield
     except BaseException as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from ppo_core.records import PrepareDatasetJob
+from infra.artifacts.fingerprint import file_digest, file_digests
+from ppo_core.records import InputError, PrepareDatasetJob, content_digest
 from ppo_core.spec import DpoSpec, RunSpec
 
 
@@ -26,6 +28,13 @@ def dataset_job(spec: RunSpec | DpoSpec) -> PrepareDatasetJob:
         reward=spec.reward,
         **examples,
     )
+
+
+def data_digest(path: Path) -> str:
+    """Of the user's rows, in a file or a folder. Raises InputError where there are none."""
+    if not path.exists():
+        raise InputError(f"there is no file {path}: give a file of rows or path/to/file.py:function")
+    return file_digest(path) if path.is_file() else content_digest(file_digests(path))
 
 
 def reward_trial(spec: RunSpec, completions: list[str], *, new: bool) -> dict[str, Any]:
