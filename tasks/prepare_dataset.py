@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks.stages.context import RunContext
-from tasks.stages.dataset_job import dataset_job
+from tasks.stages.dataset_job import dataset_job, same_data
 from tasks.stages.references import DatasetRef
 from tasks.stages.stage import StageSpec, run_cached, stage
 from tasks.stages.table import PREPARE_DATASET
@@ -20,4 +20,5 @@ def prepare_dataset(context: RunContext) -> DatasetRef:
         **context.model_inputs(),
         **context.hub_inputs(*spec.data, *spec.reward.folders),
     }
-    return run_cached(context, StageSpec(PREPARE_DATASET, job, paths=paths))
+    same = same_data(spec.data, context.path, context.source_digests)
+    return run_cached(context, StageSpec(PREPARE_DATASET, job, paths=paths, finish=same))

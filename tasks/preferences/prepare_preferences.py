@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tasks.preferences.context import PreferenceContext, preferences_job
 from tasks.preferences.stages import PREPARE_PREFERENCES, PreferencesRef
+from tasks.stages.dataset_job import same_data
 from tasks.stages.stage import StageSpec, run_cached, stage
 
 
@@ -18,4 +19,5 @@ def prepare_preferences(context: PreferenceContext) -> PreferencesRef:
         **context.model_inputs(),
         **context.hub_inputs(*data),
     }
-    return run_cached(context, StageSpec(PREPARE_PREFERENCES, job, paths=paths))
+    same = same_data(data, context.path, context.source_digests)
+    return run_cached(context, StageSpec(PREPARE_PREFERENCES, job, paths=paths, finish=same))

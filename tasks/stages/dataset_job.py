@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from infra.artifacts.fingerprint import file_digest, file_digests
 from ppo_core.records import InputError, PrepareDatasetJob, content_digest
 from ppo_core.spec import DpoSpec, RunSpec
+from ppo_core.spec.hub import is_hub_name
+from ppo_core.spec.paths import is_function
 
 
 def dataset_job(spec: RunSpec | DpoSpec) -> PrepareDatasetJob:
@@ -35,6 +39,22 @@ def data_digest(path: Path) -> str:
     if not path.exists():
         raise InputError(f"there is no file {path}: give a file of rows or path/to/file.py:function")
     return file_digest(path) if path.is_file() else content_digest(file_digests(path))
+
+
+def same_data(names: Iterable[str], path: Callable[[str], Path], digests: Mapping[str, str]) -> Callable[[Path], None]:
+    """What a stage that reads the user's rows ends with: see `require_same_data`. `digests` are those in its key."""
+    own = [name for name in names if not is_hub_name(name) and not is_function(name)]
+    return partial(require_same_data, {path(name): digests[name] for name in own})
+
+
+def require_same_data(digests: Mapping[Path, str], made: Path) -> None:
+    """Raise InputError where one of these files or folders was written to before all was `made` of it.
+
+    Nothing is stored then: what was made has the new rows, and its key names the old ones.
+    """
+    for path, digest in digests.items():
+        if data_digest(path) != digest:
+            raise InputError(f"{path} changed while it was read: give the command again, once nobody writes to it")
 
 
 def reward_trial(spec: RunSpec, completions: list[str], *, new: bool) -> dict[str, Any]:
