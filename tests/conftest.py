@@ -28,7 +28,7 @@ TOGETHER = {
     + [f"ppo_core/training/test_{name}" for name in ("bad_checkpoints", "supervised", "without_critic", "reward_model")]
     + [
         f"ppo_core/training/test_{name}"
-        for name in ("dpo_training", "averages", "lora", "ppo_shared", "vapo", "threads", "held_memory")
+        for name in ("dpo_training", "averages", "lora", "ppo_shared", "vapo", "threads", "held_memory", "carry")
     ],
     "smoke": ["e2e/test_smoke", "e2e/test_pages", "e2e/test_hand_over"],
 }

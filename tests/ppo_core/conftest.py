@@ -26,6 +26,7 @@ ALONE = (
     *(f"rloo/{name}" for name in ("runs", "updates", "refusals")),
     *(f"adapted/{name}" for name in ("runs", "updates", "refusals")),
     "averaged/runs",
+    "carried/runs",
     "held/states",
     "shared/runs",
     "shared/updates",
@@ -90,6 +91,12 @@ def adapted(programs: Path) -> Path:
 def averaged(programs: Path) -> Path:
     """What updates with averages and references that move have left."""
     return programs / "averaged"
+
+
+@pytest.fixture(scope="session")
+def carried(programs: Path) -> Path:
+    """What the training engine's handlers say to the iteration after."""
+    return programs / "carried"
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ from tests.ppo_core.engines import device_program
 from tests.ppo_core.scoring import shared_rewards_program
 from tests.ppo_core.training.programs import (
     averages_program,
+    carry_program,
     deepspeed_program,
     dpo_program,
     held_program,
@@ -43,6 +44,7 @@ PROGRAMS = {
     "rloo": rloo_program.SCENARIOS,
     "adapted": lora_program.SCENARIOS,
     "averaged": averages_program.SCENARIOS,
+    "carried": carry_program.SCENARIOS,
     "shared": shared_program.SCENARIOS,
     "vapo": vapo_program.SCENARIOS,
     "reward_model": reward_model_program.SCENARIOS,
