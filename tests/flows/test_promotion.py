@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,24 @@ def test_kl_is_that_of_the_policys_own_responses_where_there_are_any(given: Hand
     records = given.run.records()
     assert given.policy(2).divergence() == (records[2].metrics["kl/reference"], "on its own responses, in iteration 2")
     assert given.policy(1).divergence() == (0.0, "it is the reference")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        ["advantages.reference={kind: every, iterations: 1}"],
+        ["advantages.reference={kind: ema}"],
+        ["evaluation.weights=ema", "update.ema_decay=0.9"],
+    ],
+)
+def test_a_kl_to_another_reference_or_of_other_weights_opens_no_gate(override: list[str], given: HandOver) -> None:
+    """The record has a number all the same: to a reference that moved, or of the policy without its average."""
+    policy = given.policy(2)
+    other = replace(policy, spec=policy.spec.with_overrides(override))
+    assert gate(check_gates(PromotionSpec(max_kl=9.0), policy, None), "max_kl").passed is True
+    assert other.divergence() is None
+    refused = gate(check_gates(PromotionSpec(max_kl=9.0), other, None), "max_kl")
+    assert (refused.passed, refused.text) == (False, "its run measured none; must be at most 9")
 
 
 def test_promotions_and_rollbacks_are_on_record_with_their_evidence(own: HandOver) -> None:
