@@ -34,6 +34,18 @@ def test_a_log_file_gets_one_clean_line_per_iteration() -> None:
     assert "\x1b" not in buffer.getvalue()
 
 
+def test_tokens_per_second_are_those_of_the_whole_iteration() -> None:
+    console, buffer = shown(terminal=False)
+    with console:
+        console.iteration(
+            record(1, {"throughput/tokens_per_second": 1234.4, "throughput/rollout_tokens_per_second": 9876.0})
+        )
+    heading, row = buffer.getvalue().splitlines()
+    end = heading.index("tokens/s") + len("tokens/s")
+    assert row[:end].split()[-1] == "1234"
+    assert "9876" not in row
+
+
 def test_a_terminal_gets_a_table_and_the_stage_under_way() -> None:
     console, buffer = shown(terminal=True)
     with console:

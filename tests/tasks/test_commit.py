@@ -49,6 +49,19 @@ def test_the_data_cursor_moves_by_an_iterations_prompts_over_epochs(tmp_path: Pa
     assert (third.position, third.epoch, third.index) == (128, 2, 28)
 
 
+def test_an_iteration_measures_tokens_per_second_of_sampling_and_of_all_of_it(tmp_path: Path) -> None:
+    """64 response tokens; seconds are the record's own, which begin where the iteration before is committed."""
+    context = run_context(smoke_spec(), tmp_path)
+    start = commit(context, None, checkpoint())
+    assert [name for name in start.metrics if name.startswith("throughput/")] == []
+    context.timings.add(GENERATE_ROLLOUTS.name, wall=0.5)
+    first = commit(context, start, checkpoint("1" * 64))
+    assert first.metrics["throughput/rollout_tokens_per_second"] == 128.0
+    assert first.metrics["throughput/tokens_per_second"] == 64 / first.metrics["seconds/iteration"]
+    kept = commit(context, first, checkpoint("2" * 64))  # sampled before, and taken from the store
+    assert kept.metrics["throughput/rollout_tokens_per_second"] == 0.0
+
+
 def test_a_crash_between_spec_and_first_record_does_not_spoil_the_run_name(tmp_path: Path) -> None:
     context = run_context(smoke_spec(), tmp_path)
     context.records.create_spec(context.spec.document())  # and then the process died
