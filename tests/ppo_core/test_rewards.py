@@ -128,6 +128,12 @@ def test_equal_scores_are_divided_by_nothing() -> None:
     assert (moments.std, moments.mean) == (1.0, pytest.approx(0.1))
 
 
+@pytest.mark.parametrize(("distance", "expected"), [(1e-5, 1.0), (1.4e-4, 1.0), (1.5e-4, 1.5e-4 / math.sqrt(2))])
+def test_a_deviation_below_1e_4_divides_by_1(distance: float, expected: float) -> None:
+    """That of two scores is their distance over the root of 2; scores are fp32."""
+    assert ScoreMoments().with_scores(torch.tensor([0.0, distance])).std == pytest.approx(expected, rel=1e-6)
+
+
 def test_scores_are_cut_on_both_sides() -> None:
     assert clip_scores(torch.tensor([-9.0, -2.0, 0.0, 1.5, 9.0]), limit=2.0).tolist() == [-2.0, -2.0, 0.0, 1.5, 2.0]
 

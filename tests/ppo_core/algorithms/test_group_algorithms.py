@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from ppo_core.algorithms import grpo, reinforce, rloo
 from ppo_core.algorithms.algorithm import Batch
-from ppo_core.algorithms.grpo import SMALLEST_DEVIATION
 from ppo_core.algorithms.ppo import PPO
 from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.masking import whiten
@@ -43,7 +42,7 @@ def plain_grpo(given_: Batch, *, scaled: bool) -> list[float]:
             continue
         mean = sum(group) / len(group)
         std = math.sqrt(sum((reward - mean) ** 2 for reward in group) / (len(group) - 1))
-        found.append((rewards[i] - mean) / (std + SMALLEST_DEVIATION if scaled else 1.0))
+        found.append((rewards[i] - mean) / (std + 1e-4 if scaled else 1.0))
     return found
 
 

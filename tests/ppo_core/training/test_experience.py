@@ -167,7 +167,7 @@ def test_whitened_rewards_have_variance_one_and_their_mean() -> None:
 
 
 @pytest.mark.parametrize("truncated", ADVANTAGES)
-def test_metrics(truncated: str) -> None:
+def test_the_kl_is_summed_over_a_response_and_what_else_is_measured(truncated: str) -> None:
     _, metrics = built(truncated)
     logs = counting([[-0.5, 0.5, 0.0], [-1.0, 0.0, 0.0], [2.0, 0.0, 0.0]], truncated)
     assert metrics["kl/reference"] == pytest.approx(0.0 if truncated == "mask" else 0.5, abs=1e-6)
