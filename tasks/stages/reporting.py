@@ -10,9 +10,6 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from prefect.exceptions import MissingContextError
-from prefect.logging import get_logger, get_run_logger
-
 from infra.mlflow.system_metrics import SystemMetrics
 
 ASIDE_END_S = 10.0
@@ -67,6 +64,9 @@ def _forgiving(work: Callable[[], object]) -> None:
 
 def _logger() -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
     """That of the flow run, for its page; outside of one a plain one."""
+    from prefect.exceptions import MissingContextError  # every command imports this module, and few need prefect
+    from prefect.logging import get_logger, get_run_logger
+
     try:
         return get_run_logger()
     except MissingContextError:

@@ -35,6 +35,15 @@ sys.stdout = Screen()
 from flows.cli import app
 app(["train", "examples/arithmetic/smoke.yaml", "--run", "first"])
 """
+REFUSED = """
+import sys
+from flows.cli import app
+try:
+    app(["train", "examples/arithmetic/smoke.yaml", "--set", "iteration=4"])
+except SystemExit as end:
+    heavy = {"prefect", "mlflow", "torch", "boto3", "botocore", "ray", "transformers", "pyarrow"}
+    print(end.code, sorted(heavy & set(sys.modules)))
+"""
 
 
 def test_the_first_line_comes_before_anything_that_takes_time_is_imported() -> None:
@@ -43,6 +52,13 @@ def test_the_first_line_comes_before_anything_that_takes_time_is_imported() -> N
     )
     assert done.stderr == "starting: run first from examples/arithmetic/smoke.yaml []\n"
     assert done.returncode == 7
+
+
+def test_a_spec_is_refused_before_anything_that_takes_time_is_imported() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.stdout.splitlines()[-1] == "2 []", done.stdout + done.stderr
 
 
 def test_the_examples_hold() -> None:
