@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
@@ -18,6 +18,9 @@ from tests.ports import free_port
 from tests.purity import is_pure
 from tests.shared_engine import session_engine, shared_engine
 from tests.waiting import LONG_S
+
+if TYPE_CHECKING:
+    from prefect import Task
 
 __all__ = ["session_engine", "shared_engine"]
 
@@ -124,11 +127,14 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     from prefect.settings import temporary_settings as settings
     from prefect.testing.utilities import prefect_test_harness
 
+    from tasks.stages.stage import Stage
+
     with pytest.MonkeyPatch.context() as patch:
         # The port that Prefect takes may be somebody else's when its server binds it, seconds later.
         patch.setattr("prefect.testing.utilities._find_available_port", free_port)
         # Events too are for those services, and take a fifth of the time of a run on toy engines.
         patch.setattr("prefect.events.utilities.should_emit_events", lambda: False)
+        patch.setattr(Stage, "retry_delay_seconds", property(soon, vars_only), raising=False)
         quiet = settings({PREFECT_LOGGING_TO_API_ENABLED: False, HEARTBEAT: None})
         with quiet, ExitStack() as server:
             with pytest.MonkeyPatch.context() as environment:  # of this server alone
@@ -140,6 +146,16 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             # Outside of a flow each task would make a client of its own, and ask where results are stored: 55 ms.
             with settings(storage), SyncClientContext.get_or_create():
                 yield
+
+
+def soon(stage: Task[..., Any]) -> list[float]:
+    """After what pauses a stage is tried again: as often as without tests, but a toy engine is there at once."""
+    return [0.05 for _ in vars(stage)["retry_delay_seconds"]]
+
+
+def vars_only(stage: Task[..., Any], delays: list[float]) -> None:
+    """Keep a stage's own delays where it has them anyway."""
+    vars(stage)["retry_delay_seconds"] = delays
 
 
 @pytest.fixture(scope="session")

@@ -33,3 +33,8 @@ def test_every_task_of_a_run_is_in_the_table() -> None:
 
 def test_the_form_of_a_deployment_offers_the_stages_of_an_iteration() -> None:
     assert get_args(StageName) == tuple(stage.label for stage in ITERATION)
+
+
+def test_a_stage_is_tried_again_after_pauses_that_grow() -> None:
+    """Which its tests on toy engines do not wait for: see `soon` of tests/conftest.py."""
+    assert {tuple(vars(task)["retry_delay_seconds"]) for task in TASKS.values()} == {(1.0, 5.0)}

@@ -206,6 +206,7 @@ def test_what_never_works_says_so(objects: Objects, proxy: FaultProxy, tmp_path:
 def test_a_server_that_is_not_there(bucket: str, monkeypatch: pytest.MonkeyPatch):
     port = free_port()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setattr("infra.storage.outage.START_S", 0.5)
     with pytest.raises(StoreUnavailable, match=rf"bucket '{bucket}' \(.*{port}.*try again"):
         open_objects(bucket, tuning=QUICK)
 

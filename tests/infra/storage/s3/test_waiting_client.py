@@ -28,7 +28,7 @@ from tests.infra.storage.s3.s3_server import S3Server
 from tests.waiting import LONG_S, until
 
 TUNING = Tuning(connect_s=2, read_s=5, attempts=1)
-AWAY_S = 3.0
+AWAY_S = 1.5
 SOON_S = 120.0
 """Far below the timeout of 15 minutes, and enough for a machine that is ten times slower than alone."""
 ROOT = Path(__file__).parents[4]
@@ -54,6 +54,12 @@ with messages_to(say):
         say("released")
 """
 TIMEOUT = "PPOFLOW_STORE_TIMEOUT_S"
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two looks whether the server is there again; the programs of this file keep their own."""
+    monkeypatch.setattr("infra.storage.outage.PAUSE_S", 0.2)
 
 
 @pytest.fixture
