@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,8 @@ def reward_server(answer: Callable[[int, Any], Answer], *, delay_s: float = 0.0)
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            self.wfile.write(content)
+            with suppress(ConnectionError):  # of a client that has not waited for it
+                self.wfile.write(content)
 
         def log_message(self, *_: Any) -> None:
             pass
