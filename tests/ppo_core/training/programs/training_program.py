@@ -56,11 +56,13 @@ PROGRAMS = {
 
 
 def main(names: str, root: Path, meeting: int | None = None) -> None:
-    gc.freeze()  # DeepSpeed collects garbage for each engine in stage 3, and would look at all that was imported
     torch.set_num_threads(1)
     deepspeed_engine.PERSISTENT = 0  # so that ranks share the weights of tiny models too
     ranks = Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), meeting=meeting)
     for program, _, name in (scenario.partition("/") for scenario in names.split(",")):
+        # DeepSpeed collects garbage for each engine in stage 3, and would look at all that was imported until now.
+        gc.collect()
+        gc.freeze()
         (root / program).mkdir(exist_ok=True)
         facts = PROGRAMS[program][name](root / program, ranks)
         if ranks.is_first:
