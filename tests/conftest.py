@@ -33,11 +33,16 @@ TOGETHER = {
         f"ppo_core/training/test_{name}"
         for name in ("dpo_training", "averages", "lora", "ppo_shared", "vapo", "threads", "held_memory", "carry")
     ],
+    "engines": [f"ppo_core/engines/test_{name}" for name in ("rollout_engine", "rollout_models", "prepared_engine")]
+    + [f"ppo_core/engines/test_{name}" for name in ("finished_responses", "own_temperatures", "scoring_engine")]
+    + ["ppo_core/scoring/test_scoring_facts"],
     "smoke": ["e2e/test_smoke", "e2e/test_pages", "e2e/test_hand_over"],
 }
+SHARED = {"programs": "programs", "rollout": "engines"}
+"""Session fixtures that take longest to make, and the group of all tests that use one."""
 # They take longest: begun last, one of them would run on alone. Of two that begin, only one should need the smoke run.
 FIRST = (
-    *("programs", "flows/test_runs_on_s3", "flows/test_prefect_outage", "infra/storage/test_power_loss"),
+    *("programs", "engines", "flows/test_runs_on_s3", "flows/test_prefect_outage", "infra/storage/test_power_loss"),
     *("experience/test_mistakes", "ppo_core/engines/test_killed_engine", "infra/storage/test_store_machine"),
     *("e2e/test_chaos", "e2e/test_s3_run", "e2e/test_ray", "infra/stack/test_stack_servers", "smoke"),
 )
@@ -76,7 +81,8 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Those of one group are neighbours, in the order that it gives its files; the longest groups begin.
 
-    Whoever needs the programs of tests/ppo_core and is not in their group is an error: two workers would run them.
+    Whoever needs the programs of tests/ppo_core or a warm vLLM and is not in the group that shares it is an error: two
+    workers would start it.
     Tests on a GPU are left out where torch has none, unless they are asked for.
     """
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
@@ -90,8 +96,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     for item in items:
         file = str(item.path.relative_to(TESTS).with_suffix(""))
-        if isinstance(item, pytest.Function) and "programs" in item.fixturenames and group_of(file) != "programs":
-            raise pytest.UsageError(f"add {file} to the group `programs` of TOGETHER in tests/conftest.py")
+        for fixture, group in SHARED.items() if isinstance(item, pytest.Function) else ():
+            if fixture in item.fixturenames and group_of(file) != group:
+                raise pytest.UsageError(f"add {file} to the group `{group}` of TOGETHER in tests/conftest.py")
 
     def place(item: pytest.Item) -> tuple[int, str, int]:
         file = str(item.path.relative_to(TESTS).with_suffix(""))
