@@ -18,11 +18,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from benchmarks import report
 from benchmarks.shapes import PROMPT, SHAPES, Shape, write_tokenizer
 from infra.engines.protocol import Engine, EngineInput, EngineJob
 from infra.settings import Settings
-from ppo_core.data.tables import write_prompts
+from ppo_core.data.tables import PROMPTS, prompt_document
 from ppo_core.records import GenerateJob, PromptRow
 from ppo_core.spec import ModelSpec
 from tasks.stages.engine_programs import EnginePlan, launch
@@ -73,7 +76,8 @@ class Both:
         self.prompts = [[dice.randrange(2, shape.vocabulary) for _ in range(PROMPT)] for _ in range(shape.responses)]
         (folder / "dataset").mkdir()
         rows = [PromptRow(f"p{number}", "", ids, None, {}) for number, ids in enumerate(self.prompts)]
-        write_prompts(folder / "dataset/train.parquet", rows)
+        table = pa.Table.from_pylist([prompt_document(row) for row in rows], schema=PROMPTS)
+        pq.write_table(table, folder / "dataset/train.parquet")
         self.job = GenerateJob(
             seed=0,
             stream="benchmark",

@@ -72,14 +72,6 @@ class RankingsWriter:
             self._waiting = []
 
 
-def write_rankings(path: Path, rankings: Iterable[Ranking]) -> None:
-    """A row each."""
-    writer = RankingsWriter(path)
-    for ranking in rankings:
-        writer.add(ranking)
-    writer.close()
-
-
 def read_rankings(path: Path) -> StoredRows[Ranking]:
     """The rows of a preference dataset's `train.parquet` or `eval.parquet`, in file order."""
     return StoredRows(pq.read_table(path), Ranking)

@@ -115,11 +115,6 @@ def prompt_document(row: PromptRow) -> dict[str, Any]:
     }
 
 
-def write_prompts(path: Path, rows: Iterable[PromptRow]) -> None:
-    """A dataset's `train.parquet` or `eval.parquet`."""
-    pq.write_table(pa.Table.from_pylist([prompt_document(row) for row in rows], schema=PROMPTS), path)
-
-
 def read_prompts(
     path: Path, *, rows: Sequence[int] | None = None, named: Iterable[str] | None = None
 ) -> list[PromptRow]:

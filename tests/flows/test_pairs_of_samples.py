@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 from flows.cli import app
 from infra.engines.protocol import EngineJob
 from ppo_core.data.preferences import read_preferences
-from ppo_core.data.tables import read_rollouts, write_prompts, write_rollouts, write_scores
+from ppo_core.data.tables import read_rollouts, write_rollouts, write_scores
 from ppo_core.processes.plugins import Sources
 from ppo_core.records import PromptRow, RolloutRow, ScoreRow
+from tests.ppo_core.written_tables import write_prompts
 from tests.tasks.toy_engines import JOBS, ToyEngines
 from tests.tasks.toy_runs import ToyRun, flip_a_bit, lose_it
 

@@ -13,13 +13,14 @@ import torch
 from ppo_core.algorithms.dpo import dpo_loss, implicit_rewards
 from ppo_core.algorithms.preferences import pairs_of
 from ppo_core.data.preferences import read_preferences
-from ppo_core.data.rankings import RankingMaker, read_rankings, write_rankings
+from ppo_core.data.rankings import RankingMaker, read_rankings
 from ppo_core.data.rows import PLAIN, Columns
 from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, TokenSequence
 from ppo_core.spec import DpoSpec, SpecError
 from tests.ppo_core.scoring.scoring_jobs import write_lines
 from tests.ppo_core.tiny_models import EOS, tiny_tokenizer
+from tests.ppo_core.written_tables import write_rankings
 
 POLICY = [[-3.0, -4.5], [-10.0, -9.5, -11.0], [-0.5, -0.2]]
 REFERENCE = [[-3.5, -4.0], [-9.0, -9.75, -10.5], [-2.0, -0.1]]

@@ -12,12 +12,13 @@ import pytest
 from ppo_core.data.dataset import Limits
 from ppo_core.data.description import describe, describe_preferences
 from ppo_core.data.preparation import Preparation
-from ppo_core.data.rankings import Ranking, write_rankings
+from ppo_core.data.rankings import Ranking
 from ppo_core.data.rows import Row
-from ppo_core.data.tables import write_prompts, write_sources
+from ppo_core.data.tables import write_sources
 from ppo_core.records import PromptRow
 from ppo_core.spec import DatasetSpec
 from tests.ppo_core.tiny_models import tiny_tokenizer
+from tests.ppo_core.written_tables import write_prompts, write_rankings
 
 CHAT = [{"role": "user", "content": "w3"}]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ppo_core.data.preferences import Preference, Sides, read_preferences
-from ppo_core.data.rankings import Ranking, RankingMaker, read_rankings, write_rankings
+from ppo_core.data.rankings import Ranking, RankingMaker, read_rankings
 from ppo_core.data.rows import Columns
 from ppo_core.data.sieve import Sieve
 from ppo_core.processes.plugins import Sources
@@ -18,6 +18,7 @@ from ppo_core.records import InputError
 from ppo_core.spec import PreferencesSpec, RewardModelSpec, SpecError
 from tests.ppo_core.scoring.scoring_jobs import write_lines
 from tests.ppo_core.tiny_models import tiny_tokenizer
+from tests.ppo_core.written_tables import write_rankings
 
 
 def read(folder: Path, rows: list[Any]) -> Any:

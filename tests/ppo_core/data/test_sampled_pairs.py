@@ -9,11 +9,12 @@ import pytest
 
 from ppo_core.data.preferences import read_preferences
 from ppo_core.data.sampled_pairs import SampledPairs
-from ppo_core.data.tables import write_prompts, write_rollouts, write_scores
+from ppo_core.data.tables import write_rollouts, write_scores
 from ppo_core.engines.reward_models import pair_samples
 from ppo_core.processes.plugins import Sources
 from ppo_core.processes.protocol import Job, JobInput
 from ppo_core.records import InputError, Messages, PromptRow, RolloutRow, ScoreRow
+from tests.ppo_core.written_tables import write_prompts
 
 Scored = tuple[str, float | None]
 CUT = "cut "

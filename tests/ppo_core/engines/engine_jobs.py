@@ -13,7 +13,7 @@ import pytest
 
 from infra.engines.process import EngineInput, EngineJob, EngineProcess, EngineProgress, EngineReply
 from infra.settings import Settings
-from ppo_core.data.tables import read_rollouts, write_prompts
+from ppo_core.data.tables import read_rollouts
 from ppo_core.records import PromptRow, RolloutRow
 from ppo_core.spec import RunSpec
 from tasks.stages.engine_programs import (
@@ -23,6 +23,7 @@ from tasks.stages.engine_programs import (
     training_command,
     training_environment,
 )
+from tests.ppo_core.written_tables import write_prompts
 from tests.waiting import LONG_S
 
 ROOT = Path(__file__).resolve().parents[3]

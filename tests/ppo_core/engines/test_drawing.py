@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ppo_core.data.tables import write_prompts
 from ppo_core.engines.drawing import drawn, sampling_of
 from ppo_core.records import GenerateJob, InputError, PromptRow
 from tests.ppo_core.engines.engine_jobs import generate_spec
+from tests.ppo_core.written_tables import write_prompts
 
 LEVELS = [3, "1", 2.0, 1, 3, "2"]
 

@@ -13,7 +13,6 @@ import pytest
 import torch.distributed as dist
 
 from infra.artifacts.fingerprint import code_fingerprint
-from ppo_core.data.tables import write_prompts
 from ppo_core.engines.rollout import needed_context
 from ppo_core.engines.rollout_limits import stored_dtype
 from ppo_core.processes.protocol import EngineDefect, Job, JobInput
@@ -22,6 +21,7 @@ from ppo_core.records import GenerateJob, InputError, OptimizerSettings, PromptR
 from ppo_core.spec import UpdateSpec
 from ppo_core.training.service import TrainingEngine
 from tests.ppo_core.engines.engine_jobs import ROOT, generate_spec
+from tests.ppo_core.written_tables import write_prompts
 from tests.waiting import FOR_EVER_S
 
 

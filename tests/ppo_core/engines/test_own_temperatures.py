@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ppo_core.algorithms.ppo import PPO
-from ppo_core.data.tables import read_rollouts, write_prompts, write_rollouts
+from ppo_core.data.tables import read_rollouts, write_rollouts
 from ppo_core.logprobs import response_logprobs
 from ppo_core.models.forward import Models, Need
 from ppo_core.models.packing import enable_packing
@@ -22,6 +22,7 @@ from tests.ppo_core.models.test_predict import Lonely, models
 from tests.ppo_core.plain_torch import padded, plain_distributions, plain_entropy, plain_logprobs
 from tests.ppo_core.tiny_models import CONFIGS, ragged_sequences, tiny_policy
 from tests.ppo_core.tiny_policies import forward_logprobs, make_policy
+from tests.ppo_core.written_tables import write_prompts
 
 pytest_plugins = ["tests.ppo_core.engines.engine_fixtures"]
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from ppo_core.data.tables import read_rollouts, read_scores, write_prompts, write_rollouts, write_scores
+from ppo_core.data.tables import read_rollouts, read_scores, write_rollouts, write_scores
 from ppo_core.engines.scoring import score_metrics, score_rollouts
 from ppo_core.engines.selection import choose, has_signal, select_rollouts, signals
 from ppo_core.processes.protocol import Job, JobInput
 from ppo_core.records import WITH_SIGNAL, PromptRow, RolloutRow, ScoreRow
 from ppo_core.scoring.weighted import check_enough
 from ppo_core.spec import RewardSpec
+from tests.ppo_core.written_tables import write_prompts
 
 NUMBER: dict[str, Any] = {"sources": [{"kind": "number"}]}
 BATCHES = [

@@ -21,7 +21,6 @@ from ppo_core.data.tables import (
     read_prompts,
     read_rollouts,
     read_scores,
-    write_prompts,
     write_rollouts,
     write_scores,
 )
@@ -36,6 +35,7 @@ from ppo_core.records import (
     derive_seed,
     rows,
 )
+from tests.ppo_core.written_tables import write_prompts
 
 CHAT = [{"role": "system", "content": "Kürzer."}, {"role": "user", "content": "7+5="}]
 PROMPTS = [

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from ppo_core.data.tables import write_prompts, write_rollouts, write_scores
+from ppo_core.data.tables import write_rollouts, write_scores
 from ppo_core.processes.protocol import Job, JobInput
 from ppo_core.records import InputError, PromptRow, RolloutRow, ScoreRow
 from ppo_core.scoring.comparison import compare_evaluations, paired_bootstrap
+from tests.ppo_core.written_tables import write_prompts
 
 JOB = {"metric": "score", "pass_score": 1.0, "max_failed_fraction": 0.5, "confidence": 0.9, "resamples": 2000}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ppo_core.data.tables import read_scores, write_prompts, write_rollouts
+from ppo_core.data.tables import read_scores, write_rollouts
 from ppo_core.engines.finished import as_document
 from ppo_core.engines.scoring import score_ahead, score_rollouts
 from ppo_core.processes.protocol import Job, JobInput
@@ -19,6 +19,7 @@ from ppo_core.scoring.ahead import ScoresAhead
 from ppo_core.scoring.reward import RewardFailed
 from ppo_core.spec import RewardSpec
 from tests.ppo_core.scoring.reward_server import Answer, RewardServer, lengths, reward_server
+from tests.ppo_core.written_tables import write_prompts
 
 PROMPTS = [PromptRow(name, f"prompt {name}", [5], None, {}) for name in "abcd"]
 ROLLOUTS = [

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from ppo_core.data.tables import read_scores, write_prompts, write_rollouts, write_scores
+from ppo_core.data.tables import read_scores, write_rollouts, write_scores
 from ppo_core.data.tokenization import decode_response
 from ppo_core.engines.scoring import score_rollouts, try_reward
 from ppo_core.processes.plugins import Sources
@@ -34,6 +34,7 @@ from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
 from tasks.checks.try_reward import TrialRow
 from tests.ppo_core.tiny_policies import EOS, PAD, make_tokenizer
+from tests.ppo_core.written_tables import write_prompts
 
 ROW = PromptRow("p", "w1", [5], "w2", {})
 SAMPLE = Sample(ROW, "w2 w3", (6, 7, EOS))

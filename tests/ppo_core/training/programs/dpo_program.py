@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ppo_core.data.rankings import Ranking, write_rankings
+from ppo_core.data.rankings import Ranking
 from ppo_core.data.tables import SOURCES, write_sources
 from ppo_core.models.lora import adapt
 from ppo_core.models.packing import packs
@@ -22,6 +22,7 @@ from ppo_core.training.service import TrainingEngine
 from ppo_core.training.supervised import supervised_settings
 from tests.ppo_core.tiny_models import EOS, VOCABULARY, tiny_folder, tiny_policy, tiny_tokenizer
 from tests.ppo_core.training.programs.replay_program import do, given
+from tests.ppo_core.written_tables import write_rankings
 
 Facts = dict[str, Any]
 FIT = DpoFitSpec(

@@ -27,7 +27,6 @@ from ppo_core.data.tables import (
     read_prompts,
     read_rollouts,
     read_scores,
-    write_prompts,
     write_rollouts,
     write_scores,
 )
@@ -40,6 +39,7 @@ from ppo_core.training.experience import Experience
 from ppo_core.training.state import read_state
 from tests.ppo_core.tiny_policies import make_tokenizer
 from tests.ppo_core.training.update_cases import make_experience, save_experience
+from tests.ppo_core.written_tables import write_prompts
 
 EVIL = "evil_by_artifact"
 SIGN = "executed"
