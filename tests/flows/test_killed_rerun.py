@@ -18,6 +18,10 @@ from tasks.runs.fsck import check_run
 from tasks.runs.notes import pending_rerun
 from tasks.runs.run_state import require_rerunnable
 from tests.flows.test_rollback import GUARDED
+from tests.infra.storage.faulty_files import Died
+from tests.infra.storage.s3.faulty_objects import FaultyObjects
+from tests.infra.storage.s3.memory_objects import MemoryObjects
+from tests.tasks.bucket_runs import BucketRun
 from tests.tasks.run_contexts import QuickFiles
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_runs import Killed, ToyRun, digests, flip_a_bit, killed, replace
@@ -237,3 +241,31 @@ def test_a_note_that_was_written_over_is_told(run: ToyRun) -> None:
         run.train()
     file.rename(run.home / "aside.json")
     assert len(run.train()) == 5
+
+
+def test_on_s3_the_same_is_true_of_every_change_of_the_run(tmp_path: Path) -> None:
+    def begun(objects: FaultyObjects, home: Path) -> BucketRun:
+        run = BucketRun(home, ("iterations=2", "evaluation.every=2"), objects=objects)
+        run.train()
+        run.code = "newer"
+        return run
+
+    objects = FaultyObjects(MemoryObjects())
+    run = begun(objects, tmp_path / "undisturbed")
+    start = len(objects.trace)
+    made = digests(run.train(rerun=Rerun(iteration=1, start="score")))
+    changes = [n for n, call in enumerate(objects.trace, 1) if n > start and call.startswith("replace")]
+    assert len(changes) > 5
+    for number in changes:
+        stored = MemoryObjects()
+        seam = FaultyObjects(stored, fault="dies after")
+        dying = begun(seam, tmp_path / str(number))
+        seam.arm(number - start)
+        with pytest.raises(Died):
+            dying.train(rerun=Rerun(iteration=1, start="score"))
+        after = BucketRun(tmp_path / f"after {number}", dying.overrides, objects=stored, code="newer")
+        assert digests(after.train()) == made, objects.trace[number - 1]
+        noted = after.context().records.notes("reruns")
+        assert [note["ended"] for note in noted] in ([], [False, True])
+        taken_up = "rerunning iteration 1 from stage score" in dying.said + after.said
+        assert taken_up == bool(noted)
