@@ -33,6 +33,7 @@ def check_first(spec: RunSpec, run: str | None, *, wait: bool = False) -> None:
     Not by the main thread, which Ctrl-C would interrupt in the middle of that; see `interrupt`.
     """
     from tasks.checks.run import checking
+    from tasks.checks.threads import submit
     from tasks.runs.progress import announced
 
     tell_step(CHECKING)
@@ -43,7 +44,7 @@ def check_first(spec: RunSpec, run: str | None, *, wait: bool = False) -> None:
             announced(run or spec.name, CHECKING),
             checking(spec, run, wait=wait) as answer,
         ):
-            aside.submit(import_module, "tasks.reports.summary")
+            submit(aside, import_module, "tasks.reports.summary")
             findings = answer.result()
     except KeyboardInterrupt:
         say("interrupted; nothing was started")

@@ -33,6 +33,7 @@ from tasks.checks.hub import find_sources
 from tasks.checks.machine import check_job, machine_notes
 from tasks.checks.preflight import preflight
 from tasks.checks.same_files import made_of_these_files
+from tasks.checks.threads import submit
 from tasks.checks.try_reward import doubts, require_scores, too_slow
 from tasks.runs.run_state import changed_values, effective_spec, last_record, recorded_spec, require_rerunnable
 from tasks.stages.dataset_job import dataset_job, reward_trial
@@ -119,7 +120,7 @@ def checking(
     store, name = open_store(Settings().store_root), run or spec.name
     notes += holder_notes(store, name, noted=again) if again or not wait else []
     with ThreadPoolExecutor(1) as pool, check_engine() as engine:
-        yield pool.submit(_check, engine, store, spec, trial, name, notes, again, started, learned)
+        yield submit(pool, _check, engine, store, spec, trial, name, notes, again, started, learned)
 
 
 @contextmanager
