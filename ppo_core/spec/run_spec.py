@@ -230,13 +230,12 @@ class RunSpec(FlowSpec):
         components = [reward.component for reward in self.reward.rewards]
         if written:
             learns_values = "update.value_clip" not in self.algorithm.MEANINGLESS
-            gold = self.guards.gold_reward
-            problems += self.registry.problems(components, critic=learns_values, gold=gold is not None)
+            gold = self.guards.gold_reward is not None
+            problems += self.registry.problems(components, critic=learns_values, gold=gold)
             problems += self.rollout.problems(self.dataset)
             unmeasured = unmeasured_kl(reference=self.advantages.reference.kind, evaluated=self.evaluation.weights)
             problems += self.promotion.problems(self.registry.alias, components, unmeasured=unmeasured)
             problems += self.guards.problems(
-                gold_is_all=components == [gold],
                 clips="update.clip_high" not in self.algorithm.MEANINGLESS,
                 moves=self.update.num_steps > 1 or self.advantages.old_logprobs == "sampler",
                 compares_samplers=self.advantages.old_logprobs == "trainer",
@@ -260,7 +259,7 @@ class RunSpec(FlowSpec):
         """What a person should know before the run starts: what it is too short for, among others."""
         said = self.update.notes(self.iterations, self.advantages) + self.algorithm.notes(self.update)
         said += self.advantages.notes(self.iterations, self.rollout.max_response_tokens) + self.guards.notes(
-            self.iterations
+            self.iterations, gold_is_all=[one.component for one in self.reward.rewards] == [self.guards.gold_reward]
         )
         said += self.evaluation.notes(self.dataset) + self.engines.notes()
         said += self.registry.notes(evaluates=self.dataset.evaluates)

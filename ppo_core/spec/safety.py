@@ -99,8 +99,13 @@ class GuardsSpec(Section):
         """How many iterations before the last one a rollback may return to."""
         return self.rollback_iterations if self.on_divergence == "rollback" else 0
 
-    def notes(self, iterations: int) -> list[str]:
-        """Two windows of the gold reward that the run is too short for."""
+    def notes(self, iterations: int, *, gold_is_all: bool) -> list[str]:
+        """Two windows of the gold reward that the run is too short for, and one (`gold_is_all`) that is the score."""
+        if self.max_gold_fall is not None and gold_is_all:
+            return [
+                f"guards.max_gold_fall={self.max_gold_fall:g} is never reached: guards.gold_reward={self.gold_reward} "
+                "is the whole score and cannot fall while that rises; name a reward of weight 0"
+            ]
         if self.gold_reward is None or 2 * self.gold_window <= iterations:
             return []
         return [
@@ -134,19 +139,12 @@ class GuardsSpec(Section):
             refuse_idle(self, *names, beside=beside, remedy="set on_divergence to rollback")
         return self
 
-    def problems(self, *, clips: bool, moves: bool, compares_samplers: bool, gold_is_all: bool) -> list[str]:
-        """Limits on what is not measured: clipped ratios; what sampler and trainer differ by; a fall of the score.
+    def problems(self, *, clips: bool, moves: bool, compares_samplers: bool) -> list[str]:
+        """Limits on what is not measured: clipped ratios; what sampler and trainer differ by.
 
-        The second has a limit by default, and so is refused only where another one was set. `gold_is_all`: there is no
-        other reward than the gold one.
+        The latter has a limit by default, and so is refused only where another one was set.
         """
         found = []
-        if self.max_gold_fall is not None and gold_is_all:
-            found.append(
-                f"guards.max_gold_fall={self.max_gold_fall:g} is never reached with guards.gold_reward="
-                f"{self.gold_reward}, which is the whole score and cannot fall while that rises: leave it out, or name "
-                "a reward of weight 0"
-            )
         if self.max_clip_fraction is not None and not (clips and moves):
             what = "an algorithm that" if not clips else "update.num_ppo_epochs=1 and num_minibatches=1, which"
             found.append(

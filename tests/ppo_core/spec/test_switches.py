@@ -41,10 +41,6 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], str]] = [
         "promotion.max_kl=5 lets no policy pass with evaluation.weights=ema, .*: leave it out, or change that",
     ),
     (
-        {"reward": {"sources": [NAMED[0]]}, "guards": {"gold_reward": "accuracy", "max_gold_fall": 0.1}},
-        "max_gold_fall=0.1 is never reached with guards.gold_reward=accuracy, which is the whole score .* of weight 0",
-    ),
-    (
         {"algorithm": {"kind": "grpo"}, **GROUPS, "advantages": {"score_norm": "std", "kl": {"coef": 0}}},
         "score_norm=std has no effect with algorithm.kind=grpo, .*: leave it out, or set algorithm.scale to none",
     ),
@@ -174,6 +170,10 @@ def test_beside_what_they_need_they_are_taken_without_a_word(tmp_path: Path, cha
         (
             {"registry": {"metric": "evaluation/accuracy"}},
             "no prompts are held out, so that registry.metric=evaluation/accuracy is not measured and the last",
+        ),
+        (
+            {"reward": {"sources": [NAMED[0]]}, "guards": {"gold_reward": "accuracy", "max_gold_fall": 0.1}},
+            "max_gold_fall=0.1 is never reached: guards.gold_reward=accuracy is the whole score .*; name a reward of w",
         ),
         ({"registry": {"metric": "kl/reference"}}, "metric=kl/reference: the best policy is that of the highest value"),
     ],
