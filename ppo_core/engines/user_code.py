@@ -8,12 +8,10 @@ from typing import Any
 from ppo_core.engines.start import sources_of
 from ppo_core.processes.plugins import source_digest
 from ppo_core.processes.protocol import Job
-from ppo_core.records import InputError, content_digest
+from ppo_core.records import FILES_OF, InputError, content_digest
 from ppo_core.scoring.held_models import held_models
 from ppo_core.spec import RewardSpec
 
-FILES_OF = "files of "
-"""So begins the name of an input that is a reward model's folder, with the digest that it has in the key."""
 LOADED: dict[tuple[Path, str], str] = {}
 """The digests of the user's functions when this process first read them: it goes on with these if the files change."""
 

@@ -13,6 +13,7 @@ from ppo_core.records.reward_model_jobs import (
 from ppo_core.records.rollout_jobs import GenerateJob, GenerateShardJob, SamplingJob
 from ppo_core.records.rows import Messages, PromptRow, RolloutRow, ScoreRow, TokenSequence
 from ppo_core.records.scoring_jobs import (
+    FILES_OF,
     WITH_SIGNAL,
     CheckRunJob,
     CompareJob,
@@ -37,6 +38,7 @@ from ppo_core.records.training_jobs import (
 )
 
 __all__ = [
+    "FILES_OF",
     "FORGET",
     "LOSS_DIGITS",
     "MAKE_ROOM",

@@ -54,6 +54,8 @@ class CheckRunJob(Section):
     fixed: tuple[str, ...] = ()
 
 
+FILES_OF = "files of "
+"""So begins the name of an input that is a reward model's folder; its digest is part of that of `sources`."""
 WITH_SIGNAL = "score/prompts_with_signal"
 """The metric that says it."""
 

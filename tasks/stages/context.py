@@ -27,7 +27,7 @@ from infra.runs.lease import Heartbeat, Lease
 from infra.runs.records import RunRecords
 from infra.settings import Settings
 from ppo_core import records
-from ppo_core.records import InputError, content_digest
+from ppo_core.records import FILES_OF, InputError, content_digest
 from ppo_core.spec import RunSpec
 from ppo_core.spec.hub import is_hub_name
 from ppo_core.spec.paths import is_function
@@ -41,8 +41,6 @@ from tasks.stages.reporting import Reporting
 from tasks.stages.timings import Timings
 
 BACK_OFF_S = 30.0
-FILES_OF = "files of "
-"""So begins the name of an input that counts in the digest of `sources` already, and so not in a key."""
 
 
 @dataclass(frozen=True)

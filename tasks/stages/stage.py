@@ -29,9 +29,9 @@ from infra.hub.sources import HubError
 from infra.runs.lease import LeaseLost
 from infra.runs.records import RecordError
 from infra.storage.objects import StoreUnavailable
-from ppo_core.records import InputError, content_digest
+from ppo_core.records import FILES_OF, InputError, content_digest
 from ppo_core.spec import Section
-from tasks.stages.context import FILES_OF, RunContext
+from tasks.stages.context import RunContext
 from tasks.stages.find_verified import find_verified
 from tasks.stages.jobs import STATS, DiskSpaceError, StageJob, StageResult
 from tasks.stages.references import StageRef

@@ -39,9 +39,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
 @pytest.fixture
 def run(trained: ToyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyRun:
     """Its copy, where ppoflow keeps its state."""
-    copied = trained.own_copy(tmp_path / "home", monkeypatch)
-    copied.overrides = trained.overrides
-    return copied
+    return trained.own_copy(tmp_path / "home", monkeypatch)
 
 
 def check(name: str = "toy") -> Findings:

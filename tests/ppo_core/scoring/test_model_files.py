@@ -11,11 +11,11 @@ import pytest
 
 from infra.artifacts import open_store
 from infra.artifacts.export import digests_of_source, export_part
-from ppo_core.engines.user_code import FILES_OF, require_same_models
+from ppo_core.engines.user_code import require_same_models
 from ppo_core.processes.permissions import Permissions
 from ppo_core.processes.plugins import Sources
 from ppo_core.processes.protocol import Job, JobInput
-from ppo_core.records import InputError, content_digest
+from ppo_core.records import FILES_OF, InputError, content_digest
 from ppo_core.scoring.held_models import MOST, held_models
 from ppo_core.scoring.reward import Progress, ignore_progress
 from ppo_core.scoring.weighted import WeightedRewards

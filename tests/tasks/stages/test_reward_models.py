@@ -8,9 +8,8 @@ import pytest
 
 from infra.engines.protocol import EngineInput
 from ppo_core.engines import user_code
-from ppo_core.records import NOT_IN_A_TRIAL, InputError, ScoreJob
+from ppo_core.records import FILES_OF, NOT_IN_A_TRIAL, InputError, ScoreJob
 from tasks.checks.try_reward import doubts, require_scores
-from tasks.stages.context import FILES_OF
 from tasks.stages.stage import StageSpec, job_of, key_of
 from tasks.stages.table import SCORE_ROLLOUTS
 from tests.tasks.run_contexts import run_context, smoke_spec
