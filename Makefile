@@ -160,4 +160,5 @@ $(STAMP): $(LOCK) pyproject.toml
 		$(PIP) install --no-deps -r $(LOCK)
 	fi
 	$(PIP) install --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m infra.empty_databases || echo "no empty databases were made: the first start in each folder of runs takes seconds longer"
 	touch $@

@@ -16,11 +16,13 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from infra.empty_databases import begin
 from infra.engines.process import GuardedProcess
 from infra.settings import child_environment
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 4200
+DATABASE = "prefect.db"
 
 
 class PrefectServerError(RuntimeError):
@@ -28,7 +30,7 @@ class PrefectServerError(RuntimeError):
 
 
 class PrefectServer:
-    """`start()` early, do something else for 6 to 10 s, then `wait_until_healthy()`.
+    """`start()` early, do something else for 4 to 10 s, then `wait_until_healthy()`.
 
     The port is `port` if that is free, else any. `environment` is added to the server's own.
     """
@@ -63,6 +65,7 @@ class PrefectServer:
             raise PrefectServerError(
                 f"{self.home} cannot be created ({error.strerror}): set PPOFLOW_HOME to a writable folder"
             ) from None
+        begin("prefect", self.home / DATABASE)
         # We listen and hand the socket on, so nobody can take the port in the seconds before the server listens.
         with _listen(self._wanted_port) as listener:
             self._port = listener.getsockname()[1]
@@ -122,7 +125,7 @@ class PrefectServer:
             "PREFECT_HOME": str(self.home),
             "PREFECT_PROFILE": "ephemeral",  # Prefect brings it along; one that the shell names is not in our home
             "PREFECT_API_URL": self.api_url,
-            "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{self.home}/prefect.db",
+            "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{self.home / DATABASE}",
             "PREFECT_SERVER_UI_ENABLED": "true",
             "PREFECT_SERVER_UI_API_URL": self.api_url,
             "PREFECT__SERVER_EPHEMERAL": "",

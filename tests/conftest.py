@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from infra.empty_databases import begin
 from tests.infra.storage.s3.s3_server import FOREIGN, S3Server
 from tests.ports import free_port
 from tests.purity import is_pure
@@ -139,6 +141,7 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         # The port that Prefect takes may be somebody else's when its server binds it, seconds later.
         patch.setattr("prefect.testing.utilities._find_available_port", free_port)
+        patch.setattr("prefect.testing.utilities.mkdtemp", folder_with_tables)
         # Events too are for those services, and take a fifth of the time of a run on toy engines.
         patch.setattr("prefect.events.utilities.should_emit_events", lambda: False)
         patch.setattr(Stage, "retry_delay_seconds", property(soon, vars_only), raising=False)
@@ -153,6 +156,13 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             # Outside of a flow each task would make a client of its own, and ask where results are stored: 55 ms.
             with settings(storage), SyncClientContext.get_or_create():
                 yield
+
+
+def folder_with_tables() -> str:
+    """A folder for Prefect's server of tests, with an empty database where installation made one."""
+    folder = tempfile.mkdtemp()
+    begin("prefect", Path(folder) / "prefect-test.db")
+    return folder
 
 
 def soon(stage: Task[..., Any]) -> list[float]:
