@@ -20,11 +20,13 @@ from infra.runs.names import validate_run_name
 from infra.runs.owner import LeaseLost, LeaseOwner, loss
 from infra.runs.s3_pointer import LeaseState, RunHead, RunPointer, Step, Version
 from infra.storage.client import open_objects
+from infra.storage.conditions import require_conditional_puts
 from infra.storage.objects import Objects, S3Address, StoreUnavailable
 from infra.storage.outage import at_once
 
 HEARTBEAT = "heartbeat.json"
 PINS = "pins"
+TRIAL = "trial"
 
 
 class S3Lease:
@@ -108,7 +110,11 @@ class S3Lease:
             self.head.objects.remove([self._key(HEARTBEAT), *(self._key(name) for name in self._pinned)])
 
     def begin(self, before: Version) -> bool:
-        """Become the holder after this version of the head; False if another process was faster."""
+        """Become the holder after this version of the head; False if another process was faster.
+
+        StoreRefused where the server would let several have the run.
+        """
+        require_conditional_puts(self.head.objects, self._key(TRIAL))
         self.head.objects.write(self._key(HEARTBEAT), beat_of(0, self._clock))
         try:
             begun = self.head.put(before.head.changed(lease=self._state), before)

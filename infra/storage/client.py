@@ -28,12 +28,13 @@ from infra.storage.error_translation import (
     ARRIVED_WRONG,
     CREDENTIAL_ERRORS,
     NO_SUCH_BUCKET,
+    NOT_IMPLEMENTED,
     code_of,
     read_answer,
     status_of,
     translate_errors,
 )
-from infra.storage.objects import DownloadRequest, DownloadResult, Entry, Found, Objects, Pending
+from infra.storage.objects import DownloadRequest, DownloadResult, Entry, Found, Objects, Pending, StoreRefused
 from infra.storage.outage import outage_of, timeout_at_start
 from infra.storage.transfer import Transfer
 from infra.storage.waiting_client import WaitingObjects
@@ -73,7 +74,10 @@ def open_objects(bucket: str, *, tuning: Tuning | None = None) -> Objects:
     chosen = tuning or Tuning()
     with translate_errors(bucket, "open", ""):
         session = boto3.session.Session()
-        client = session.client("s3", config=configuration(chosen))
+        try:
+            client = session.client("s3", config=configuration(chosen))
+        except ValueError as error:
+            raise StoreRefused(f"{error}: write AWS_ENDPOINT_URL as http://HOST:PORT or https://HOST") from None
     outage = outage_of(server_of(client.meta.endpoint_url))
     outage.open()
     timeout_s = Settings().store_timeout_s
@@ -165,7 +169,7 @@ class BotoObjects:
             except ClientError as error:
                 lost = status_of(error) in LOST and code_of(error) != NO_SUCH_BUCKET
                 lost = lost or code_of(error) in ARRIVED_WRONG
-                if not lost and status_of(error) < 500:
+                if not lost and (status_of(error) < 500 or status_of(error) == NOT_IMPLEMENTED):
                     with translate_errors(self._bucket, "write", key):
                         raise
                 complaint = error

@@ -9,14 +9,17 @@ from typing import TypeVar
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    ConfigParseError,
     CredentialRetrievalError,
     HTTPClientError,
     IncompleteReadError,
+    InvalidConfigError,
     InvalidRegionError,
     NoCredentialsError,
     NoRegionError,
     PartialCredentialsError,
     ProfileNotFound,
+    SSOError,
     TokenRetrievalError,
 )
 
@@ -33,6 +36,9 @@ CREDENTIAL_ERRORS = (
     CredentialRetrievalError,
     TokenRetrievalError,
     ProfileNotFound,
+    SSOError,
+    InvalidConfigError,
+    ConfigParseError,
 )
 # The body of an answer ends, resets or hangs before its end.
 BROKEN_OFF = (HTTPClientError, IncompleteReadError)
@@ -43,13 +49,18 @@ BAD_CREDENTIALS = frozenset(
         "InvalidAccessKeyId",
         "InvalidToken",
         "RequestExpired",
-        "RequestTimeTooSkewed",
         "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
     }
 )
+WRONG_CLOCK = "RequestTimeTooSkewed"
 NOT_ALLOWED = frozenset({"AccessDenied", "AllAccessDisabled", "403", "Forbidden"})
 # What was changed on the way there; sending it again helps.
 ARRIVED_WRONG = frozenset({"BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody", "XAmzContentChecksumMismatch"})
+# Answers to a request that is right, which may be another one next time.
+PASSING_STATUS = frozenset({404, 408, 409, 412, 429})
+PASSING = ARRIVED_WRONG | {"InvalidDigest", "RequestTimeout", "Throttling", "ThrottlingException", "TooManyRequests"}
+NOT_IMPLEMENTED = 501
 
 
 def code_of(error: ClientError) -> str:
@@ -109,6 +120,13 @@ def _of_answer(error: ClientError, bucket: str, action: str, key: str) -> Except
             f"S3 does not let these credentials {action} {_place(bucket, key)} ({answer}): "
             "allow them to list, read, write and delete objects there"
         )
+    if code == WRONG_CLOCK:
+        return StoreRefused(f"S3 finds this machine's clock wrong ({answer}): set it, best by NTP")
+    if _is_final(error):
+        return StoreRefused(
+            f"S3 refuses to {action} {_place(bucket, key)} ({answer}): "
+            "set right what it names (PPOFLOW_STORE, AWS_ENDPOINT_URL, the bucket's settings or quota)"
+        )
     return StoreUnavailable(
         f"S3 could not {action} {_place(bucket, key)} ({answer}, after "
         f"{error.response.get('ResponseMetadata', {}).get('RetryAttempts', 0)} retries): "
@@ -116,11 +134,18 @@ def _of_answer(error: ClientError, bucket: str, action: str, key: str) -> Except
     )
 
 
+def _is_final(error: ClientError) -> bool:
+    """Whether S3 itself, and not something on the way to it, would answer the same again."""
+    status, code = status_of(error), code_of(error)
+    refused = 400 <= status < 500 and status not in PASSING_STATUS and code not in PASSING
+    return code.isalpha() and (refused or status == NOT_IMPLEMENTED)
+
+
 def _of_silence(error: BotoCoreError, bucket: str, action: str, key: str) -> Exception:
     if isinstance(error, CREDENTIAL_ERRORS):
         return StoreRefused(
-            f"there are no usable credentials for bucket {bucket!r} ({error}): give boto3 some "
-            "(AWS_PROFILE, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, an instance's role)"
+            f"there are no usable credentials for bucket {bucket!r} ({error}): give boto3 some (AWS_PROFILE, "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, an instance's role; `aws sso login` where they come by SSO)"
         )
     if isinstance(error, (NoRegionError, InvalidRegionError)):
         return StoreRefused(f"bucket {bucket!r} needs a region ({error}): set AWS_DEFAULT_REGION")

@@ -1,0 +1,36 @@
+"""Whether a server of S3 keeps the conditions of puts, on which it rests that a run has one writer."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from uuid import uuid4
+
+from infra.storage.objects import Objects, StoreRefused, StoreUnavailable
+
+NO_ETAG = "0" * 32
+
+
+def require_conditional_puts(objects: Objects, key: str) -> None:
+    """Try both at `key`, which nobody else uses: StoreRefused where the server does not do what the conditions say."""
+    first, second, third = (uuid4().bytes for _ in range(3))  # a put counts as ours by its content
+    needed = (
+        f"the server of bucket {objects.bucket!r} must know conditional puts (If-None-Match and If-Match): "
+        "take one that does, for example Amazon's, Ceph's or MinIO's of today"
+    )
+    try:
+        objects.create(key, first)
+        ignored = [
+            name
+            for name, etag in (
+                ("If-None-Match", objects.create(key, second)),
+                ("If-Match", objects.replace(key, third, NO_ETAG)),
+            )
+            if etag is not None
+        ]
+    except StoreRefused as error:
+        raise StoreRefused(f"{error}; {needed}") from None
+    finally:
+        with suppress(StoreUnavailable, StoreRefused):
+            objects.remove([key])
+    if ignored:
+        raise StoreRefused(f"it wrote over an object in spite of {' and '.join(ignored)}: {needed}")
