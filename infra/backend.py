@@ -123,9 +123,9 @@ def open_collector(root: str | Path) -> Collector:
 def collecting_paused(root: str | Path) -> AbstractContextManager[None]:
     """While open, no collector of the store removes an artifact."""
     if is_remote(root):
-        from infra.gc import hold
+        from infra.gc import pauses
 
-        return hold.collecting_paused(str(root))
+        return pauses.collecting_paused(str(root))
     from infra.gc import local_collector
 
     return local_collector.collecting_paused(root)

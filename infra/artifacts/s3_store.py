@@ -128,7 +128,7 @@ class S3Store:
             try:
                 version = read_version(self._objects, self._address, kind, key)
             except ArtifactCorrupted:
-                if (place := self._bury_unreadable(kind, key)) is not None:
+                if (place := self._move_unreadable_aside(kind, key)) is not None:
                     return place
                 continue
             if version is None or not version.exists:
@@ -136,7 +136,7 @@ class S3Store:
             manifest = self._sound(kind, key, version)
             if manifest is not None and digest in (None, manifest.digest) and self._is_whole(manifest, version):
                 return None
-            if (place := self._bury(kind, key, version)) is not None:
+            if (place := self._move_aside(kind, key, version)) is not None:
                 return place
 
     def scratch(self) -> Path:
@@ -199,14 +199,14 @@ class S3Store:
             try:
                 version = self._restored(kind, key)
             except ArtifactCorrupted:
-                self._bury_unreadable(kind, key)
+                self._move_unreadable_aside(kind, key)
                 continue
             if version is None:
                 return None
             manifest = self._sound(kind, key, version)
             if manifest is not None and self._has_its_sizes(manifest, version):
                 return manifest
-            self._bury(kind, key, version)
+            self._move_aside(kind, key, version)
 
     def _store(
         self, folder: Path, names: Sequence[str], kind: str, key: str, inputs: Sequence[ArtifactRef]
@@ -269,7 +269,7 @@ class S3Store:
             return False
         return True
 
-    def _bury(self, kind: str, key: str, version: Version) -> str | None:
+    def _move_aside(self, kind: str, key: str, version: Version) -> str | None:
         """Copy what is there aside and let the artifact be gone; None if it was changed meanwhile."""
         upload = version.envelope.upload
         aside = self._artifact_files.copy_aside(kind, key, upload)
@@ -278,7 +278,7 @@ class S3Store:
         self._artifact_files.remove(self._address.key(kind, key, upload) + "/")
         return self._address.uri_of(aside.rstrip("/"))
 
-    def _bury_unreadable(self, kind: str, key: str) -> str | None:
+    def _move_unreadable_aside(self, kind: str, key: str) -> str | None:
         """The same where the manifest itself is damaged, so that nobody knows which files belong to it."""
         place = envelope_key(self._address, kind, key)
         found = self._objects.read(place)

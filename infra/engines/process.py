@@ -245,7 +245,7 @@ class EngineProcess:
             except EngineJobError:
                 raise
             except (ChannelEnded, ChannelSilent, ProtocolViolation) as error:
-                raise self._bury(process, job, error, timeout_s) from None
+                raise self._gave_up(process, job, error, timeout_s) from None
             except BaseException:
                 self._discard(process)
                 raise
@@ -282,7 +282,7 @@ class EngineProcess:
             if self._process is process:
                 self._process = self._channel = None
 
-    def _bury(self, process: GuardedProcess, job: EngineJob, error: Exception, timeout_s: float) -> EngineError:
+    def _gave_up(self, process: GuardedProcess, job: EngineJob, error: Exception, timeout_s: float) -> EngineError:
         ended = process.wait(KILL_TIMEOUT_S) if isinstance(error, ChannelEnded) else False
         self._discard(process)
         who = f"engine {self.name!r}, job {job.name!r}:"

@@ -19,9 +19,9 @@ from contextlib import suppress
 from infra.artifacts.manifest import MANIFEST_NAME, ArtifactError, is_kind
 from infra.artifacts.s3_envelope import Version, move, read_version, upload_prefix
 from infra.artifacts.s3_files import DAMAGED
-from infra.gc.hold import in_force
 from infra.gc.orphans import Orphan, StoredArtifact
-from infra.gc.s3_orphans import Remains
+from infra.gc.pauses import in_force
+from infra.gc.s3_orphans import S3Orphans
 from infra.runs.checksummed_json import RecordError
 from infra.runs.names import is_run_name
 from infra.runs.s3_lease import PINS
@@ -68,7 +68,7 @@ class S3Collector:
 
     def orphans(self, *, quickly: bool = False) -> list[Orphan]:
         """What processes that are gone were writing, or removing; nothing `quickly`, for that takes many calls."""
-        return [] if quickly else Remains(self._address, self._objects, threads=self._threads).found()
+        return [] if quickly else S3Orphans(self._address, self._objects, threads=self._threads).found()
 
     def damaged(self) -> list[Orphan]:
         """The damaged artifacts that were set aside."""
@@ -96,7 +96,9 @@ class S3Collector:
         for name in sorted(kept & set(marked)):
             move(self._objects, self._address, *name, marked[name], "live")
         going = [(name, version) for name, version in marked.items() if name not in kept]
-        return [stored for stored in parallel_map(self._bury, going, threads=self._threads) if stored is not None]
+        return [
+            stored for stored in parallel_map(self._remove_artifact, going, threads=self._threads) if stored is not None
+        ]
 
     def remove(self, orphans: Iterable[Orphan]) -> int:
         """Remove what `orphans` or `damaged` found and would find again; the bytes that are free now."""
@@ -126,7 +128,7 @@ class S3Collector:
             return version
         return move(self._objects, self._address, *name, version, "marked")
 
-    def _bury(self, going: tuple[Name, Version]) -> StoredArtifact | None:
+    def _remove_artifact(self, going: tuple[Name, Version]) -> StoredArtifact | None:
         name, version = going
         if move(self._objects, self._address, *name, version, "gone") is None:
             return None  # somebody wants it after all

@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 
 from infra.artifacts.manifest import is_kind
 from infra.artifacts.s3_files import unnamed_uploads
-from infra.gc.hold import CLOCK, GC, PAUSE_LASTS, PAUSES, server_time
 from infra.gc.orphans import Orphan
+from infra.gc.pauses import CLOCK, GC, PAUSE_LASTS, PAUSES, server_time
 from infra.runs.checksummed_json import RecordError
 from infra.runs.names import is_run_name
 from infra.runs.s3_pointer import HEAD, RUNS, RunHead
@@ -22,7 +22,7 @@ UNTOUCHED = timedelta(days=1)
 LEASES = "leases"
 
 
-class Remains:
+class S3Orphans:
     """Looks through one store, at the time at which it is made."""
 
     def __init__(self, address: S3Address, objects: Objects, *, threads: int = 1) -> None:

@@ -2,7 +2,7 @@
 
     standing ──► (evaluate, compare, ask) ──► move: page n+1 of the journal ──► MLflow's alias follows ──► noted
 
-The page decides: of several movers that saw page n, one creates page n+1, and the others are told what it says. Whoever
+The page decides: of several movers that saw page n, one creates page n+1, and the others read what it says. Whoever
 dies between page and alias has moved it all the same: the next one that looks lets the alias follow.
 """
 

@@ -14,7 +14,7 @@ from typing import Any
 from infra.artifacts.manifest import sha256_of
 from infra.storage.filesystem import FileSystem, read_whole
 
-RECORD_FORMAT = 1  # any later one, too, has a sha256 over name and record: so that it is told from damage
+RECORD_FORMAT = 1  # any later one, too, has a sha256 over name and record: so it cannot be taken for a damaged one
 CHECKSUM = "seal"
 """The key of a document's checksum."""
 NO_FILE_ERRORS = frozenset({errno.EISDIR, errno.ELOOP})

@@ -118,4 +118,4 @@ class LocalRuns:
         try:
             return self._files.status(run / SPEC) is not None or bool(numbers(self._files, run / "iterations"))
         except OSError:
-            return True  # whoever asks for it is told what is wrong with it
+            return True  # opening it raises what is wrong with it

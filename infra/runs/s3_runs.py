@@ -93,7 +93,7 @@ class S3Runs:
         try:
             head = self._head(run).read().head
         except RecordError:
-            return True  # whoever asks for it is told what is wrong with it
+            return True  # opening it raises what is wrong with it
         return head.spec is not None or bool(head.iterations)
 
     def _head(self, run: str) -> RunHead:

@@ -1,4 +1,4 @@
-"""Waiting for a lock file of a store; who waits for long is told for whom."""
+"""Waiting for a lock file of a store; after a while the user is told which process has it."""
 
 from __future__ import annotations
 

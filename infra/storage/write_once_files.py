@@ -1,7 +1,7 @@
 """Pages in a local folder: each appears under its name complete and durable, and never replaces another.
 
 A symbolic link is what it points to. What is neither file nor folder, such as a link to nothing, is listed as both, so
-that whoever reads it is told: it may have been anything.
+that reading it raises: it may have been anything.
 """
 
 from __future__ import annotations

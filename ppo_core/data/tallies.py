@@ -1,4 +1,4 @@
-"""What became of the rows of each source, and what is told of that."""
+"""What became of the rows of each source, in numbers and in lines for people."""
 
 from __future__ import annotations
 

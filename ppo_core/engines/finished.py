@@ -38,7 +38,7 @@ class FinishedResponses:
             self._told = time.perf_counter()
 
     def all(self) -> list[RolloutRow]:
-        """All of them in the order of their requests. Also the last ones are told of, which Ray may not pass on."""
+        """All of them in the order of their requests. The last ones are reported too, which Ray may not pass on."""
         self._report()
         return [self._rows[number] for number in range(self._total)]
 

@@ -201,7 +201,7 @@ class WeightedRewards:
     ) -> list[ScoreRow]:
         """Scores of rollouts, row for row; `rows` are those of their prompts. None is kept and named in `error`.
 
-        Without `decode` scores in parts are told by their sums alone.
+        Without `decode` only the sums of scores in parts are given.
         """
         samples = [
             Sample(row, rollout.response, rollout.response_token_ids, rollout.sample_index)

@@ -121,7 +121,7 @@ _GENERAL = re.compile(
 )
 """Names of keys that say too little to be looked for in other sections."""
 _MEMBER = re.compile(r"str|int|float|bool|list|constrained-\w+|[a-z]+(-[a-z]+)*\[.*\]")
-"""How pydantic names the members of a union that is told apart by types."""
+"""How pydantic names the members of a union that it distinguishes by types."""
 
 
 def explain(cls: type[BaseModel], error: ValidationError) -> list[str]:

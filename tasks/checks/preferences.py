@@ -19,7 +19,7 @@ from tasks.stages.holding import DPO, REWARD_MODEL, lease_name
 
 
 def before_start(spec: RewardModelSpec | DpoSpec, run: str) -> list[str]:
-    """Raise InputError (or another error of `tasks.runs.errors`) for what is told without an engine; else notes."""
+    """Raise InputError (or another of `tasks.runs.errors`) for what can be found without an engine; else notes."""
     notes, store = preflight(spec), open_store(Settings().store_root)
     _, more, missing = find_sources(with_own_commits(store.root, spec, run, flow_of(spec), keep=False), store)
     return [*notes, *more, *(f"{one}, which is downloaded first" for one in missing)]

@@ -112,7 +112,7 @@ def checking(
 
     A run that another process has now is refused, unless the caller means to `wait`; with `again` it is a note.
     The rows of a run that goes on with the same spec and files were checked when it began, and are checked once more
-    only with `again`, as is told then what the run itself says of its spec when it starts. `trial` is tried in place of
+    only with `again`; so are the notes that the run itself gives when it starts. `trial` is tried in place of
     a spec that names what is not there yet: of its scores nothing is said. Held-out prompts among `learned` are noted.
     """
     started = time.monotonic()

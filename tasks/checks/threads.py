@@ -16,7 +16,7 @@ def submit(pool: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwar
     """Have a pool do work. A Ctrl-C that comes meanwhile is raised when the pool knows its thread.
 
     Python 3.11 lets a pool forget a thread in whose start it is interrupted: nothing waits for it at the end then, and
-    what it imports is told that the interpreter shuts down.
+    its imports fail as if the interpreter were shutting down.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):

@@ -73,7 +73,7 @@ class ProgressFile:
 
 @contextmanager
 def announced(run: str, stage: str) -> Iterator[None]:
-    """While this process gets ready to take the run, others are told so, unless the run is another one's now.
+    """While this process gets ready to take the run, `ppoflow status` says so, unless the run is another one's now.
 
     Folders that are made for that and are empty at the end are gone again.
     """

@@ -64,7 +64,7 @@ class StageJob:
     `inputs` are artifacts to fetch; `folders` lie on the engine's machine already, or are uploaded. `lineage` is what
     the stored artifact names as its inputs. `finish`, a function of a module, completes what the engine made. With
     `reports_rows` the engine's progress has the rows that are finished, which changes nothing in what is made. An
-    engine that goes on with what it `holds` of this job is told to forget it where the store has another one.
+    engine that goes on with what it `holds` of this job forgets it where the store has another one.
     """
 
     job: str

@@ -14,7 +14,7 @@ from infra.deploy.stack.service import Service, StackError
 from infra.deploy.stack.site import SERVERS, Site
 
 SUPERVISORD = "supervisord"
-LEFTOVERS = Path(__file__).with_name("leftovers.py")
+ORPHANS = Path(__file__).with_name("orphan_processes.py")
 # supervisord binds this name with its process id behind it, and then renames that.
 SOCKET = "supervisor.sock"
 SOCKET_CHARACTERS = len(f"/{SOCKET}.{2**22}")
@@ -53,12 +53,12 @@ def own_sections(site: Site) -> str:
         "directory": str(folder),
         "umask": "077",
     }
-    leftovers = {
-        "command": shlex.join([sys.executable, "-I", "-S", str(LEFTOVERS), f"{MARK}={site.credentials.stack}."]),
-        "environment": _environment(mark(site, LEFTOVERS.stem)),
+    orphans = {
+        "command": shlex.join([sys.executable, "-I", "-S", str(ORPHANS), f"{MARK}={site.credentials.stack}."]),
+        "environment": _environment(mark(site, ORPHANS.stem)),
         "events": "PROCESS_STATE_BACKOFF,PROCESS_STATE_EXITED,PROCESS_STATE_STOPPED",
         "autorestart": "true",
-        "stderr_logfile": _escape(str(log_path(site, LEFTOVERS.stem))),
+        "stderr_logfile": _escape(str(log_path(site, ORPHANS.stem))),
     }
     rpc = {"supervisor.rpcinterface_factory": "supervisor.rpcinterface:make_main_rpcinterface"}
     return "".join(
@@ -68,7 +68,7 @@ def own_sections(site: Site) -> str:
             _section("supervisorctl", {"serverurl": f"unix://{socket}"}),
             _section("rpcinterface:supervisor", rpc),
             _section(SUPERVISORD, about_itself),
-            _section(f"eventlistener:{LEFTOVERS.stem}", leftovers),
+            _section(f"eventlistener:{ORPHANS.stem}", orphans),
         ]
     )
 

@@ -46,7 +46,7 @@ def test_one_of_eight_writers_wins_each_round(s3_server: S3Server, tmp_path: Pat
         race(behind, stores, f"k{number}")
 
 
-def test_writers_and_those_who_bury(s3_server: S3Server, tmp_path: Path):
+def test_writers_and_collectors(s3_server: S3Server, tmp_path: Path):
     """Four writers, each time after somebody has buried what was there: what is there is whole, or nothing is."""
     behind = Behind(s3_server.objects(s3_server.make_bucket()))
     stores = [machine(behind.objects, tmp_path / str(number)) for number in range(4)]

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from infra.artifacts.s3_envelope import read_version
-from infra.gc.hold import collecting_paused
+from infra.gc.pauses import collecting_paused
 from infra.storage.objects import Pending
 from tests.infra.busy_places import BusyBucket
 from tests.infra.places import ADDRESS

@@ -126,7 +126,7 @@ def stack(s3_server: S3Server) -> Iterator[Stack]:
 
 def test_all_are_healthy_and_a_second_start_changes_nothing(stack: Stack):
     before = stack.pids()
-    assert set(before) == {*stack.servers, "ray-1", "leftovers"}
+    assert set(before) == {*stack.servers, "ray-1", "orphan_processes"}
     again = stack.command("up", "--only", ",".join(sorted(stack.servers)))
     assert again.returncode == 0, again.stderr
     assert stack.pids() == before
@@ -183,7 +183,7 @@ def test_no_password_is_in_a_process_list_or_a_log(stack: Stack):
     shown = "\n".join(" ".join(command_line(process)) for process in stack.processes())
     logs = list((stack.settings.folder / "logs").iterdir())
     ray = [path for path in (stack.settings.folder / "ray").rglob("*.log") if path.is_file()]
-    assert {path.stem for path in logs} == {*stack.servers, "ray-1", "leftovers", "supervisord"}
+    assert {path.stem for path in logs} == {*stack.servers, "ray-1", "orphan_processes", "supervisord"}
     texts = [shown, stack.said, *(path.read_text(errors="replace") for path in (*logs, *ray))]
     assert [secret[:4] for secret in secrets if any(secret in text for text in texts)] == []
 

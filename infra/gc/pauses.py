@@ -1,7 +1,7 @@
 """`gc/pauses/…`: while one of these lies there, no collector removes an artifact. And the server's own time.
 
-The clocks of two machines are never compared: how old a pause is, is told by the times that the server gave to it and
-to an object that was written just now.
+The clocks of two machines are never compared: the age of a pause is the difference between the
+server's times of it and of an object that was written just now.
 """
 
 from __future__ import annotations
