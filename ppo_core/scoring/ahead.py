@@ -88,26 +88,31 @@ class RememberedReward:
         """As the reward does."""
         known = self.ahead.use([self._key(sample) for sample in samples])
         rest = [sample for sample, score in zip(samples, known, strict=True) if score is None]
-        said = iter(self._ask(rest, answered=len(samples) - len(rest)))
+        scored = next((sample for sample, score in zip(samples, known, strict=True) if score is not None), None)
+        said = iter(self._ask(rest, scored, answered=len(samples) - len(rest)))
         return [next(said) if score is None else score for score in known]
 
     def score_ahead(self, samples: Sequence[Sample]) -> list[bool]:
         """Have it score those of which nothing is remembered, and remember that; whether each has a score now."""
         keys = [self._key(sample) for sample in samples]
-        rest = [number for number, score in enumerate(self.ahead.of(keys)) if score is None]
+        known = self.ahead.of(keys)
+        rest = [number for number, score in enumerate(known) if score is None]
+        scored = next((sample for sample, score in zip(samples, known, strict=True) if score is not None), None)
         try:
-            said = self._ask([samples[number] for number in rest], answered=self.ahead.given(self.name))
+            said = self._ask([samples[number] for number in rest], scored, answered=self.ahead.given(self.name))
         except (RewardFailed, InputError) as error:  # with all samples at hand it may be otherwise
             print(f"not scored while others are sampled: {error}", file=sys.stderr)
             said = [None] * len(rest)
         self.ahead.keep(self.name, [keys[number] for number in rest], said)
         return [score is not None for score in self.ahead.of(keys)]
 
-    def _ask(self, samples: Sequence[Sample], *, answered: int) -> Sequence[Score]:
+    def _ask(self, samples: Sequence[Sample], scored: Sample | None, *, answered: int) -> Sequence[Score]:
+        """`answered` says how many it scored before; `scored` is one of them, if one is at hand."""
         if not samples:
             return []
         if isinstance(self.reward, HttpReward | JudgeReward):
             self.reward.endpoint.answered = answered
+            self.reward.endpoint.known = None if scored is None else self.reward.body_of([scored])
         if isinstance(self.reward, FunctionReward):
             self.reward.answered = answered
         return self.reward.score(samples)

@@ -2,10 +2,11 @@
 
 A request fails for good after all its tries. Where that happens to three (or to all, if they are fewer) and meanwhile
 no other is answered, the server is taken to be down: nothing more is sent, and the stage fails, to be tried later.
+One that answered before is first sent again what it answered: if it does again, those three alone have no score.
 What a server refuses it would refuse again: that is bad input, told at once. Only a sample of its own may be what it
 refuses (400, 413, 422): where others are answered, such a one has no score. So it is with an answer in another form
-(no JSON, too few scores, NaN), which is asked for again first; three of them before any other are bad input. So are
-three or more requests that were answered unclearly in their last try, where no answer to another could be read.
+(no JSON, too few scores, NaN), which is asked for again first; three of them before any other are bad input, or all,
+if they are fewer. So are three or more whose last answers were unclear, where no answer to another could be read.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,6 +31,9 @@ PASSING = frozenset({408, 425, 429})
 OF_A_SAMPLE = frozenset({400, 413, 422})
 DOWN_AFTER = 3
 SHOWN = 200
+MIB = 2**20
+LONGEST_ANSWER_MIB = 16
+"""Of an answer, or 1 MiB for each of its samples, if they are more."""
 Read = Callable[[int, Any], Any]
 
 
@@ -56,13 +61,14 @@ class _Unusable(Exception):
 class Endpoint:
     """The server of a spec. Raises InputError where the variable with its key is not set.
 
-    `answered` counts what was answered before, in an earlier round of the same requests.
+    `answered` counts what was answered before, in an earlier round of the same requests; `known` is the body of one.
     """
 
     spec: HttpRewardSpec | JudgeSpec
     url: str
     progress: Progress
     answered: int = 0
+    known: Any = None
     headers: dict[str, str] = field(init=False)
     proxy: str | None = field(init=False)
 
@@ -89,26 +95,29 @@ class Endpoint:
         `read` raises Unclear for an answer of a server that is well, InputError for another. Raises RewardFailed where
         the server is down, InputError where it refuses, or gives no answer that can be used.
         """
-        return asyncio.run(_Asking(self, bodies, read, answered=self.answered).all())
+        return asyncio.run(_Asking(self, bodies, read, self.answered, self.known).all())
 
 
 @dataclass
 class _Asking:
     """One round of requests.
 
-    `answered` are those to which anything of use came back, `unclear` why the last answer could not be read of those
-    that failed for good by that, `unheard` those that did without any answered meanwhile, `useless` what the server
-    said, by their numbers, to those that it refused or answered in another form.
+    `answered` are those to which anything of use came back, earlier ones included, `known` is the body of the last of
+    them, `unclear` why the last answer could not be read of those that failed for good by that, `unheard` those that
+    did without any answered meanwhile, `useless` what the server said, by their numbers, to those that it refused or
+    answered in another form.
     """
 
     endpoint: Endpoint
     bodies: Sequence[Any]
     read: Read
+    answered: int
+    known: Any
     done: int = 0
-    answered: int = 0
     unheard: int = 0
     unclear: list[str] = field(default_factory=list)
     useless: dict[int, str] = field(default_factory=dict)
+    probing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def all(self) -> list[Any]:
         spec = self.endpoint.spec
@@ -130,7 +139,7 @@ class _Asking:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-        if self.useless and not self._heard:
+        if self.useless and not self.answered:
             raise InputError(next(iter(self.useless.values())))
         read = any(not isinstance(answer, NotScored) for answer in answers)
         if len(self.unclear) >= DOWN_AFTER and not read and not self.endpoint.answered:
@@ -150,7 +159,7 @@ class _Asking:
                 answer = self._read(index, await self._post(session, self.bodies[index]))
             except Unclear as error:
                 last, reason, pause = "unclear", str(error), 0.0
-                self.answered += 1
+                self._hear(index)
             except _Refused as error:
                 self.useless[index] = str(error)
                 return self._failed(str(error))
@@ -164,7 +173,8 @@ class _Asking:
             except (aiohttp.ClientError, OSError) as error:
                 last, reason = "silence", str(error) or type(error).__name__
             else:
-                self.done, self.answered = self.done + 1, self.answered + 1
+                self.done += 1
+                self._hear(index)
                 self._tell(f"answers of {spec.component}")
                 return answer
             self._tell(f"{spec.component}: {reason}")
@@ -177,9 +187,26 @@ class _Asking:
         if last == "unclear":
             self.unclear.append(f"{reason} (after {tries})")
         self.unheard = self.unheard + 1 if self.answered == before else 0
-        if self.unheard >= self._few:
-            raise RewardFailed(self._down(last, reason, tries))
+        async with self.probing:
+            if self.unheard >= self._few and not await self._still_answers(session):
+                raise RewardFailed(self._down(last, reason, tries))
         return self._failed(f"{reason} (after {tries})")
+
+    async def _still_answers(self, session: aiohttp.ClientSession) -> bool:
+        """Whether the server says anything to a request that it answered before, tried as often as any."""
+        before = self.answered
+        for attempt in range(self.endpoint.spec.retries + 1 if before and self.known else 0):
+            self._tell(f"{self.endpoint.spec.component}: asking whether the server still answers")
+            with suppress(_Passing, TimeoutError, aiohttp.ClientError, OSError):
+                with suppress(_Refused, _Unusable):
+                    await self._post(session, self.known)
+                self.unheard = 0
+                return True
+            await asyncio.sleep(pause_after(attempt))
+        return self.answered > before
+
+    def _hear(self, index: int) -> None:
+        self.answered, self.known = self.answered + 1, self.bodies[index]
 
     def _read(self, index: int, answer: Any) -> Any:
         try:
@@ -189,13 +216,8 @@ class _Asking:
 
     def _misunderstood(self, index: int, reason: str) -> None:
         self.useless[index] = reason
-        if not self._heard and len(self.useless) >= self._few:
+        if not self.answered and len(self.useless) >= DOWN_AFTER:
             raise InputError(reason)
-
-    @property
-    def _heard(self) -> bool:
-        """Whether the server answered anything of use, in an earlier round too."""
-        return self.answered + self.endpoint.answered > 0
 
     @property
     def _few(self) -> int:
@@ -227,7 +249,8 @@ class _Asking:
         where = f"{self.endpoint.url} (the reward {self.endpoint.spec.component})"
         options: dict[str, Any] = {"allow_redirects": False, "proxy": self.endpoint.proxy}
         async with session.post(self.endpoint.url, json=body, **options) as response:
-            text = await response.text(errors="replace")
+            most = max(LONGEST_ANSWER_MIB, len(body.get("samples", ())))
+            text, is_whole = await _text_of(response, most * MIB)
             said = f"{response.status} {response.reason}: {' '.join(text.split())[:SHOWN]}"
             if response.status in PASSING or response.status >= 500:
                 raise _Passing(said, _retry_after(response.headers.get("Retry-After")))
@@ -236,6 +259,11 @@ class _Asking:
             if response.status != 200:
                 raise InputError(
                     f"{where} answered {said}: correct the reward's `url` or key, or see what the server expects"
+                )
+            if not is_whole:
+                raise _Unusable(
+                    f"{where} answered with more than {most} MiB, {shorten(text)}: let it answer the scores alone, or "
+                    "name another address as the reward's `url`"
                 )
             try:
                 return json.loads(text)
@@ -251,8 +279,22 @@ class _Asking:
                 ) from None
 
 
+async def _text_of(response: aiohttp.ClientResponse, most: int) -> tuple[str, bool]:
+    """What the server answered, up to so many bytes, and whether that is all."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > most:
+            break
+    try:
+        text = body[:most].decode(response.charset or "utf-8", "replace")
+    except (LookupError, ValueError):  # no encoding of texts
+        text = body[:most].decode("utf-8", "replace")
+    return text, len(body) <= most
+
+
 def _retry_after(header: str | None) -> float | None:
     """The header in seconds; dates and anything longer than our own longest pause are not waited for."""
-    if header is None or not header.strip().isdigit():
+    if header is None or not header.strip().isdecimal():
         return None
     return min(float(header), LONGEST_PAUSE_S)

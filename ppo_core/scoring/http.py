@@ -34,12 +34,16 @@ class HttpReward:
         """A batch whose request fails for good has no scores."""
         size = self.spec.batch_size
         batches = [samples[start : start + size] for start in range(0, len(samples), size)]
-        bodies = [{"samples": [as_document(sample) for sample in batch]} for batch in batches]
+        bodies = [self.body_of(batch) for batch in batches]
         answers = self.endpoint.ask(bodies, lambda index, answer: self._scores(answer, batches[index]))
         scores: list[Score] = []
         for batch, answer in zip(batches, answers, strict=True):
             scores += [answer] * len(batch) if isinstance(answer, NotScored) else answer
         return scores
+
+    def body_of(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """The request for these."""
+        return {"samples": [as_document(sample) for sample in samples]}
 
     def _scores(self, answer: Any, samples: Sequence[Sample]) -> list[Score]:
         if not isinstance(answer, dict) or not isinstance(answer.get("scores"), list):

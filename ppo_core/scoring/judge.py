@@ -31,9 +31,11 @@ class JudgeReward:
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         """An answer without a score in its last line is asked for again, and in the end is none."""
-        return self.endpoint.ask([self._request(sample) for sample in samples], lambda _, answer: self._read(answer))
+        return self.endpoint.ask([self.body_of([one]) for one in samples], lambda _, answer: self._read(answer))
 
-    def _request(self, sample: Sample) -> dict[str, Any]:
+    def body_of(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """The request for a sample alone."""
+        (sample,) = samples
         given = {
             "prompt": as_text(sample.row.prompt),
             "response": sample.response,

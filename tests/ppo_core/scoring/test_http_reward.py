@@ -253,11 +253,11 @@ def test_a_server_that_never_answers_is_given_up_at_the_deadline() -> None:
         ((200, {}, f"[{'1' * 5000}]"), "answered with an integer that is too long to be read, '.1*[.]{3}: let it"),
     ],
 )
-def test_what_a_server_would_answer_again_is_told_at_once(answer: Answer, message: str) -> None:
+def test_what_a_server_keeps_answering_is_told_and_what_it_refuses_at_once(answer: Answer, message: str) -> None:
     with reward_server(lambda *_: answer) as server:
         with pytest.raises(InputError, match=message):
-            rewards("http", server.url).score(SAMPLES)
-        assert len(server.asked) == 1
+            rewards("http", server.url, retries=2).score(SAMPLES)
+        assert len(server.asked) == (3 if answer[0] == 200 else 1)
 
 
 @pytest.mark.parametrize(

@@ -225,24 +225,25 @@ def test_what_was_scored_ahead_for_the_next_iteration_stays(folder: Path) -> Non
 
 
 @pytest.mark.parametrize("status", [400, 503])
-def test_what_alone_has_no_score_is_as_without(folder: Path, status: int) -> None:
-    """One response is refused, or fails: among others that are answered it has no score, also where it is the only one
-    that is left, or came alone ahead."""
+@pytest.mark.parametrize("bad", [ROLLOUTS[3:4], ROLLOUTS[3:6]], ids=["one", "three"])
+def test_what_alone_has_no_score_is_as_without(folder: Path, status: int, bad: list[RolloutRow]) -> None:
+    """Some responses are refused, or fail: among others that are answered they have no score, also where they are the
+    only ones that are left, or came alone ahead."""
 
     def answer(number: int, document: Any) -> Answer:
-        bad = any(sample["response"] == "bx" for sample in document["samples"])
-        return (status, {}, "bad") if bad else lengths(number, document)
+        poison = {sample["response"] for sample in document["samples"]} & {row.response for row in bad}
+        return (status, {}, "bad") if poison else lengths(number, document)
 
-    bad = ROLLOUTS[3]
     with reward_server(answer) as server:
-        reward = http(server, **ONE_BY_ONE)
+        reward = {**http(server, **ONE_BY_ONE, concurrency=1), "max_failed_fraction": 0.5}
         alone = table(folder, None, reward)
         server.asked.clear()
-        ahead = ScoresAhead()
-        assert ask_ahead(folder, ahead, reward, [row for row in ROLLOUTS if row is not bad]) == list(range(7))
-        assert ask_ahead(folder, ahead, reward, [bad]) == []
+        ahead, good = ScoresAhead(), [row for row in ROLLOUTS if row not in bad]
+        assert ask_ahead(folder, ahead, reward, good) == list(range(len(good)))
+        assert ask_ahead(folder, ahead, reward, bad) == []
         assert table(folder, ahead, reward) == alone
-        assert asked_for(server) == ONCE + Counter({bad.response: 1})
+        asks_whether_it_answers = Counter([good[0].response] if status == 503 and len(bad) == 3 else [])
+        assert asked_for(server) == ONCE + Counter(row.response for row in bad) + asks_whether_it_answers
 
 
 def test_what_was_only_measured_is_no_score(folder: Path) -> None:
