@@ -16,6 +16,7 @@ Progress = Callable[[int, int, str], None]
 """Takes what is done, of how many, and a note; whoever waits hears that way that a slow reward still works."""
 
 
+TELL_EVERY_S = 1.0
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 20.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -11,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 from ppo_core.processes.processor_time import OutOfTime, processor_time
 from ppo_core.records import InputError, PromptRow
-from ppo_core.scoring.reward import NotScored, Sample, Score, require_answers, shorten
+from ppo_core.scoring.reward import TELL_EVERY_S, NotScored, Progress, Sample, Score, require_answers, shorten
 from ppo_core.spec.reward.rules import (
     ExactMatchSpec,
     FormatSpec,
@@ -65,6 +66,7 @@ class Number:
 
     spec: NumberSpec
     answer_column: str
+    progress: Progress
 
     def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
         """Each row needs a reference answer with a number in it."""
@@ -78,7 +80,7 @@ class Number:
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         """A response without a number, or without a match of the pattern, is wrong."""
-        return in_time(self.spec, samples, lambda one: float(self._is_right(one)))
+        return in_time(self.spec, samples, lambda one: float(self._is_right(one)), self.progress)
 
     def _is_right(self, sample: Sample) -> bool:
         text = selected(self.spec.pattern, sample.response)
@@ -89,8 +91,8 @@ class Number:
 class Regex:
     """1 where the pattern is found in the response."""
 
-    def __init__(self, spec: RegexSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: RegexSpec, progress: Progress) -> None:
+        self.spec, self.progress = spec, progress
         self.pattern = re.compile(spec.pattern)
 
     def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
@@ -98,7 +100,11 @@ class Regex:
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         """Searched for anywhere."""
-        return in_time(self.spec, samples, lambda one: float(self.pattern.search(one.response) is not None))
+
+        def is_found(sample: Sample) -> float:
+            return float(self.pattern.search(sample.response) is not None)
+
+        return in_time(self.spec, samples, is_found, self.progress)
 
 
 @dataclass(frozen=True)
@@ -128,8 +134,8 @@ class Length:
 class Format:
     """1 where the whole response matches the pattern, and is the tags with what is between them."""
 
-    def __init__(self, spec: FormatSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: FormatSpec, progress: Progress) -> None:
+        self.spec, self.progress = spec, progress
         inside = rf"(?:(?!</?(?:{'|'.join(spec.tags)})>).)*"
         tags = r"\s*".join(["", *(f"<{tag}>{inside}</{tag}>" for tag in spec.tags), ""])
         forms = [spec.pattern, rf"(?s:{tags})" if spec.tags else None]
@@ -140,17 +146,23 @@ class Format:
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         """From its first character to its last."""
-        return in_time(self.spec, samples, lambda one: float(all(form.fullmatch(one.response) for form in self.forms)))
+
+        def matches(sample: Sample) -> float:
+            return float(all(form.fullmatch(sample.response) for form in self.forms))
+
+        return in_time(self.spec, samples, matches, self.progress)
 
 
 class JsonSchema:
     """1 where the response is JSON that the schema accepts."""
 
-    def __init__(self, spec: JsonSchemaSpec) -> None:
+    def __init__(self, spec: JsonSchemaSpec, progress: Progress) -> None:
         from jsonschema.validators import Draft202012Validator, validator_for
         from referencing import Registry
+        from referencing.exceptions import Unresolvable
 
-        self.spec = spec
+        self.spec, self.progress = spec, progress
+        self.beyond_it = (RecursionError, OverflowError, Unresolvable)
         # With a registry of its own a validator never looks for references on the network.
         self.validator: Any = validator_for(spec.json_schema, default=Draft202012Validator)(
             spec.json_schema, registry=Registry()
@@ -169,7 +181,11 @@ class JsonSchema:
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         """JSON as RFC 8259 has it: NaN and Infinity are none."""
-        return in_time(self.spec, samples, lambda one: self._score(selected(self.spec.pattern, one.response)))
+
+        def fits(sample: Sample) -> Score:
+            return self._score(selected(self.spec.pattern, sample.response))
+
+        return in_time(self.spec, samples, fits, self.progress)
 
     def _score(self, text: str | None) -> Score:
         try:
@@ -178,7 +194,7 @@ class JsonSchema:
             return self.spec.no_json
         try:
             return float(self.validator.is_valid(document))
-        except (RecursionError, OverflowError) as error:  # nested too deep, or a number too large
+        except self.beyond_it as error:  # nested too deep, a number too large
             return NotScored(f"the reward {self.spec.component} cannot check this JSON ({type(error).__name__})")
 
 
@@ -186,8 +202,11 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def in_time(spec: PatternSpec, samples: Sequence[Sample], read: Callable[[Sample], T]) -> list[T | NotScored]:
+def in_time(
+    spec: PatternSpec, samples: Sequence[Sample], read: Callable[[Sample], T], progress: Progress
+) -> list[T | NotScored]:
     """What is read of each sample; NotScored where that takes longer than patterns may."""
+    heard, found = time.monotonic(), list[T | NotScored]()
 
     def one(sample: Sample) -> T | NotScored:
         try:
@@ -201,7 +220,12 @@ def in_time(spec: PatternSpec, samples: Sequence[Sample], read: Callable[[Sample
                 "within repeats, such as (a+)+, or raise the limit"
             )
 
-    return [one(sample) for sample in samples]
+    for sample in samples:
+        found.append(one(sample))
+        if time.monotonic() - heard > TELL_EVERY_S:
+            progress(len(found), len(samples), f"responses read by {spec.component}")
+            heard = time.monotonic()
+    return found
 
 
 def selected(pattern: str | None, text: str) -> str | None:

@@ -68,7 +68,7 @@ class UnitTests:
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         """Code that raises, ends the process, or takes too long or too much, fails the tests that are left."""
         scores: list[Score] = []
-        codes = in_time(self.spec, samples, lambda one: self._code(one.response))
+        codes = in_time(self.spec, samples, lambda one: self._code(one.response), self.progress)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             for score in pool.map(self._score, samples, codes):
                 scores.append(score)

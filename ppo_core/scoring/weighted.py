@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,15 +73,15 @@ def make_reward(spec: RewardKind, sources: Sources, answer_column: str, progress
         case ExactMatchSpec():
             return ExactMatch(spec, answer_column)
         case NumberSpec():
-            return Number(spec, answer_column)
+            return Number(spec, answer_column, progress)
         case RegexSpec():
-            return Regex(spec)
+            return Regex(spec, progress)
         case LengthSpec():
             return Length(spec)
         case FormatSpec():
-            return Format(spec)
+            return Format(spec, progress)
         case JsonSchemaSpec():
-            return JsonSchema(spec)
+            return JsonSchema(spec, progress)
         case UnitTestsSpec():
             return UnitTests(spec, sources, answer_column, progress)
         case HttpRewardSpec():
@@ -172,11 +173,16 @@ class WeightedRewards:
         ]
 
     def total(self, components: Mapping[str, float | None]) -> float | None:
-        """Weighted sum; None when any component with a weight could not be scored."""
-        terms = [(weight, components[name]) for name, weight in self.weights.items() if weight]
-        if any(value is None for _, value in terms):
-            return None
-        return float(sum(weight * value for weight, value in terms if value is not None))
+        """Weighted sum; None when any component with a weight could not be scored.
+
+        Raises InputError where the sum does not fit into a float.
+        """
+        scores = {name: components[name] for name, weight in self.weights.items() if weight}
+        known = {name: score for name, score in scores.items() if score is not None}
+        total = float(sum(self.weights[name] * score for name, score in known.items()))
+        if not math.isfinite(total):
+            raise self._too_large(max(known.items(), key=lambda one: abs(self.weights[one[0]] * one[1])))
+        return total if len(known) == len(scores) else None
 
     def token_scores(self, components: Components, rollout: RolloutRow, decode: Decode) -> dict[int, float] | None:
         """What `total` adds up, by the token where it is credited; None where there is no sum, or nothing in parts.
@@ -192,9 +198,18 @@ class WeightedRewards:
             if parts is not None:
                 for token, span in zip(tokens_of(parts, rollout, decode), parts.spans, strict=True):
                     found[token] += weight * span.score
+                    if not math.isfinite(found[token]):
+                        raise self._too_large((name, span.score))
             elif score is not None:
                 found[len(rollout.response_token_ids) - 1] += weight * score
         return dict(found)
+
+    def _too_large(self, found: tuple[str, float]) -> InputError:
+        name, score = found
+        return InputError(
+            f"a weighted sum of scores does not fit into a float: the reward {name} gave {score:g} and has "
+            f"weight={self.weights[name]:g}: lower that, or let the reward give smaller numbers"
+        )
 
     def score_rollouts(
         self, rows: Sequence[PromptRow], rollouts: Sequence[RolloutRow], decode: Decode | None = None

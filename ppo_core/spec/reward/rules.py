@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
@@ -195,12 +196,12 @@ class JsonSchemaSpec(PatternSpec):
         except SchemaError as error:
             place = "/".join(str(part) for part in error.absolute_path)
             raise ValueError(f"not a valid JSON Schema, at {place or 'the top'}: {error.message}") from None
-        for reference in _references(schema):
-            if not _leads_somewhere(schema, reference):
-                raise ValueError(
-                    f"its $ref {reference!r} cannot be resolved: write #/$defs/NAME, and add that definition to the "
-                    "schema"
-                )
+        for reference, base in _dead_references(schema):
+            below = f" below the $id {base!r}, from which it counts," if base else ""
+            raise ValueError(
+                f"its $ref {reference!r}{below} cannot be resolved: write #/$defs/NAME, and add that definition to "
+                + ("the part with that $id, or leave the $id out" if base else "the schema")
+            )
         return schema
 
 
@@ -236,27 +237,34 @@ class UnitTestsSpec(PatternSpec):
         return self.while_sampling
 
 
-def _references(schema: Any) -> list[str]:
-    """All references in a schema."""
-    if isinstance(schema, list):
-        return [found for part in schema for found in _references(part)]
-    if not isinstance(schema, dict):
-        return []
-    own = [schema[name] for name in ("$ref", "$dynamicRef") if isinstance(schema.get(name), str)]
-    return own + [found for part in schema.values() for found in _references(part)]
+def _dead_references(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """References that lead nowhere, each with the $id that it counts from, if that is not the schema's own.
 
-
-def _leads_somewhere(schema: dict[str, Any], reference: str) -> bool:
-    """Whether a reference is a JSON pointer into the schema, or an anchor in it."""
-    from referencing import Registry, Resource
+    They are looked for where the draft has schemas, and where references lead: `const` and `enum` hold data.
+    """
+    from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import Draft202012Validator, validator_for
+    from referencing import Registry
     from referencing.exceptions import Unresolvable
-    from referencing.jsonschema import DRAFT202012
+    from referencing.jsonschema import DRAFT202012, specification_with
 
-    if not reference.startswith("#"):
-        return False
-    resource = Resource.from_contents(schema, default_specification=DRAFT202012)
-    try:
-        Registry().with_resource("", resource).resolver().lookup(reference)
-    except Unresolvable:
-        return False
-    return True
+    draft = specification_with(schema.get("$schema", ""), default=DRAFT202012)
+    validator = validator_for(schema, default=Draft202012Validator)
+    root, seen = draft.create_resource(schema), set[int]()
+    waiting = [(root, Registry().resolver_with_root(root), "")]
+    while waiting:
+        one, resolver, base = waiting.pop()
+        if not isinstance(one.contents, dict) or id(one.contents) in seen:
+            continue
+        seen.add(id(one.contents))
+        for name in ("$ref", "$dynamicRef"):
+            if isinstance(reference := one.contents.get(name), str):
+                try:
+                    found = resolver.lookup(reference)
+                    validator.check_schema(found.contents)
+                except (Unresolvable, SchemaError, ValueError, TypeError):  # the last two of odd addresses
+                    yield reference, base
+                else:
+                    waiting.append((draft.create_resource(found.contents), found.resolver, base))
+        for part in one.subresources():
+            waiting.append((part, resolver.in_subresource(part), part.id() or base))

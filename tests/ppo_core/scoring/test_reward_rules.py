@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, PromptRow
+from ppo_core.scoring import rules
 from ppo_core.scoring.reward import Sample
 from ppo_core.scoring.rules import last_number
 from ppo_core.scoring.weighted import WeightedRewards
@@ -22,6 +23,8 @@ NAMED = {"type": "object", "properties": {"name": {"$ref": "#/$defs/name"}}, "re
     "$defs": {"name": {"type": "string"}}
 }
 NESTED = {"type": "array", "items": {"$ref": "#"}}
+DATA = {"const": {"$ref": "http://foo"}}
+BY_ID = {"$defs": {"s": {"$id": "http://x/y", "type": "string"}}, "items": {"$ref": "http://x/y"}}
 
 
 def row(answer: Any) -> PromptRow:
@@ -100,6 +103,10 @@ def rewards(*sources: dict[str, Any], folder: Path = Path()) -> WeightedRewards:
         ({"kind": "json_schema", "json_schema": NESTED}, None, "[[], [[]]]", 1.0),
         ({"kind": "json_schema", "json_schema": NESTED}, None, "[[], [4]]", 0.0),
         ({"kind": "json_schema", "json_schema": NESTED}, None, "[" * 400 + "]" * 400, None),
+        ({"kind": "json_schema", "json_schema": DATA}, None, '{"$ref": "http://foo"}', 1.0),
+        ({"kind": "json_schema", "json_schema": DATA}, None, "4", 0.0),
+        ({"kind": "json_schema", "json_schema": BY_ID}, None, '["a"]', 1.0),
+        ({"kind": "json_schema", "json_schema": BY_ID}, None, "[4]", 0.0),
         ({"kind": "json_schema", "json_schema": {"multipleOf": 0.1}, "no_json": -1}, None, "1e999", None),
         ({"kind": "json_schema", "json_schema": {"multipleOf": 0.1}, "no_json": -1}, None, "1" + "0" * 400, None),
         ({"kind": "json_schema", "json_schema": NAMED, "pattern": "<a>(.*)</a>"}, None, '<a>{"name": "x"}</a>', 1.0),
@@ -143,6 +150,39 @@ def test_a_pattern_without_end_costs_its_sample_its_score(source: dict[str, Any]
     )
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"kind": "regex", "pattern": "a"},
+        {"kind": "format", "pattern": "a"},
+        {"kind": "number", "pattern": "a"},
+        {"kind": "json_schema", "json_schema": {}},
+        {"kind": "unit_tests", "pattern": "a"},
+    ],
+)
+@pytest.mark.parametrize(("seconds", "told"), [(-1.0, [(1, 3), (2, 3), (3, 3)]), (60.0, [])])
+def test_rules_are_heard_while_they_work_but_not_at_each_sample(
+    source: dict[str, Any], seconds: float, told: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "TELL_EVERY_S", seconds)
+    spec, heard = RewardSpec.model_validate({"sources": [source]}), list[tuple[int, int, str]]()
+    sources = Sources(Path(), run_generated_code=True)
+    found = WeightedRewards(spec, sources, "answer", lambda *progress: heard.append(progress))
+    found.score([Sample(PromptRow("a", "What?", [1], "1", {"tests": "assert True"}), "b")] * 3)
+    assert [one[:2] for one in heard if one[2] == f"responses read by {source['kind']}"] == told
+
+
+def test_a_sum_that_fits_into_no_float_is_refused() -> None:
+    huge = {"kind": "json_schema", "json_schema": {}, "no_json": 1e308, "name": "huge", "weight": 2.0}
+    found = rewards(huge, {"kind": "regex", "pattern": "a"})
+    (parts,) = found.score([Sample(row(None), "a")])
+    with pytest.raises(InputError, match=r"into a float: the reward huge gave 1e\+308 and has weight=2: lower that"):
+        found.total(parts.scores)
+    assert found.total({"huge": 1.0, "regex": 1.0}) == 3.0
+    with pytest.raises(InputError, match=r"the reward huge gave -1e\+308"):
+        found.total({"huge": -1e308, "regex": None})
+
+
 def test_tokens_are_those_that_were_sampled() -> None:
     found = rewards({"kind": "length", "min": 2, "max": 2})
     parts = found.score([Sample(row(None), "a b c", (7, 2)), Sample(row(None), "a b", (7, 7, 2))])
@@ -175,6 +215,23 @@ def test_any_number_is_read_exactly_in_both_ways_of_writing(number: Decimal) -> 
 def test_a_row_that_cannot_be_judged_is_refused_before_sampling(kind: str, answer: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         rewards({"kind": kind}).check_rows([row("1"), row(answer)])
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (
+            {"properties": {"a": {"$id": "http://x/y", "$ref": "#/$defs/s"}}, "$defs": {"s": {}}},
+            r"its \$ref '#/\$defs/s' below the \$id 'http://x/y', from which it counts, .* or leave the \$id out",
+        ),
+        ({"parts": {"x": {"$ref": "#/no"}}, "$ref": "#/parts/x"}, r"its \$ref '#/no' cannot be resolved: write"),
+        ({"title": "a", "$ref": "#/title"}, r"its \$ref '#/title' cannot be resolved"),
+        ({"minLength": 5, "$ref": "#/minLength/x"}, r"its \$ref '#/minLength/x' cannot be resolved"),
+    ],
+)
+def test_a_reference_that_leads_to_no_schema_is_refused_wherever_it_is(schema: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rewards({"kind": "json_schema", "json_schema": schema})
 
 
 @pytest.mark.parametrize(
