@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ppo_core.processes.plugins import RAISED, Sources, load_function, place_of
 from ppo_core.records import NOT_IN_A_TRIAL, InputError, PromptRow
 from ppo_core.scoring.reward import (
+    TELL_EVERY_S,
     MeasuredScore,
     NotScored,
     Progress,
@@ -21,7 +21,6 @@ from ppo_core.scoring.reward import (
     ignore_progress,
     pause_after,
     shorten,
-    written,
 )
 from ppo_core.scoring.signatures import (
     TOKENS,
@@ -32,13 +31,13 @@ from ppo_core.scoring.signatures import (
     form_of,
     measures_in,
     one_by_one_arguments,
+    own,
     scores_in,
     takes,
 )
-from ppo_core.scoring.spans import FORM, NotFinite, number_of, span_scores
+from ppo_core.scoring.spans import checked_scores
 from ppo_core.spec.reward.kinds import FunctionRewardSpec
 
-TELL_EVERY_S = 1.0
 IN_FLIGHT = 64  # calls of a coroutine function that is called for each sample
 
 LASTING = (
@@ -108,15 +107,15 @@ class FunctionReward:
             return [NotScored(f"it reads {TOKENS}, and {NOT_IN_A_TRIAL}")] * len(samples)
         columns = [columns_of(one.row, self.answer_column) for one in samples]
         if self.form.one_by_one:
-            given = [one_by_one_arguments(self.form, one, row) for one, row in zip(samples, columns, strict=True)]
-            returned: Any = self._run_each([{**row, **self.options} for row in given])
+            returned: Any = self._run_each(len(samples), lambda at: self._each(samples[at], columns[at]))
             scores: Any = [scores_in(self.name, self.form, one) for one in returned]
         else:
             given_once = batch_arguments(self.form, samples, columns)
             fixed = {name: given_once[name] for name in self.form.given}
             if self.reads_tokens and sampled:
                 fixed[TOKENS] = [list(one.token_ids or ()) for one in samples]
-            returned = self._run({**given_once, **self.options, **fixed})
+            call = {**given_once, **own(self.options), **fixed}
+            returned = self._run(self._with_values(call, lambda values: all(one is None for one in values)))
             scores = scores_in(self.name, self.form, returned)
         checked = checked_scores(self.name, scores, samples, one_by_one=self.form.one_by_one, others=self.answered > 0)
         return with_measures(checked, measures_in(self.name, self.form, returned, len(samples)))
@@ -129,53 +128,64 @@ class FunctionReward:
         given = {*self.form.given, *self.options, *((TOKENS,) if self.reads_tokens else ())}
         return [name for name in self._arguments() if name not in given]
 
+    def _each(self, sample: Sample, columns: Arguments) -> Arguments:
+        """The arguments of a call for one sample, made anew for each try."""
+        row = self._with_values(one_by_one_arguments(self.form, sample, columns), lambda value: value is None)
+        return {**row, **own(self.options)}
+
+    def _with_values(self, call: Arguments, is_missing: Callable[[Any], bool]) -> Arguments:
+        """Without arguments for which the data have no value and the function a default."""
+        defaults = set(takes(self.parameters)) - {*self._arguments(), *self.options}
+        return {name: value for name, value in call.items() if name not in defaults or not is_missing(value)}
+
     def _run(self, call: Arguments) -> Any:
         """What one call for all samples returns."""
         try:
             returned = self.function(**self._taken(call))
-            return asyncio.run(_one(returned, self.timeout_s)) if inspect.isawaitable(returned) else returned
+            return _listed(asyncio.run(_one(returned, self.timeout_s)) if inspect.isawaitable(returned) else returned)
         except RAISED as error:
             raise self._failed(error) from error
 
-    def _run_each(self, calls: Sequence[Arguments]) -> list[Any]:
+    def _run_each(self, count: int, arguments: Callable[[int], Arguments]) -> list[Any]:
         """What each call returns, NotScored for one that raises also when it is made again, after all the others.
 
-        Raises RewardFailed (InputError for an error of the code) where all raise, and none was answered before.
+        `arguments` makes those of a call by its number. Raises RewardFailed (InputError for an error of the code) where
+        all raise, and none was answered before.
         """
-        heard, done, tries = time.monotonic(), 0, [1] * len(calls)
+        heard, done, tries = time.monotonic(), 0, [1] * count
 
         def ended(returned: Any) -> Any:
             nonlocal heard, done
             done += 1
             if time.monotonic() - heard > TELL_EVERY_S:
-                self.progress(done, len(calls), f"responses scored by {self.name}")
+                self.progress(done, count, f"responses scored by {self.name}")
                 heard = time.monotonic()
             return returned
 
-        returned = self._round(calls, ended)
+        returned = self._round(map(arguments, range(count)), ended)
         for attempt in range(self.retries):
             again = [number for number, found in enumerate(returned) if _may_pass(found)]
             if not again:
                 break
             done -= len(again)
-            self.progress(done, len(calls), f"{self.name} raised for {len(again)} responses, which it is asked again")
+            self.progress(done, count, f"{self.name} raised for {len(again)} responses, which it is asked again")
             time.sleep(pause_after(attempt))
-            for number, found in zip(again, self._round([calls[number] for number in again], ended), strict=True):
+            for number, found in zip(again, self._round(map(arguments, again), ended), strict=True):
                 returned[number], tries[number] = found, tries[number] + 1
         raised = {number: found.error for number, found in enumerate(returned) if isinstance(found, _Raised)}
-        if raised and len(raised) == len(calls) and not self.answered:
+        if raised and len(raised) == count and not self.answered:
             first = next((number for number, error in raised.items() if not isinstance(error, LASTING)), 0)
             raise self._failed(raised[first], tries[first]) from raised[first]
         for number, error in raised.items():
             returned[number] = NotScored(str(self._failed(error, tries[number])))
         return returned
 
-    def _round(self, calls: Sequence[Arguments], ended: Callable[[Any], Any]) -> list[Any]:
+    def _round(self, calls: Iterator[Arguments], ended: Callable[[Any], Any]) -> list[Any]:
         """What each call returns or, as _Raised, raises; calls of a coroutine function are made side by side."""
         returned = list[Any]()
         for call in calls:
             try:
-                found = self.function(**self._taken(call))
+                found = _listed(self.function(**self._taken(call)))
             except RAISED as error:
                 found = _Raised(error)
             returned.append(found if inspect.isawaitable(found) else ended(found))
@@ -203,11 +213,19 @@ def _may_pass(found: Any) -> bool:
 async def _one(value: Any, timeout_s: float | None) -> Any:
     try:
         async with asyncio.timeout(timeout_s) as limit:
-            return await value
+            returned = await value
     except TimeoutError:
         if not limit.expired():
             raise
-        raise TimeoutError(f"no score within timeout_s={timeout_s:g}") from None
+    if limit.expired():  # also where it went on and returned something
+        raise TimeoutError(f"no score within timeout_s={timeout_s:g}")
+    return returned
+
+
+def _listed(returned: Any) -> Any:
+    """What a function that yields gives, here, where what it raises is told as its own."""
+    yields = isinstance(returned, Iterator) and not inspect.isawaitable(returned)
+    return list(returned) if yields else returned
 
 
 async def _awaited(
@@ -223,7 +241,7 @@ async def _awaited(
             return value
         async with room:
             try:
-                return ended(await _one(value, timeout_s))
+                return ended(_listed(await _one(value, timeout_s)))
             except RAISED as error:
                 return ended(_Raised(error))
 
@@ -242,53 +260,3 @@ def with_measures(scores: list[Score], measures: Sequence[dict[str, float]]) -> 
 def columns_of(row: PromptRow, answer_column: str) -> dict[str, Any]:
     """What a reward function sees of a row besides the prompt: metadata, and the answer under its own column name."""
     return {**row.metadata, answer_column: row.reference_answer}
-
-
-def checked_scores(
-    name: str, scores: Any, samples: Sequence[Sample], *, one_by_one: bool = False, others: bool = False
-) -> list[Score]:
-    """The scores as floats, in parts or None. Raises InputError for a wrong type, length or value, naming the row.
-
-    Of scores that were made `one_by_one`, those that are not finite are NotScored, unless none is finite; with
-    `others`, that were scored before, also then.
-    """
-    expected = len(samples)
-    try:
-        values = None if isinstance(scores, str | bytes | Mapping | Set) else list(scores)
-    except TypeError:
-        values = None
-    if values is None:
-        raise InputError(
-            f"{name} returned {type(scores).__name__}, not a list of {expected} scores: return a list with one (or "
-            "None) for each completion, in their order"
-        )
-    if len(values) != expected:
-        raise InputError(
-            f"{name} returned {len(values)} scores for {expected} completions: return one (or None) for each"
-        )
-    checked, broken = list[Score](), list[NotFinite]()
-    for index, (value, sample) in enumerate(zip(values, samples, strict=True)):
-        try:
-            checked.append(_checked(f"{name}: score {index}", value, sample))
-        except NotFinite as error:
-            broken.append(error)
-            checked.append(NotScored(f"its score {error.what}"))
-    if broken and not (one_by_one and (others or len(broken) < expected)):
-        raise InputError(str(broken[0])) from broken[0]
-    return checked
-
-
-def _checked(whose: str, value: Any, sample: Sample) -> Score:
-    if value is None or isinstance(value, NotScored):
-        return value
-    number = number_of(value)
-    if number is None:
-        parts = span_scores(whose, value, sample)
-        if parts is None:
-            raise InputError(
-                f"{whose} is {written(value)} ({type(value).__name__}): return a float, or None, or {FORM}"
-            )
-        return parts
-    if not math.isfinite(number):
-        raise NotFinite(whose, f"is {number}: return a finite number, or None where there is no score")
-    return number

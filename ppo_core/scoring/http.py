@@ -14,9 +14,10 @@ from typing import Any
 
 from ppo_core.records import InputError, PromptRow
 from ppo_core.scoring.endpoint import Endpoint
-from ppo_core.scoring.functions import checked_scores, with_measures
+from ppo_core.scoring.functions import with_measures
 from ppo_core.scoring.reward import NotScored, Progress, Sample, Score, shorten
 from ppo_core.scoring.signatures import VERL_BATCH, measures_in, scores_in
+from ppo_core.scoring.spans import checked_scores
 from ppo_core.spec.reward.kinds import HttpRewardSpec
 
 

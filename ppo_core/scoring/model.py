@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ppo_core.processes.plugins import Sources
 from ppo_core.records import PromptRow
-from ppo_core.scoring.functions import checked_scores
 from ppo_core.scoring.held_models import RewardModel, held_models
 from ppo_core.scoring.reward import NotScored, Progress, Sample, Score
+from ppo_core.scoring.spans import checked_scores
 from ppo_core.spec.reward.kinds import ModelRewardSpec
 
 

@@ -95,7 +95,7 @@ def takes(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
 
 
 def batch_arguments(form: Form, samples: Sequence[Sample], columns: Sequence[Arguments]) -> Arguments:
-    """What a function that is called once gets: a list for each argument, and for each column."""
+    """What a function that is called once gets, to write into as well: a list for each argument and each column."""
     if form is VERL_BATCH:
         rows = [one_by_one_arguments(VERL, sample, row) for sample, row in zip(samples, columns, strict=True)]
         return {**_lists(columns), **{f"{name}s": [row[name] for row in rows] for name in VERL.given}}
@@ -105,19 +105,19 @@ def batch_arguments(form: Form, samples: Sequence[Sample], columns: Sequence[Arg
             **lists,
             "queries": [_text(one.row.prompt) + one.response for one in samples],
             "prompts": [_text(one.row.prompt) for one in samples],
-            "labels": [one.row.reference_answer for one in samples],
+            "labels": [own(one.row.reference_answer) for one in samples],
         }
     return {
         **lists,
-        "prompts": [one.row.prompt for one in samples],
+        "prompts": [own(one.row.prompt) for one in samples],
         "completions": [as_completion(one.row.prompt, one.response) for one in samples],
     }
 
 
 def one_by_one_arguments(form: Form, sample: Sample, columns: Arguments) -> Arguments:
     """What a function that is called for each sample gets, to write into as well: no other call sees it."""
-    row, columns = sample.row, _own(columns)
-    prompt, metadata, answer = _own(row.prompt), _own(row.metadata), _own(row.reference_answer)
+    row, columns = sample.row, own(columns)
+    prompt, metadata, answer = own(row.prompt), own(row.metadata), own(row.reference_answer)
     if form is VERL:
         return {
             **columns,
@@ -197,14 +197,16 @@ def as_completion(prompt: Any, text: str) -> Any:
 def _lists(columns: Sequence[Arguments]) -> Arguments:
     """A list for each column that any row has."""
     names = sorted({name for row in columns for name in row})
-    return {name: [row.get(name) for row in columns] for name in names}
+    return {name: [own(row.get(name)) for row in columns] for name in names}
 
 
-def _own(value: Any) -> Any:
+def own(value: Any) -> Any:
     """A copy of what a row holds, at any depth."""
     if isinstance(value, dict):
-        return {key: _own(inner) for key, inner in value.items()}
-    return [_own(inner) for inner in value] if isinstance(value, list) else value
+        return {key: own(inner) for key, inner in value.items()}
+    if not isinstance(value, list):
+        return value
+    return [own(inner) if isinstance(inner, dict | list) else inner for inner in value]
 
 
 def _text(prompt: Any) -> str:

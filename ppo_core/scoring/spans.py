@@ -1,4 +1,4 @@
-"""Scores in parts, as a reward may give for a sample in place of one number, and the tokens that they are credited at.
+"""What may be a score: one number for a sample or, in parts, several, and the tokens that those are credited at.
 
     [{"start": 0, "end": 12, "score": 0.5}, ...]    parts for characters of the response's text (Python's: code points)
     [0.0, 0.0, 0.5, ...]                            one number for each of the response's tokens
@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from itertools import takewhile
 from typing import Any, SupportsFloat
 
 from ppo_core.records import InputError, RolloutRow
-from ppo_core.scoring.reward import Sample, Span, SpanScores, shorten
+from ppo_core.scoring.reward import NotScored, Sample, Score, Span, SpanScores, shorten, written
 
 Decode = Callable[[list[int]], str]
 """The text of tokens, as it is the response's text of all of them."""
@@ -43,6 +43,56 @@ def number_of(value: Any) -> float | None:
         return None
 
 
+def checked_scores(
+    name: str, scores: Any, samples: Sequence[Sample], *, one_by_one: bool = False, others: bool = False
+) -> list[Score]:
+    """The scores as floats, in parts or None. Raises InputError for a wrong type, length or value, naming the row.
+
+    Of scores that were made `one_by_one`, those that are not finite are NotScored, unless none is finite; with
+    `others`, that were scored before, also then.
+    """
+    expected = len(samples)
+    try:
+        values = None if isinstance(scores, str | bytes | Mapping | Set) else list(scores)
+    except TypeError:
+        values = None
+    if values is None:
+        raise InputError(
+            f"{name} returned {type(scores).__name__}, not a list of {expected} scores: return a list with one (or "
+            "None) for each completion, in their order"
+        )
+    if len(values) != expected:
+        raise InputError(
+            f"{name} returned {len(values)} scores for {expected} completions: return one (or None) for each"
+        )
+    checked, broken = list[Score](), list[NotFinite]()
+    for index, (value, sample) in enumerate(zip(values, samples, strict=True)):
+        try:
+            checked.append(_checked(f"{name}: score {index}", value, sample))
+        except NotFinite as error:
+            broken.append(error)
+            checked.append(NotScored(f"its score {error.what}"))
+    if broken and not (one_by_one and (others or len(broken) < expected)):
+        raise InputError(str(broken[0])) from broken[0]
+    return checked
+
+
+def _checked(whose: str, value: Any, sample: Sample) -> Score:
+    if value is None or isinstance(value, NotScored):
+        return value
+    number = number_of(value)
+    if number is None:
+        parts = span_scores(whose, value, sample)
+        if parts is None:
+            raise InputError(
+                f"{whose} is {written(value)} ({type(value).__name__}): return a float, or None, or {FORM}"
+            )
+        return parts
+    if not math.isfinite(number):
+        raise NotFinite(whose, f"is {number}: return a finite number, or None where there is no score")
+    return number
+
+
 def span_scores(whose: str, value: Any, sample: Sample) -> SpanScores | None:
     """A score in parts; None for what is no list. Raises InputError for a list that is none, and parts that cannot be.
 
@@ -60,6 +110,11 @@ def span_scores(whose: str, value: Any, sample: Sample) -> SpanScores | None:
     known = [number for number in numbers if number is not None]
     if len(known) < len(numbers):
         raise InputError(f"{whose} is {shorten(value)} ({type(value).__name__}): return a float, or None, or {FORM}")
+    if isinstance(value, tuple):
+        raise InputError(
+            f"{whose} is {shorten(value)}, a tuple, which may be a score with something beside it: return the score "
+            f"alone, or {FORM}"
+        )
     if sample.token_ids is not None and len(known) != len(sample.token_ids):
         raise InputError(
             f"{whose} has {len(known)} numbers, for a response of {len(sample.token_ids)} tokens: return one for each, "

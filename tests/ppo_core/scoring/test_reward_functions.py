@@ -12,9 +12,9 @@ import torch
 from ppo_core.data.rows import read_rows
 from ppo_core.processes.plugins import Sources, load_function, source_digest
 from ppo_core.records import InputError, PromptRow, RolloutRow
-from ppo_core.scoring.functions import checked_scores
 from ppo_core.scoring.reward import RewardFailed, Sample
 from ppo_core.scoring.signatures import VERL_BATCH, scores_in
+from ppo_core.scoring.spans import checked_scores
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
 

@@ -27,9 +27,8 @@ from ppo_core.processes.plugins import Sources
 from ppo_core.processes.protocol import Job, JobInput
 from ppo_core.records import InputError, PromptRow, RolloutRow, ScoreRow
 from ppo_core.scoring import reward, spans
-from ppo_core.scoring.functions import checked_scores
 from ppo_core.scoring.reward import Sample, Span, SpanScores
-from ppo_core.scoring.spans import tokens_of
+from ppo_core.scoring.spans import checked_scores, tokens_of
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
 from tasks.checks.try_reward import TrialRow
@@ -108,6 +107,10 @@ def test_a_score_may_come_in_parts(given_: Any, expected: SpanScores, total: flo
         ([1.0, span(0, 2, 1.0), 0.0], "f: score 0 is .* return a float, or None, or a list of spans, as"),
         (span(0, 2, 1.0), r"f: score 0 is {'start': .* \(dict\): return a float, or None, or a list of spans"),
         ({1.0}, r"f: score 0 is {1.0} \(set\): return a float"),
+        (
+            (0.5, 1.0, 0.0),
+            r"f: score 0 is \(0.5, 1.0, 0.0\), a tuple, which may be a score with something beside it",
+        ),
     ],
 )
 def test_parts_that_cannot_be_are_refused(given_: Any, message: str) -> None:
@@ -193,6 +196,14 @@ def test_bytes_in_place_of_unknown_words_are_no_character_before_the_last(parts:
     ids = [1 + vocabulary.index(piece) for piece in pieces]
     text = "".join(word for _, word in parts)
     assert credited(byte_fallback(vocabulary), [*ids, 0], text) == expected
+
+
+def test_a_part_that_fits_into_no_float_with_its_weight_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "huge.py").write_text("def huge(completions):\n    return [[1e308, -1e308, 1.0]] * len(completions)")
+    found = WeightedRewards(RewardSpec(function={"huge.py:huge": 2.0}), Sources(tmp_path), "answer")
+    rollouts = [RolloutRow("p", 0, [5], [6, 7, EOS], "w2 w3", [0.0] * 3, "stop")]
+    with pytest.raises(InputError, match=r"the reward huge gave 1e\+308 and has weight=2"):
+        found.score_rollouts([ROW], rollouts, str)
 
 
 def test_what_is_no_text_is_not_taken_for_the_tokens_of_another() -> None:
