@@ -133,7 +133,7 @@ class Sides:
 def _renamed(names: Mapping[str, str], where: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The row under our names. Raises InputError where it lacks one of them; a ranking needs no pair."""
     for ours, theirs in names.items():
-        if theirs not in row and not (ours in PAIR and "responses" in row):
+        if theirs not in row and not (ours in PAIR and row.get("responses") is not None):
             raise InputError(
                 f"{where} has no column {theirs} (its columns: {', '.join(sorted(map(str, row))) or 'none'}): name the "
                 f"right one in {ours}_column"
@@ -160,8 +160,8 @@ def _prompted(names: Mapping[str, str], where: str, row: Mapping[str, Any]) -> M
             f"{where} has chosen and rejected conversations that differ before their last message: compare answers to "
             "the same messages"
         )
-    prompt = row.get("prompt", asked)
-    if prompt not in (asked, _content(asked[-1])):
+    prompt = row.get("prompt")
+    if prompt not in (None, asked, _content(asked[-1])):
         raise InputError(
             f"{where} has prompt={_short(prompt)}, but its conversations ask {_short(_content(asked[-1]))}: leave the "
             "prompt out"
@@ -175,8 +175,10 @@ def _content(message: Any) -> Any:
 
 def _responses(row: Mapping[str, Any]) -> dict[str, str]:
     columns = ", ".join(sorted(map(str, row)))
-    if "responses" in row:
-        if set(PAIR) & set(row):
+    # A table has all columns in each row: None is absent, unless the row has nothing else.
+    present = {name for name in ("responses", *PAIR) if row.get(name) is not None}
+    if "responses" in present or ("responses" in row and not set(PAIR) & set(row)):
+        if set(PAIR) & present:
             raise _Malformed(f"has both responses and chosen or rejected (columns {columns}): keep one form")
         listed = row["responses"]
         if isinstance(listed, str):
@@ -229,7 +231,7 @@ def _margin(row: Mapping[str, Any]) -> float:
     number = _number(margin)
     if number is None or not 0 <= number < math.inf:
         raise _Malformed(f"has margin={_short(margin)}: give a number of 0 or more, or leave it out")
-    if "responses" in row:
+    if row.get("responses") is not None:
         raise _Malformed("has margin and responses: a margin needs chosen and rejected; leave it out")
     return number
 

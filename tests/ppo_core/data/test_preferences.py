@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from ppo_core.data.preferences import Preference, Sides, read_preferences
+from ppo_core.data.preferences import PAIR, Preference, Sides, read_preferences
 from ppo_core.data.rankings import Ranking, RankingMaker, read_rankings
 from ppo_core.data.rows import Columns
 from ppo_core.data.sieve import Sieve
@@ -64,6 +66,30 @@ def test_a_table_of_text_has_margins_as_text_and_wrong_rows_are_counted(tmp_path
     assert [row.margin for row in read_preferences("pairs.csv", Sources(tmp_path))] == [1.5, 0.0]
     with pytest.raises(InputError, match=r"row 2 has margin='nan'.* \(2 more rows cannot be used either\)$"):
         read(tmp_path, [GOOD, {**GOOD, "margin": "nan"}, {**GOOD, "chosen": 5}, {**GOOD, "rejected": "w3"}])
+
+
+@pytest.mark.parametrize("tables", ["arrow", "parquet"])
+def test_a_table_holds_pairs_rankings_and_conversations(tmp_path: Path, tables: str) -> None:
+    """Each row of a table has all of its columns."""
+    rows = [
+        {"prompt": "w2", "responses": ["w3", "w4"]},
+        {"prompt": "w2", "chosen": "w5", "rejected": "w6", "margin": 1.0},
+    ]
+    talks = [{"prompt": None, "chosen": TALK, "rejected": OTHER}, {"prompt": "w2", "responses": ["w3", "w4"]}]
+    for name, given in (("texts", rows), ("talks", talks)):
+        table = pa.Table.from_pylist(
+            [{"margin": None, "responses": None, **dict.fromkeys(PAIR), **row} for row in given]
+        )
+        if tables == "arrow":
+            with pa.ipc.new_file(tmp_path / f"{name}.table", table.schema) as file:
+                file.write_table(table)
+        else:
+            pq.write_table(table, tmp_path / f"{name}.table")
+    ranked = {"responses[0]": "w3", "responses[1]": "w4"}
+    found = [row[:3] for row in read_preferences("texts.table", Sources(tmp_path))]
+    assert found == [("w2", ranked, 0.0), ("w2", {"chosen": "w5", "rejected": "w6"}, 1.0)]
+    found = [row[:3] for row in read_preferences("talks.table", Sources(tmp_path))]
+    assert found == [(TALK[:3], {"chosen": "w3", "rejected": "w4"}, 0.0), ("w2", ranked, 0.0)]
 
 
 def sides(train: list[Preference], held_out: list[Preference]) -> Sides:
@@ -159,6 +185,8 @@ GOOD = {"prompt": "w2 ", "chosen": "w3", "rejected": "w4"}
         ),
         ({**GOOD, "responses": ["w3", "w4"]}, r"pairs.jsonl: row 2 has both responses and chosen or rejected"),
         ({"prompt": "w2", "responses": ["w3"]}, r"row 2 has responses=\['w3'\]: give a list of two or more"),
+        ({"prompt": "w2", "responses": None}, r"row 2 has responses=None: give a list of two or more"),
+        ({**GOOD, "chosen": None, "responses": None}, r"row 2 has chosen=None: give a text"),
         ({"prompt": "w2", "responses": ["w3", "w4", "w3"]}, r"row 2 has responses\[0\] == responses\[2\] \('w3'\)"),
         ({"prompt": "w2", "responses": ["w3", 4]}, r"pairs.jsonl: row 2 has responses\[1\]=4: give a text"),
         (
