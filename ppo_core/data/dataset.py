@@ -13,6 +13,8 @@ from ppo_core.data.rows import Refusals, Row, check_text, shown, value_in
 from ppo_core.records import InputError, PromptRow, canonical_json
 
 T = TypeVar("T")
+Encoded = list[int] | InputError
+"""The token ids of a prompt, or why there are none."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,13 @@ class PromptMaker:
         for column in self.unread:
             raise InputError(column.idle(self.named))
 
-    def prompts(self, rows: Sequence[Row], tokens: Sequence[list[int]]) -> Iterator[PromptRow]:
+    def prompts(self, rows: Sequence[Row], tokens: Sequence[Encoded]) -> Iterator[PromptRow]:
         """Of rows and their prompts' token ids; one that cannot be used is noted in `refusals`."""
-        for (where, row, _), ids in zip(rows, tokens, strict=True):
-            if self.drop_too_long and len(ids) > self.limits.longest_prompt():
-                continue
+        for (where, row, _), encoding in zip(rows, tokens, strict=True):
             with self.refusals:
+                ids = token_ids(encoding)
+                if self.drop_too_long and len(ids) > self.limits.longest_prompt():
+                    continue
                 yield self._prompt(where, row, ids)
 
     def _prompt(self, where: str, row: Mapping[str, Any], ids: list[int]) -> PromptRow:
@@ -121,7 +124,7 @@ def check_room(longest: Longest, limits: Limits) -> None:
 
 def supervised_rows(
     rows: Sequence[Row],
-    tokens: Sequence[list[int]],
+    tokens: Sequence[Encoded],
     tokenizer: Any,
     *,
     context_length: int | None,
@@ -134,8 +137,9 @@ def supervised_rows(
     """
     from ppo_core.data.tokenization import encode_completion
 
-    for row, prompt in zip(rows, tokens, strict=True):
+    for row, encoding in zip(rows, tokens, strict=True):
         with refusals:
+            prompt = token_ids(encoding)
             answer = encode_completion(tokenizer, _completion(row))
             length = len(prompt) + len(answer)
             if context_length is not None and length > context_length:
@@ -206,19 +210,23 @@ def _not_json(value: Any) -> str | None:
     return None
 
 
-def encoded(tokenizer: Any, rows: Sequence[Row]) -> list[list[int]]:
-    """The token ids of their prompts. Raises InputError naming the row."""
-    from ppo_core.data.tokenization import encode_prompt, encode_prompts  # transformers: two thirds of a second
+def encoded(tokenizer: Any, rows: Sequence[Row]) -> list[Encoded]:
+    """The token ids of their prompts, and of a prompt that has none the InputError that names its row."""
+    from ppo_core.data.tokenization import encode_prompts  # transformers: two thirds of a second
 
     try:
-        return encode_prompts(tokenizer, [row.content["prompt"] for row in rows])
-    except InputError:
-        for row in rows:  # one by one, for the name of the row
-            try:
-                encode_prompt(tokenizer, row.content["prompt"])
-            except InputError as error:
-                raise InputError(f"{row.where}: {error}") from None
-        raise
+        return list(encode_prompts(tokenizer, [row.content["prompt"] for row in rows]))
+    except InputError as error:
+        if len(rows) == 1:
+            return [InputError(f"{rows[0].where}: {error}")]
+    return [encoding for row in rows for encoding in encoded(tokenizer, [row])]  # for the names of the rows
+
+
+def token_ids(encoding: Encoded) -> list[int]:
+    """Those of a prompt. Raises InputError where it has none."""
+    if isinstance(encoding, InputError):
+        raise encoding
+    return encoding
 
 
 def _check_length(where: str, ids: list[int], limits: Limits) -> None:

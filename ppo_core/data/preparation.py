@@ -10,7 +10,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from ppo_core.data.dataset import Limits, Longest, PromptMaker, encoded, in_parts, supervised_rows
+from ppo_core.data.dataset import (
+    Encoded,
+    Limits,
+    Longest,
+    PromptMaker,
+    completion_text,
+    encoded,
+    in_parts,
+    supervised_rows,
+)
 from ppo_core.data.number_columns import NumberColumn
 from ppo_core.data.rows import Refusals, Row
 from ppo_core.data.sieve import Sieve
@@ -70,9 +79,9 @@ class Preparation:
 
     def _tokenized(
         self, split: str, rows: Iterable[Row], tally: Tally
-    ) -> Iterator[tuple[str, list[Row], list[list[int]]]]:
+    ) -> Iterator[tuple[str, list[Row], list[Encoded]]]:
         """The sorted rows with their prompts' token ids. While one part is worked on, the next is tokenized beside."""
-        waiting: deque[tuple[str, list[Row], Future[list[list[int]]]]] = deque()
+        waiting: deque[tuple[str, list[Row], Future[list[Encoded]]]] = deque()
         with ThreadPoolExecutor(1) as pool:
             for goes_to, part in self._sorted(split, rows, tally):
                 waiting.append((goes_to, part, pool.submit(encoded, self.tokenizer, part)))
@@ -88,12 +97,13 @@ class Preparation:
             tally.read += len(part)
             places: dict[str, list[Row]] = {}
             for row in part:
-                answer = row.content.get("completion") if split == "sft" else None
-                goes_to, reason = self._sieve.place(split, row, answer)
-                if goes_to:
-                    places.setdefault(goes_to, []).append(row)
-                else:
-                    tally.drop(reason, 1)
+                answer = completion_text(row.content) if split == "sft" else None
+                with self._refusals:
+                    goes_to, reason = self._sieve.place(split, row, answer)
+                    if goes_to:
+                        places.setdefault(goes_to, []).append(row)
+                    else:
+                        tally.drop(reason, 1)
             yield from places.items()
 
     def finished(self) -> dict[str, pa.Table]:

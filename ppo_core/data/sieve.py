@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,9 @@ from ppo_core.data.rows import Row
 from ppo_core.spec import DatasetSpec
 
 HALF = 8
+COMPARED = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
+"""What of a message is compared. A key that the template does not read (an id, a time) would put one prompt on both
+sides; one that it reads beside these (`reasoning_content`), not compared, at most makes one prompt of two."""
 HELD_OUT, REPEATED = "held out", "repeated"
 """Why a row is left out: its prompt is among the held-out ones, or stands in an earlier row already."""
 
@@ -70,15 +73,29 @@ class Sieve:
 
 def one_form(prompt: Any, *, chat: bool, system_prompt: str | None = None) -> Any:
     """The prompt as it is compared with others: a text that becomes a user's message is that message, and the system
-    prompt that every prompt gets is none of it, written out or not.
+    prompt that every prompt gets is none of it, written out or not. Of messages what is COMPARED, without None.
 
-    >>> one_form("1+1=", chat=True) == one_form([{"role": "user", "content": "1+1=", "name": None}], chat=False)
+    >>> one_form("1+1=", chat=True) == one_form([{"role": "user", "content": "1+1=", "name": None, "n": 7}], chat=False)
     True
     """
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}] if chat else prompt
-    messages = [{key: value for key, value in message.items() if value is not None} for message in prompt]
+    messages = [
+        {
+            key: value if isinstance(value, str) else _given(value)
+            for key, value in message.items()
+            if value is not None and key in COMPARED
+        }
+        for message in prompt
+    ]
     return messages[1:] if messages[:1] == [{"role": "system", "content": system_prompt}] else messages
+
+
+def _given(value: Any) -> Any:
+    """A value without the None in its objects: tables give an object all fields that any has."""
+    if isinstance(value, Mapping):
+        return {key: _given(inner) for key, inner in value.items() if inner is not None}
+    return [_given(inner) for inner in value] if isinstance(value, list) else value
 
 
 def content_key(where: str, content: Any) -> bytes:
