@@ -12,7 +12,7 @@ from typing import Literal
 from infra.artifacts.manifest import MANIFEST_NAME
 
 Kind = Literal["model", "tokenizer", "dataset"]
-TEXTS = ("*.json", "*.txt", "*.model", "*.jinja")
+TEXTS = ("*.json", "*.txt", "*.model", "*.tiktoken", "vocab.bpe", "*.jinja")
 FILES: Mapping[str, tuple[str, ...]] = {"model": (*TEXTS, "*.safetensors"), "tokenizer": TEXTS}
 CODE = "*.py"
 COPIES = ("consolidated*", "pytorch_model*", "tf_model*", "flax_model*")

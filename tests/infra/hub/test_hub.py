@@ -21,6 +21,8 @@ from tests.hub_server import ToyHub, toy_hub
 MODEL = {
     "config.json": b"{}",
     "tokenizer.json": b"tokens",
+    "qwen.tiktoken": b"ranks",
+    "vocab.bpe": b"merges",
     "model-00001-of-00002.safetensors": b"one",
     "model-00002-of-00002.safetensors": b"two",
     "model.safetensors.index.json": b"index",
@@ -36,7 +38,7 @@ MODEL = {
 }
 WANTED = {
     *("config.json", "tokenizer.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"),
-    *("model.safetensors.index.json", "additional_chat_templates/tools.jinja"),
+    *("model.safetensors.index.json", "additional_chat_templates/tools.jinja", "qwen.tiktoken", "vocab.bpe"),
 }
 ROWS = ["data/test-00000-of-00001.parquet", "data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"]
 
