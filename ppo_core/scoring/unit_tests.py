@@ -26,6 +26,11 @@ from ppo_core.spec.reward.rules import UnitTestsSpec
 BLOCK = r"(?ms)^```[^\n]*\n(.*?)^```"
 ALONE = ("-P", "-s", "-S", "-B")
 """Without what lies beside the program or in site-packages, and without writing bytecode."""
+ACT_NOT = (
+    *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef),
+    *(ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Pass),
+)
+"""Statements that try nothing."""
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 """Nothing of ours; and sets have the same order each time."""
 
@@ -54,16 +59,22 @@ class UnitTests:
             )
 
     def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
-        """Each row needs tests that can be read as Python."""
+        """Each row needs tests that can be read as Python, and that do more than define something."""
         for number, row in enumerate(rows, first):
             for test in self._tests(row, f"row {number} ({shorten(row.prompt)})"):
                 try:
-                    ast.parse(test)
+                    statements = ast.parse(test).body
                 except (SyntaxError, ValueError) as error:
                     raise InputError(
                         f"the reward {self.spec.component} cannot read a test of row {number} ({shorten(test)}) as "
                         f"Python: {error}: correct the column {self.spec.column!r}"
                     ) from None
+                if not any(map(_acts, statements)):
+                    raise InputError(
+                        f"the reward {self.spec.component} would pass any code in a test of row {number} "
+                        f"({shorten(test)}), which only imports, assigns or defines: add the call, such as check(f) or "
+                        f"test_f(), or an assert, in the column {self.spec.column!r}"
+                    )
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         """Code that raises, ends the process, or takes too long or too much, fails the tests that are left."""
@@ -139,3 +150,11 @@ class UnitTests:
             process.wait()
             results.seek(0)
             return set(results.read().decode(errors="replace").splitlines()), status
+
+
+def _acts(statement: ast.stmt) -> bool:
+    """Whether a statement may raise by what the code does. What is for `__main__` alone is not run."""
+    if isinstance(statement, ast.If):
+        return not any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(statement.test))
+    text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return not text and not isinstance(statement, ACT_NOT)

@@ -65,6 +65,24 @@ def test_tests_know_the_code_and_not_one_another() -> None:
     assert score(ADD, "assert add(1, 2) == 3\nassert add(1, 2) == 4") == 0.0
 
 
+@pytest.mark.parametrize(
+    ("response", "tests"),
+    [
+        (
+            "n = 0\ndef count():\n    global n\n    n += 1\n    return n",
+            ["count(); assert n == 1", "assert count() == 1"],
+        ),
+        ("def twice(x):\n    return 2 * factor(x)", ["def factor(x): return x\nassert twice(2) == 4"]),
+        ("class A:\n    pass", ["import pickle\nassert isinstance(pickle.loads(pickle.dumps(A())), A)"]),
+        ("def f() -> int:\n    return 1", ["from solution import f as g\nassert g.__annotations__ == {'return': int}"]),
+        ("from __future__ import annotations", ["def f() -> int: pass\nassert f.__annotations__ == {'return': int}"]),
+    ],
+    ids=["a global", "a helper of the test", "pickle", "an import of the code", "a future of the code"],
+)
+def test_code_and_test_have_the_same_names(response: str, tests: list[str]) -> None:
+    assert score(response, tests) == 1.0
+
+
 def test_a_pattern_cuts_the_code_out() -> None:
     assert score(f"<code>{ADD}</code>", pattern="(?s)<code>(.*)</code>") == 1.0
     assert score(ADD, pattern="(?s)<code>(.*)</code>") == 0.0
@@ -249,10 +267,7 @@ def test_without_the_owners_permission_it_is_refused() -> None:
         ([], r"which is \[\] in row 2"),
         ([" "], r"which is \[' '\] in row 2"),
         ({"a": 1}, r"which is \{'a': 1\} in row 2"),
-        (
-            ["assert (", "assert 1"],
-            r"cannot read a test of row 2 \('assert \('\) as Python: .*: correct the column",
-        ),
+        (["assert (", "assert 1"], r"cannot read a test of row 2 \('assert \('\) as Python: .*: correct the column"),
         ("\0", "cannot read a test of row 2"),
     ],
 )
@@ -260,3 +275,24 @@ def test_rows_without_tests_are_refused(given: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         rewards().check_rows([row(TESTS), row(given)])
     rewards(column="mine").check_rows([row("assert add(1, 2) == 3", "mine")])
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "def test_add():\n    assert add(1, 2) == 4",
+        "METADATA = {}\n\ndef check(candidate):\n    assert candidate(1, 2) == 4",
+        "'''Add.'''\nimport unittest as u\nclass T(u.TestCase):\n    def test(self): self.assertEqual(add(1, 2), 4)\n"
+        "if __name__ == '__main__':\n    u.main()",
+        "async def test_add(): pass",
+        "import math",
+        "# nothing",
+    ],
+)  # fmt: skip
+def test_a_test_that_calls_nothing_is_refused(test: str) -> None:
+    refusal = (
+        r"unit_tests would pass any code in a test of row 2 \(.*\), which only .*: add the call, .* column 'tests'$"
+    )
+    with pytest.raises(InputError, match=refusal):
+        rewards().check_rows([row(TESTS), row([*TESTS, test])])
+    rewards().check_rows([row(TESTS), row([*TESTS, f"{test}\nadd(1, 2)"])])
