@@ -119,7 +119,7 @@ def iterate(
         draft = draft.model_copy(update={"violations": passed})
     elif passed:
         return gone_wrong(context, console, draft.iteration, passed, draft)
-    if blind := unseen(context.spec, draft):
+    for blind in unseen(context.spec, draft):
         console.say(f"! {blind}")
     return commit_iteration(context, draft)
 

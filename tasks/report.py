@@ -66,7 +66,7 @@ def report(context: RunContext, record: IterationRecord) -> str | None:
     """Log what is missing up to `record`. Returns what is missing in the report, None where it is complete."""
     shown = {name: round(record.metrics[name], 4) for name in HEADLINES if name in record.metrics}
     get_run_logger().info("iteration %s: %s", record.iteration, shown)
-    if blind := unseen(context.spec, record):
+    for blind in unseen(context.spec, record):
         get_run_logger().warning(blind)
     missing = _complaint(context, lambda: _report(context, record))
     return completed(missing, missing or f"MLflow has all up to iteration {record.iteration}")

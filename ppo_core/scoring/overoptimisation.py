@@ -19,7 +19,8 @@ DISTINCT_NS = (1, 2)
 def response_metrics(rollouts: Sequence[RolloutRow], scores: Sequence[ScoreRow]) -> dict[str, float]:
     """Length correlation, repetition and distinct-n of responses and their scores, row for row.
 
-    What is not defined is left out: a correlation of scores or lengths that are all equal, distinct-n without n-grams.
+    What is not defined is left out: a correlation of scores or lengths that are all equal, distinct-n of answers that
+    are all shorter than n.
     """
     texts = [row.response_token_ids[: len(row.response_token_ids) - row.finished] for row in rollouts]
     scored = [(len(row.response_token_ids), one.score) for row, one in zip(rollouts, scores, strict=True)]
@@ -59,7 +60,8 @@ def repetition(text: Sequence[int], n: int = REPETITION_N) -> float:
 
 
 def distinct(texts: Sequence[Sequence[int]], n: int) -> float | None:
-    """Distinct n-grams of all texts together over how many there are; None where there are none. `n` is 1 or 2.
+    """Distinct n-grams of all texts together over how many there are; 0 where all texts are empty and so alike, None
+    where they have tokens but no n-grams. `n` is 1 or 2.
 
     It falls with the number of texts, so compare it between iterations of as many. Source: Li et al. 2016, A
     Diversity-Promoting Objective Function (arXiv:1510.03055), section 5.1; divided by n-grams, as has become usual.
@@ -67,6 +69,8 @@ def distinct(texts: Sequence[Sequence[int]], n: int) -> float | None:
     >>> distinct([[1, 2, 3], [1, 2, 4]], 2)  # 12, 23, 24 of 12, 23, 12, 24
     0.75
     """
+    if not any(texts):
+        return 0.0
     arrays = [np.asarray(text, dtype=np.int64) for text in texts]
     grams = np.concatenate([array if n == 1 else (array[:-1] << 32) + array[1:] for array in arrays])
     return len(np.unique(grams)) / len(grams) if len(grams) else None

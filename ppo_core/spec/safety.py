@@ -51,6 +51,9 @@ class GuardsSpec(Section):
     max_length_growth: PositiveFloat | None = Field(
         None, description="Highest ratio of mean response length to that of iteration 1: 3 means three times as long"
     )
+    min_length_growth: Fraction | None = Field(
+        None, description="Lowest ratio of mean response length to that of iteration 1: 0.3 means a third as long"
+    )
     max_clip_fraction: Fraction | None = Field(
         None, description="Highest share of tokens whose ratio is clipped (policy/clip_fraction)"
     )

@@ -22,6 +22,8 @@ from tasks.stages.jobs import MAKE_ROOM, DiskSpaceError
 
 UNMEASURED = "gold/unmeasured"
 """Of the last two windows, the iterations without a score of the gold reward."""
+DISTINCT = "response/distinct_2"
+"""Not measured of responses that are all of one token."""
 START_FACTOR = 3.0
 """An iteration against checkpoint 0: policy and critic, and two moments of each."""
 
@@ -65,7 +67,8 @@ def violations(guards: GuardsSpec, metrics: Mapping[str, float], first_length: f
     ]
     below = [
         ("policy/entropy", "min_entropy", guards.min_entropy),
-        ("response/distinct_2", "min_distinct", guards.min_distinct),
+        (DISTINCT, "min_distinct", guards.min_distinct),
+        ("length growth", "min_length_growth", guards.min_length_growth),
     ]
     return [
         Violation(metric, value, setting, limit)
@@ -100,22 +103,28 @@ def gold_trend(context: RunContext, previous: IterationRecord | None, metrics: M
     return trend
 
 
-def unseen(spec: RunSpec, record: IterationRecord) -> str | None:
-    """That the guard of the gold reward could not look at an iteration, and why; None where it could."""
-    missing, guards = record.metrics.get(UNMEASURED), spec.guards
-    if missing is None:
-        return None
-    guard = (
-        "the trend of the gold reward"
-        if guards.max_gold_fall is None
-        else f"guards.max_gold_fall={guards.max_gold_fall:g}"
-    )
-    return (
-        f"iteration {record.iteration}: {guard} was not checked, because {missing:.0f} of the last "
-        f"{min(record.iteration, 2 * guards.gold_window)} iterations have no score by guards.gold_reward="
-        f"{guards.gold_reward}: see why in the column error of scores.parquet, or lower "
-        f"reward.max_failed_fraction={spec.reward.max_failed_fraction:g}, and such an iteration fails"
-    )
+def unseen(spec: RunSpec, record: IterationRecord) -> list[str]:
+    """The guards that could not look at an iteration, and why."""
+    found, guards = [], spec.guards
+    if (missing := record.metrics.get(UNMEASURED)) is not None:
+        guard = (
+            "the trend of the gold reward"
+            if guards.max_gold_fall is None
+            else f"guards.max_gold_fall={guards.max_gold_fall:g}"
+        )
+        found.append(
+            f"iteration {record.iteration}: {guard} was not checked, because {missing:.0f} of the last "
+            f"{min(record.iteration, 2 * guards.gold_window)} iterations have no score by guards.gold_reward="
+            f"{guards.gold_reward}: see why in the column error of scores.parquet, or lower "
+            f"reward.max_failed_fraction={spec.reward.max_failed_fraction:g}, and such an iteration fails"
+        )
+    if guards.min_distinct is not None and DISTINCT not in record.metrics:
+        found.append(
+            f"iteration {record.iteration}: guards.min_distinct={guards.min_distinct:g} was not checked, because no "
+            "response has two tokens before the one that ends it: look at them in rollouts.parquet, or leave the guard "
+            "out where answers are so short; guards.min_length_growth sees responses that become shorter"
+        )
+    return found
 
 
 def passed_limits(context: RunContext, record: IterationRecord) -> list[Violation]:

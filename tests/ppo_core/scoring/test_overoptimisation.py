@@ -37,7 +37,8 @@ def test_repetition_and_distinct_are_those_of_the_papers(texts: list[list[int]])
         assert repetition(text) == (pytest.approx(1 - len(seen) / len(found)) if found else 0.0)
     for n in (1, 2):
         every = [gram for text in texts for gram in grams(text, n)]
-        expected = pytest.approx(len({tuple(gram) for gram in every}) / len(every)) if every else None
+        of_none = None if any(texts) else 0.0
+        expected = pytest.approx(len({tuple(gram) for gram in every}) / len(every)) if every else of_none
         assert distinct(texts, n) == expected
 
 
@@ -63,4 +64,14 @@ def test_what_ended_a_response_is_no_part_of_its_text_but_of_its_length() -> Non
 
 
 def test_what_is_not_defined_is_no_metric() -> None:
-    assert response_metrics([rollout([]), rollout([])], [scored(1.0), scored(2.0)]) == {"response/repetition": 0.0}
+    answers = [rollout([5]), rollout([6]), rollout([5])]
+    assert response_metrics(answers, [scored(1.0)] * 3) == {
+        "response/repetition": 0.0,
+        "response/distinct_1": pytest.approx(2 / 3),
+    }
+
+
+def test_responses_that_say_nothing_are_all_alike() -> None:
+    nothing = response_metrics([rollout([]), rollout([])], [scored(1.0), scored(2.0)])
+    assert nothing == {"response/repetition": 0.0, "response/distinct_1": 0.0, "response/distinct_2": 0.0}
+    assert response_metrics([rollout([5, 6]), rollout([])], [scored(1.0)] * 2)["response/distinct_2"] == 1.0

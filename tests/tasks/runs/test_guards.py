@@ -22,6 +22,7 @@ LIMITS = [
     ("max_kl", 5.0, "kl/reference", 5.0, 5.001),
     ("min_entropy", 0.1, "policy/entropy", 0.1, 0.099),
     ("max_length_growth", 3.0, "rollout/response_length", 30.0, 30.1),
+    ("min_length_growth", 0.5, "rollout/response_length", 5.0, 4.99),
     ("max_clip_fraction", 0.5, "policy/clip_fraction", 0.5, 0.501),
     ("max_repetition", 0.2, "response/repetition", 0.2, 0.201),
     ("max_length_correlation", 0.5, "response/length_correlation", 0.5, 0.501),
@@ -108,6 +109,21 @@ def test_an_iteration_without_a_gold_score_is_told_and_its_guard_not_taken_for_p
         )
         assert f"! {message}" in run.said
         assert message in caplog.messages
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_responses_too_short_for_a_guard_are_told_and_it_is_not_taken_for_passed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def measures(iteration: int, rate_factor: float) -> Mapping[str, float]:
+        return {"response/distinct_2": 0.5} if iteration == 1 else {}
+
+    run = ToyRun(tmp_path, (*SHORT, "guards.min_distinct=0.1"), engines=ToyEngines(measures))
+    run.train()
+    for iteration, told in ((1, False), (2, True), (3, True)):
+        start = f"iteration {iteration}: guards.min_distinct=0.1 was not checked, because no response has two tokens"
+        assert (f"! {start}" in run.said) == told
+        assert (start in caplog.text) == told
 
 
 def measured(metric: str, value: float) -> ToyEngines:
