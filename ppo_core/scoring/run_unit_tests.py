@@ -20,9 +20,9 @@ import resource
 import struct
 import sys
 from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
 
 MIB = 2**20
 LARGEST_FILE = MIB
@@ -82,22 +82,29 @@ def main() -> None:
         os.dup2(nowhere, stream)
     os.write(results, f"{job['secret']} ready\n".encode())
     sys.modules["solution"] = solution = ModuleType("solution")  # where pickle and imports look for it
-    names = vars(solution)
-    tests = job["tests"] if run(folder / "solution.py", job["code"], names) else ()
-    of_code = dict(names)
+    tests = job["tests"] if run(folder / "solution.py", job["code"], solution) else ()
+    of_code = dict(solution.__dict__)
     for number, test in enumerate(tests):
-        if run(folder / "test.py", test, names):
+        if run(folder / "test.py", test, solution):
             os.write(results, f"{job['secret']} {number}\n".encode())
-        names.clear()
-        names.update(of_code)
+        solution.__dict__.clear()
+        solution.__dict__.update(of_code)
     os._exit(0)  # whatever the code has left to do at the end
 
 
-def run(file: Path, text: str, names: dict[str, Any]) -> bool:
-    """Run a text on these global names; False where it raises anything."""
+class AsWritten(SourceFileLoader):
+    """Reads the file alone: bytecode beside it would be the code's."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Raises SyntaxError or ValueError."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def run(file: Path, text: str, module: ModuleType) -> bool:
+    """Run a text on the global names of a module; False where it raises anything."""
     try:
         file.write_text(text, encoding="utf-8", errors="replace")
-        exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), names)
+        AsWritten(module.__name__, str(file)).exec_module(module)
     except BaseException:  # also SystemExit
         return False
     return True
