@@ -26,7 +26,8 @@ from ppo_core.spec.reward.rules import (
 T = TypeVar("T")
 
 MINUS = "\u2212"  # what texts set as mathematics have for a hyphen-minus
-SIGN = rf"(?:(?<!\w)[-+{MINUS}])?"  # in "3-5" and "B-7" it is a hyphen
+CURRENCY = "$€£¥"
+SIGN = rf"(?:(?<!\w)[-+{MINUS}][{CURRENCY}]?)?"  # in "3-5" and "B-7" it is a hyphen
 EXPONENT = rf"(?:[eE][-+{MINUS}]?\d{{1,3}})?"
 NUMBER = re.compile(rf"{SIGN}(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?{EXPONENT}|{SIGN}\.\d+{EXPONENT}")
 
@@ -245,10 +246,11 @@ def selected(pattern: str | None, text: str) -> str | None:
 def last_number(text: str) -> Decimal | None:
     """The last number in a text, exactly; commas between groups of three digits are left out.
 
-    A minus may be U+2212. Nothing is computed: of 1/2, 10^6 and 1 000 it is the number at the end.
+    A minus may be U+2212, or stand before the sign of a currency. Nothing is computed: of 1/2, 10^6 and 1 000 it is
+    the number at the end.
 
     >>> last_number("7 * 180 = 1,260.50 dollars")
     Decimal('1260.50')
     """
     found = NUMBER.findall(text)
-    return Decimal(found[-1].replace(",", "").replace(MINUS, "-")) if found else None
+    return Decimal(re.sub(f"[,{CURRENCY}]", "", found[-1]).replace(MINUS, "-")) if found else None

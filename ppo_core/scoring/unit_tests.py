@@ -11,6 +11,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from ppo_core.scoring.reward import NotScored, Progress, RewardFailed, Sample, S
 from ppo_core.scoring.rules import in_time, selected
 from ppo_core.spec.reward.rules import UnitTestsSpec
 
-BLOCK = r"(?ms)^```[^\n]*\n(.*?)^```"
+BLOCK = re.compile(r"(?ms)^[ \t]*(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>\w*)[^\n`]*\n(?P<code>.*?)^[ \t]*(?P=fence)")
+PYTHON = ("python", "python3", "py")
 ALONE = ("-P", "-s", "-S", "-B")
 """Without what lies beside the program or in site-packages, and without writing bytecode."""
 ACT_NOT = (
@@ -33,6 +35,20 @@ ACT_NOT = (
 """Statements that try nothing."""
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 """Nothing of ours; and sets have the same order each time."""
+
+
+def last_block(response: str) -> str:
+    """The code of the last block between fences that is marked as Python; else of the last one without a mark, else of
+    the last one, else all of the response.
+
+    >>> last_block("So:\\n```python\\nx = 1\\n```\\nRun it:\\n```bash\\npython x.py\\n```")
+    'x = 1\\n'
+    """
+    blocks = list(BLOCK.finditer(response))
+    for wanted in (PYTHON, ("",)):
+        if marked := [block for block in blocks if block["language"].lower() in wanted]:
+            return textwrap.dedent(marked[-1]["code"])
+    return textwrap.dedent(blocks[-1]["code"]) if blocks else response
 
 
 @dataclass(frozen=True)
@@ -123,7 +139,7 @@ class UnitTests:
     def _code(self, response: str) -> str | None:
         if self.spec.pattern is not None:
             return selected(self.spec.pattern, response)
-        return selected(BLOCK, response) if re.search(BLOCK, response) else response
+        return last_block(response)
 
     def _run(self, job: dict[str, object]) -> tuple[set[str], int | None]:
         """The lines that the process wrote, and its exit status; None where it was ended at the deadline."""

@@ -217,7 +217,7 @@ class UnitTestsSpec(PatternSpec):
     pattern: str | None = Field(
         None,
         description="Regular expression that selects the code: its last match, or the first group of that. No match "
-        "scores 0. none: the last block between ``` if there is one, else the whole response",
+        "scores 0. none: the last block of Python between ``` if there is one, else the whole response",
     )
     timeout_s: PositiveFloat = Field(
         10.0,

@@ -194,6 +194,12 @@ def test_any_number_is_read_exactly_in_both_ways_of_writing(number: Decimal) -> 
     assert last_number(f"first 12, then {number}") == last_number(f"= {number:,}.") == number
 
 
+@pytest.mark.parametrize("text", ["-$1,250.50", "owes \u2212€1250.5", "-1250.5", "a loss of (-£1,250.50)"])
+def test_a_minus_may_stand_before_a_currency(text: str) -> None:
+    assert last_number(text) == Decimal("-1250.5")
+    assert last_number("$5") == last_number("5-$5") == 5
+
+
 @pytest.mark.parametrize(
     ("kind", "answer", "message"),
     [
