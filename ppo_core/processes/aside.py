@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PIECE = 1 << 28
-"""Bytes that are copied at once: torch rounds pinned memory up to a power of two, which for a whole may double it."""
+PIECE = 1 << 26
+"""Bytes of memory that storages share on the CPU: torch rounds pinned memory up to a power of two, which for each of
+them may double it."""
 
 
 class Aside:
@@ -21,6 +22,7 @@ class Aside:
 
     def __init__(self) -> None:
         self._kept: list[tuple[list[Tensor], torch.UntypedStorage, torch.device]] = []
+        self._room = torch.empty(0)  # what is left of the last piece
 
     def move(self, tensors: Iterable[Tensor]) -> int:
         """Empty the tensors' storages; returns their bytes. Nothing may use them before `bring_back`.
@@ -30,21 +32,44 @@ class Aside:
         moved = 0
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if not storage.nbytes() or not storage.resizable():
-                continue
-            pieces = [_on_cpu(piece) for piece in _bytes_of(storage, tensor.device).split(PIECE)]
-            moved += storage.nbytes()
-            storage.resize_(0)
-            self._kept.append((pieces, storage, tensor.device))
+            if storage.resizable() and storage.nbytes():
+                self._kept.append((self._copied(_bytes_of(storage, tensor.device)), storage, tensor.device))
+                moved += emptied(tensor)
         return moved
 
     def bring_back(self) -> None:
         """Fill the storages again, with the same bytes."""
-        for pieces, storage, device in self._kept:
-            storage.resize_(sum(piece.numel() for piece in pieces))
-            for target, piece in zip(_bytes_of(storage, device).split(PIECE), pieces, strict=True):
-                target.copy_(piece)
+        for parts, storage, device in self._kept:
+            sizes = [part.numel() for part in parts]
+            storage.resize_(sum(sizes))
+            for target, part in zip(_bytes_of(storage, device).split(sizes), parts, strict=True):
+                target.copy_(part)
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget the copies: the tensors are no longer needed, and stay empty."""
         self._kept.clear()
+        self._room = torch.empty(0)
+
+    def _copied(self, whole: Tensor) -> list[Tensor]:
+        """Its parts, in memory that a GPU reads fast."""
+        parts = list[Tensor]()
+        while whole.numel():
+            if not self._room.numel():
+                self._room = torch.empty(PIECE, dtype=torch.uint8, pin_memory=whole.is_cuda)
+            size = min(whole.numel(), self._room.numel())
+            parts.append(self._room[:size].copy_(whole[:size]))
+            self._room, whole = self._room[size:], whole[size:]
+        return parts
+
+
+def emptied(tensor: Tensor) -> int:
+    """Free its memory, whoever refers to it; returns the bytes: none of a file that is mapped into memory."""
+    storage = tensor.untyped_storage()
+    freed = storage.nbytes() if storage.resizable() else 0
+    if freed:
+        storage.resize_(0)
+    return freed
 
 
 def tensors_in(holder: Any) -> Iterator[Tensor]:
@@ -57,11 +82,6 @@ def tensors_in(holder: Any) -> Iterator[Tensor]:
     elif isinstance(holder, list | tuple):
         for value in holder:
             yield from tensors_in(value)
-
-
-def _on_cpu(piece: Tensor) -> Tensor:
-    """A copy, in memory that a GPU reads fast."""
-    return torch.empty(piece.shape, dtype=torch.uint8, pin_memory=piece.is_cuda).copy_(piece)
 
 
 def _bytes_of(storage: torch.UntypedStorage, device: torch.device) -> Tensor:
