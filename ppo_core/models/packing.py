@@ -147,7 +147,8 @@ def packed_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     heads = query.shape[1]
     rows = [part[0].transpose(0, 1) for part in for_attention(query, key, value)]  # [tokens, heads, size]
-    if query.is_cuda and rows[0].dtype != torch.float32 and not torch.are_deterministic_algorithms_enabled():
+    fast = query.is_cuda and rows[0].dtype != torch.float32 and not torch.are_deterministic_algorithms_enabled()
+    if fast and has_kernel(query.shape[-1], torch.cuda.get_device_capability(query.device)):
         return _on_cuda(rows, packing, scaling)[None], None
     rows = [part if part.shape[1] == heads else part.repeat_interleave(heads // part.shape[1], 1) for part in rows]
     parts = zip(*(part.split([group.tokens for group in packing.groups]) for part in rows), strict=True)
@@ -166,6 +167,11 @@ def _in_group(rows: tuple[Tensor, ...], group: Group, scaling: float | None) -> 
         output.transpose(1, 2).flatten(0, 1), group.scatter, group.gather, group.padding
     )
     return unpadded
+
+
+def has_kernel(size: int, capability: tuple[int, int]) -> bool:
+    """Whether torch's kernel for variable lengths takes heads of that size on a GPU of that compute capability."""
+    return size % 8 == 0 and size <= 256 and capability >= (8, 0)
 
 
 def _on_cuda(rows: list[Tensor], packing: Packing, scaling: float | None) -> Tensor:

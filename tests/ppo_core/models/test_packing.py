@@ -12,7 +12,7 @@ from ppo_core.logprobs import LaidOut, response_logprobs, response_values
 from ppo_core.models import divergence
 from ppo_core.models.head import TokenLogprobs
 from ppo_core.models.loading import Critic, create_policy
-from ppo_core.models.packing import MODEL_TYPES, Packing, enable_packing, packs
+from ppo_core.models.packing import MODEL_TYPES, Packing, enable_packing, has_kernel, packs
 from tests.ppo_core.plain_torch import plain_entropy, plain_logprobs
 from tests.ppo_core.tiny_models import SIZES, VOCABULARY, ragged_sequences, tiny_config
 
@@ -183,3 +183,21 @@ def test_the_fused_head_keeps_logits_once() -> None:
         alone = response_logprobs(model, SEQUENCES, temperature=1.0)
     assert torch.equal(alone, logprobs)
     assert "forward" not in vars(model.get_output_embeddings())
+
+
+@pytest.mark.parametrize(
+    ("size", "capability", "taken"),
+    [
+        (64, (8, 0), True),
+        (80, (9, 0), True),
+        (256, (8, 6), True),
+        (264, (9, 0), False),
+        (20, (9, 0), False),
+        (64, (7, 5), False),
+        (128, (12, 0), True),
+    ],
+)
+def test_the_kernel_for_variable_lengths_is_for_some_heads_and_gpus(
+    size: int, capability: tuple[int, int], taken: bool
+) -> None:
+    assert has_kernel(size, capability) is taken
