@@ -29,8 +29,9 @@ def start_vllm(
     options: dict[str, Any] = {}
     if on_gpu:
         # vLLM refuses to start where less is free than its share of the card, and the training engine has some already.
+        # Its own process takes some before it looks; beside kv_cache_memory_bytes the share sizes nothing.
         free, total = torch.cuda.mem_get_info()
-        options = {"gpu_memory_utilization": 0.95 * free / total, "enable_sleep_mode": takes_turns}
+        options = {"gpu_memory_utilization": 0.8 * free / total, "enable_sleep_mode": takes_turns}
     try:
         llm = LLM(
             model=str(policy),
