@@ -8,7 +8,9 @@ Bytes of a parameter (Rajbhandari et al. 2020, ZeRO, arXiv:1910.02054, section 3
 
 Weights are those of every network, the rest of what is trained. Networks step one after the other, and only one at a
 time has gradients; but in stage 3 DeepSpeed keeps room for those of each. ZeRO shares moments and masters among ranks
-from stage 1 on, gradients from 2, weights from 3. A microbatch keeps about 34 bytes for each token, layer and hidden
+from stage 1 on, gradients from 2, weights from 3. It averages at most `BUCKET` gradients at once, in room that is there
+from the first backward pass to the last, in stage 3 for good. The step then makes one piece of a rank's share of the
+gradients, and in bfloat16 another one in fp32. A microbatch keeps about 34 bytes for each token, layer and hidden
 unit in 16 bits (Korthikanti et al. 2022, arXiv:2205.05198, section 4.1, without attention scores), or only a layer's
 input. Beside that: what the output layer works on (`models/divergence.py` has its sizes), and with fp32 weights and
 products in bf16 the rounded weights of one network, from its pass to its backward pass. CUDA graphs are not counted.
@@ -23,6 +25,7 @@ from typing import Literal
 
 from ppo_core.engines.rollout_limits import rounded_up
 from ppo_core.models.divergence import ON_CUDA
+from ppo_core.processes.ranks import BUCKET
 from ppo_core.records import InputError, Sharing
 
 GIB = 1 << 30
@@ -34,6 +37,8 @@ KEPT_PER_UNIT = 17
 """Values that a layer keeps for each token and hidden unit until its backward pass."""
 SEQUENCES = 1024
 """At most so many does vLLM sample a token for at once, on large GPUs; their logits are fp32."""
+SUB_GROUP = 1_000_000_000
+"""Parameters that a rank steps together in stage 3, at most: DeepSpeed's own."""
 BLOCKS = 4.5
 """What the output layer makes of a block of logits, in blocks of fp32, about."""
 
@@ -79,19 +84,44 @@ class MemoryPlan:
     def resting_gib(self) -> float:
         """What the training engine holds on each GPU between its jobs: weights, moments, masters, reference."""
         size, stage, ranks = self._size, self.zero_stage, self.ranks
-        without = self.head * (self.networks - 1)
-        trained = self.trained * self.networks - (without if self.trained == self.parameters else 0)
-        weights = size * (self.parameters * self.networks - without) / (ranks if stage == 3 else 1)
+        others = self.networks - 1
+        others_trained = self.trained - (self.head if self.trained == self.parameters else 0)
+        trained = self.trained + others * others_trained
+        weights = size * (self.parameters * self.networks - self.head * others) / (ranks if stage == 3 else 1)
         masters = 0 if self.dtype == "float32" and stage == 0 else 4
         optimizer = (8 + masters) * trained / (ranks if stage >= 1 else 1)
-        gradients = size * trained / ranks if stage == 3 else 0
+        buckets = min(BUCKET, self.trained) + others * min(BUCKET, others_trained)
+        gradients = size * (trained / ranks + buckets) if stage == 3 else 0
         return (weights + gradients + optimizer + size * self.parameters * self.references) / GIB
 
     @property
     def states_gib(self) -> float:
-        """What it holds in a step of the largest network, whose gradients are beside that."""
+        """What it holds once the largest network, and no other, has all of its gradients."""
         gradients = 0 if self.zero_stage == 3 else self._size * self.trained
         return self.resting_gib + gradients / (self.ranks if self.zero_stage == 2 else 1) / GIB
+
+    @property
+    def bucket_gib(self) -> float:
+        """What averaging gradients takes that is gone before the step.
+
+        In stage 3 that is what is sent to and what comes from the other ranks, beside the room that stays.
+        """
+        copies = {0: 0.0, 3: 1 + 1 / self.ranks}.get(self.zero_stage, 1.0)
+        return copies * self._size * min(BUCKET, self.trained) / GIB
+
+    @property
+    def step_gib(self) -> float:
+        """What the step of a network makes beside its gradients."""
+        if self.zero_stage == 0:
+            return 0.0
+        share = self.trained / self.ranks
+        together = min(SUB_GROUP, share) if self.zero_stage == 3 else share
+        return (4 + (2 if self.dtype == "bfloat16" else 0)) * together / GIB
+
+    @property
+    def learning_gib(self) -> float:
+        """What training takes at least."""
+        return self.states_gib + max(self.bucket_gib, self.step_gib)
 
     @property
     def _size(self) -> int:
@@ -137,10 +167,13 @@ class MemoryPlan:
 
     def needed_gib(self, *, surely: bool = False) -> float:
         """On the fullest GPU, about; `surely`: at least, which leaves out what is only estimated."""
-        rest, training, rollout = 0.0, self.states_gib, self.rollout_gib
+        rest, training, rollout = 0.0, self.learning_gib, self.rollout_gib
         if not surely:
-            rest, training = PROCESS_GIB, training + self.rounded_gib + self.activations_gib + self.output_gib
-            rollout += self.sampler_gib
+            rest, rollout = PROCESS_GIB, rollout + self.sampler_gib
+            backward = self.bucket_gib + self.rounded_gib + self.activations_gib + self.output_gib
+            if self.zero_stage == 2:  # one microbatch's gradients, before they are added to those of the others
+                backward += self.states_gib - self.resting_gib
+            training = self.states_gib + max(backward, self.step_gib)
         scoring = rest if self.reward_gib else 0.0
         match self.sharing:
             case "turns":
@@ -166,7 +199,7 @@ def check_gpu_memory(plan: MemoryPlan, gpu_gib: float) -> float:
         how = {"turns": "one after the other", "same": "at the same time", "own": "each on its own"}[plan.sharing]
         raise InputError(
             f"this run needs at least {plan.needed_gib(surely=True):.1f} GiB of a GPU and there are {gpu_gib:.1f}: "
-            f"{plan.states_gib:.1f} for training (weights, gradients, moments and reference){scoring} and "
+            f"{plan.learning_gib:.1f} for training (weights, gradients, moments and reference){scoring} and "
             f"{plan.rollout_gib:.1f} for sampling (weights and cache), {how}. {remedy[0].upper()}{remedy[1:]}"
         )
     return plan.needed_gib()
@@ -189,7 +222,10 @@ Change = Mapping[str, float | str]
 
 
 def changes(plan: MemoryPlan) -> Iterator[tuple[str, MemoryPlan]]:
-    """Other plans with what to set for them, few changes before many; those with adapters, which learn less, last."""
+    """Other plans with what to set for them, few changes before many; those with adapters, which learn less, last.
+
+    Not those that surely take more: bfloat16 with masters may, on one rank, for its gradients in fp32 at the step.
+    """
     steps = [step for step in _steps(plan) if not plan.fixed.intersection(step)]
     adapters: Change = {"model.lora.rank": 16, **({"training.zero_stage": 2} if plan.zero_stage == 3 else {})}
     adaptable = plan.trained == plan.parameters and "model.lora.rank" not in plan.fixed
@@ -201,8 +237,9 @@ def changes(plan: MemoryPlan) -> Iterator[tuple[str, MemoryPlan]]:
                 for step in (*chosen, *last):
                     stage = max(int(settings.get("training.zero_stage", 0)), int(step.get("training.zero_stage", 0)))
                     settings |= {**step, **({"training.zero_stage": stage} if stage else {})}
-                shown = ", ".join(f"{key}={value}" for key, value in settings.items())
-                yield f"set {shown}", changed(plan, settings)
+                other = changed(plan, settings)
+                if other.needed_gib(surely=True) <= plan.needed_gib(surely=True):
+                    yield "set " + ", ".join(f"{key}={value}" for key, value in settings.items()), other
 
 
 def changed(plan: MemoryPlan, settings: Change) -> MemoryPlan:

@@ -23,6 +23,8 @@ from ppo_core.processes.threads import Threads
 from ppo_core.records import InputError
 
 IDLE = datetime.timedelta(days=365)
+BUCKET = 500_000_000
+"""Gradients that are averaged over ranks together, at most: DeepSpeed's own."""
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 TAKE_TURNS = "--take-turns"
@@ -19,6 +20,19 @@ def gpu_bytes_free() -> int:
     import torch
 
     return int(torch.cuda.mem_get_info()[0])
+
+
+def free_unused() -> None:
+    """Leave to other processes what torch keeps of GPUs for later, and what lies in cycles as an engine with its hooks.
+
+    A CPU's memory is free where `Trainable.close` empties it.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        gc.collect()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
 
 
 class SleepingModel:

@@ -15,14 +15,13 @@ from ppo_core.models.deepspeed_import import deepspeed
 from ppo_core.models.forward import Models
 from ppo_core.models.packing import enable_packing
 from ppo_core.models.precision import multiply_in
-from ppo_core.processes.aside import tensors_in
+from ppo_core.processes.aside import emptied, tensors_in
+from ppo_core.processes.ranks import BUCKET
 from ppo_core.processes.threads import Threads, twin_of
 from ppo_core.records import OptimizerSettings
 from ppo_core.spec import TrainingSpec
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-BUCKET = 500_000_000
-"""DeepSpeed's own: gradients that are averaged together, at most."""
 PERSISTENT = 100_000
 """Parameters of fewer numbers, such as the scales of norms, stay whole on every rank in ZeRO stage 3."""
 SHARED_PARAMETERS = 100_000_000  # in a larger module, threads' own gradients cost more memory than they save time
@@ -130,7 +129,10 @@ class Trainable:
         return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
 
     def frozen(self, *, keep: bool) -> dict[str, Tensor]:
-        """Untrained weights by name, in full, on the CPU, for ranks that `keep` them; every rank must call this."""
+        """Untrained weights by name, in full, on the CPU, for ranks that `keep` them; every rank must call this.
+
+        Where the module is on the CPU too they may be its own, until `close`.
+        """
         found = {}
         for name, parameter in self.module.named_parameters():
             if not parameter.requires_grad:
@@ -183,15 +185,27 @@ class Trainable:
 
     def tensors(self) -> Iterator[Tensor]:
         """All that it holds on its device: weights, buffers, gradients, masters, moments, and DeepSpeed's own."""
-        parameters = list(self.module.parameters())
-        shares = [vars(parameter).get("ds_tensor") for parameter in parameters]
-        held = [parameters, [p.grad for p in parameters], shares, list(self.module.buffers())]
-        kept_by = [vars(self._engine.optimizer), vars(self._inner)]
-        return (tensor for tensor in tensors_in([held, kept_by]) if tensor.device.type == self.device.type)
+        held = [self._own(), *self.module.buffers()]
+        return (tensor for tensor in tensors_in(held) if tensor.device.type == self.device.type)
 
     def close(self) -> None:
-        """Free what DeepSpeed holds."""
+        """Free all memory but that of buffers, whoever refers to it: the module has no weights from here on.
+
+        DeepSpeed keeps modules of stage 3 in variables of its own, and an engine lies in a cycle with its hooks.
+        """
         self._engine.destroy()
+        own, kept = set(self.module.modules()), deepspeed.runtime.zero.parameter_offload.FWD_MODULE_STACK
+        kept[:] = [module for module in kept if module not in own]
+        for tensor in tensors_in(self._own()):
+            emptied(tensor)
+
+    def _own(self) -> list[Any]:
+        """Tensors, in lists and mappings, but for the module's buffers."""
+        parameters = list(self.module.parameters())
+        shares = [vars(parameter).get("ds_tensor") for parameter in parameters]
+        kept_by = [vars(self._engine.optimizer), vars(self._inner)]
+        buckets = [vars(bucket) for bucket in kept_by[0].get("ipg_buckets", {}).values()]
+        return [parameters, [p.grad for p in parameters], shares, kept_by, buckets, self._beside]
 
     @property
     def _inner(self) -> torch.optim.Optimizer:

@@ -16,6 +16,7 @@ from ppo_core.models.packing import enable_packing
 from ppo_core.models.precision import multiply_in
 from ppo_core.processes.aside import Aside
 from ppo_core.processes.ranks import Ranks
+from ppo_core.processes.turns import free_unused
 from ppo_core.records import ComputeAdvantagesJob, InputError, OptimizerSettings, UpdatePolicyJob
 from ppo_core.spec import LoraSpec, ModelSpec, TrainingSpec
 from ppo_core.spec.sections import ComputeDtype
@@ -120,10 +121,10 @@ class Learner:
     def make_room(self) -> int:
         """Move all that is held to the CPU, until `bring_back`; returns its bytes."""
         held = [tensor for trainable in self.trainables.values() for tensor in trainable.tensors()]
-        return self._aside.move([*held, *self._of_reference()])
+        return self._aside.move(held) + self.offload_reference()
 
     def bring_back(self) -> None:
-        """Have all of it on the device again, to the bit; but not a reference that was off-loaded."""
+        """Have all of it on the device again, to the bit; but the reference when it is asked for."""
         self._aside.bring_back()
 
     def offload_reference(self) -> int:
@@ -134,10 +135,14 @@ class Learner:
         return [] if self._reference is None else [*self._reference.parameters(), *self._reference.buffers()]
 
     def forget(self) -> None:
-        """Free the held checkpoint."""
-        for trainable in self.trainables.values():
-            trainable.close()
-        self.trainables, self.identity = {}, None
+        """Free the held checkpoint, also where it is aside."""
+        if not self.trainables:
+            return
+        while self.trainables:
+            self.trainables.popitem()[1].close()
+        self.identity = None
+        self._aside.drop()
+        free_unused()
 
     def _load(self, folder: Path, state: CheckpointState, config: LoadConfig, start: Path | None) -> None:
         if not state.full:

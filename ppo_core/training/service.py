@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from ppo_core.models.lora import adapt, target_layers
 from ppo_core.models.reward_model import ClassifierFolder, reward_model_of
 from ppo_core.processes.protocol import Handler, Job
 from ppo_core.processes.ranks import Ranks, first_rank_only
-from ppo_core.processes.turns import gpu_bytes_free, room_made
+from ppo_core.processes.turns import free_unused, gpu_bytes_free, room_made
 from ppo_core.processes.vector_math import prepare_vector_math
 from ppo_core.records import (
     FORGET,
@@ -87,15 +87,14 @@ class TrainingEngine:
         self.learner.forget()
         tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=self.trust_remote_code)
         policy = self._start_model(job, spec, tokenizer)
-        trainable = self._trainable(policy, spec.sft, spec.training, dtype=spec.model.dtype)
         examples, losses = read_examples(job.inputs["dataset"].path / "sft.parquet"), list[float]()
-        with deterministic(spec.deterministic):
-            metrics = train_supervised(trainable, examples, spec, self.ranks, job.progress, losses)
-        weights = full_weights(trainable, self.ranks)
-        trainable.close()
-        if self.ranks.is_first:
-            with first_rank_only():
-                save_policy(policy, weights, tokenizer, job.output)
+        with closing(self._trainable(policy, spec.sft, spec.training, dtype=spec.model.dtype)) as trainable:
+            with deterministic(spec.deterministic):
+                metrics = train_supervised(trainable, examples, spec, self.ranks, job.progress, losses)
+            weights = full_weights(trainable, self.ranks)
+            if self.ranks.is_first:
+                with first_rank_only():
+                    save_policy(policy, weights, tokenizer, job.output)
         self.ranks.barrier()
         return {"metrics": metrics, "losses": losses}
 
@@ -112,14 +111,13 @@ class TrainingEngine:
         folder = ClassifierFolder(policy.config, str(spec.model.path), tokenizer.pad_token_id, endings)
         model = reward_model_of(policy, seed=derive_seed(spec.seed, "reward head"))
         losses: list[float] = []
-        trainable = self._trainable(model, spec.fit, spec.training, dtype=spec.model.dtype)
-        with deterministic(spec.deterministic):
-            metrics = train_reward_model(trainable, rankings, spec, self.ranks, job.progress, losses, shares)
-        weights = full_weights(trainable, self.ranks)
-        trainable.close()
-        if self.ranks.is_first:
-            with first_rank_only():
-                folder.write(model, weights, tokenizer, job.output / "model")
+        with closing(self._trainable(model, spec.fit, spec.training, dtype=spec.model.dtype)) as trainable:
+            with deterministic(spec.deterministic):
+                metrics = train_reward_model(trainable, rankings, spec, self.ranks, job.progress, losses, shares)
+            weights = full_weights(trainable, self.ranks)
+            if self.ranks.is_first:
+                with first_rank_only():
+                    folder.write(model, weights, tokenizer, job.output / "model")
         self.ranks.barrier()
         return {"metrics": metrics, "losses": losses}
 
@@ -138,15 +136,14 @@ class TrainingEngine:
             adapt(policy, spec.lora)
             load_adapters(policy, start / ADAPTERS / "policy")
         train, held_out = (read_rankings(data / f"{split}.parquet") for split in ("train", "eval"))
-        trainable = self._trainable(policy, spec.dpo, spec.training, dtype=spec.dtype)
-        with deterministic(spec.deterministic):
-            shares = read_shares(data, "train")
-            found = train_dpo(trainable, train, held_out, spec, self.ranks, job.progress, shares)
-        with first_rank_only():
-            write_network(job.output, "policy", trainable, tokenizer, self.ranks)
-            if self.ranks.is_first:
-                pq.write_table(pa.Table.from_pylist(found.responses), job.output / "held_out.parquet")
-        trainable.close()
+        with closing(self._trainable(policy, spec.dpo, spec.training, dtype=spec.dtype)) as trainable:
+            with deterministic(spec.deterministic):
+                shares = read_shares(data, "train")
+                found = train_dpo(trainable, train, held_out, spec, self.ranks, job.progress, shares)
+            with first_rank_only():
+                write_network(job.output, "policy", trainable, tokenizer, self.ranks)
+                if self.ranks.is_first:
+                    pq.write_table(pa.Table.from_pylist(found.responses), job.output / "held_out.parquet")
         self.ranks.barrier()
         return {"metrics": found.metrics, "curves": found.curves}
 
@@ -268,8 +265,7 @@ class TrainingEngine:
             return room_made(0)
         before = gpu_bytes_free()
         self.learner.make_room()
-        gc.collect()  # a supervised engine that is done lies in a cycle with its hooks
-        torch.cuda.empty_cache()
+        free_unused()
         self.ranks.barrier()  # the others have left their GPUs too
         return room_made(gpu_bytes_free() - before)
 
@@ -281,6 +277,8 @@ class TrainingEngine:
             finally:
                 if self.offload_reference:
                     self.learner.offload_reference()
+                if not self.learner.trainables:
+                    free_unused()  # what the job has trained
 
         return handle
 

@@ -28,6 +28,7 @@ ALONE = (
     "averaged/runs",
     "carried/runs",
     "held/states",
+    "held/freed",
     "shared/runs",
     "shared/updates",
     "vapo/runs",

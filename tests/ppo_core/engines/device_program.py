@@ -16,6 +16,7 @@ from ppo_core.models.loading import create_policy, load_policy
 from ppo_core.models.packing import enable_packing
 from ppo_core.models.precision import multiply_in
 from ppo_core.processes.ranks import Ranks
+from ppo_core.processes.turns import free_unused
 from ppo_core.records import UpdatePolicyJob
 from ppo_core.training.determinism import deterministic
 from ppo_core.training.learner import Learner
@@ -127,7 +128,7 @@ def made_room(learner: Learner) -> Facts:
     storages = [tensor.untyped_storage() for tensor in held]
     facts["left"] = sum(storage.nbytes() for storage in storages if storage.resizable())  # others are mapped files
     if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        free_unused()  # cuBLAS has 32 MiB for itself
         facts["left"] = torch.cuda.memory_allocated()
     return facts
 
