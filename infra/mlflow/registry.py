@@ -66,6 +66,8 @@ def register(
     `tags` hold the lineage and must name `ppoflow.digest`. An MLflow server takes no file:// source from outside the
     run's own artifacts: then, if `run_id` is given, the folder is uploaded to that run, and the version points to the
     copy. `model_description` is that of the model, `description` that of the version; what a person wrote stays.
+    `aliases` come to point to a version that is made here; to one that was there, only where they point to none, or to
+    an older one: whoever made it may have died before they did.
     """
     if not tags.get(DIGEST_TAG):
         raise ValueError(f"the tags {sorted(tags)} do not name {DIGEST_TAG!r}: by it a version is found again")
@@ -73,11 +75,13 @@ def register(
     with _registry_errors(uri, f"register {source} as {name!r}"):
         client = open_client(uri)
         _ensure_model(client, name, model_description)
-        version = _existing(client, name, source, tags[DIGEST_TAG])
+        there = version = _existing(client, name, source, tags[DIGEST_TAG])
         if version is None:
             version = _create(client, name, source, {**tags, SOURCE_TAG: source}, description, run_id)
+        pointed = client.get_registered_model(name).aliases if there is not None and aliases else {}
         for alias in aliases:
-            client.set_registered_model_alias(name, alias, version.version)
+            if int(pointed.get(alias, 0)) < int(version.version):
+                client.set_registered_model_alias(name, alias, version.version)
         return Registered(name, str(version.version), str(version.source))
 
 

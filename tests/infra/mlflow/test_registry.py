@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from infra.mlflow.client import open_client
-from infra.mlflow.registry import RegistryError, register, resolve
+from infra.mlflow.registry import RegistryError, aliases_of, point_alias, register, resolve
 
 LINEAGE = {"ppoflow.digest": "abc", "ppoflow.run": "demo"}
 
@@ -31,7 +31,23 @@ def test_the_same_source_and_digest_register_once(uri: str) -> None:
     other = register(uri, name="once", source="file:///b", tags={"ppoflow.digest": "other"}, aliases=["best"])
     again = register(uri, name="once", source="file:///a", tags=LINEAGE, aliases=["best"])
     assert (first.version, other.version, again.version) == ("1", "2", "1")
-    assert resolve(uri, "models:/once@best") == "file:///a"
+
+
+def test_an_alias_goes_back_to_no_older_version_when_that_is_registered_again(uri: str) -> None:
+    for run in "aba":
+        register(uri, name="again", source=f"file:///{run}", tags={"ppoflow.digest": run}, aliases=["candidate"])
+    assert aliases_of(uri, "again") == {"candidate": "2"}
+
+
+@pytest.mark.parametrize("left", [None, "1"])
+def test_an_alias_follows_where_whoever_made_its_version_died_before_it_did(uri: str, left: str | None) -> None:
+    name = f"died-{left}"
+    for run in "ab":
+        register(uri, name=name, source=f"file:///{run}", tags={"ppoflow.digest": run})
+    if left is not None:
+        point_alias(uri, name, "candidate", left)
+    register(uri, name=name, source="file:///b", tags={"ppoflow.digest": "b"}, aliases=["candidate"])
+    assert aliases_of(uri, name) == {"candidate": "2"}
 
 
 @pytest.mark.parametrize("alias", ["latest", "v3", "a b", ""])
