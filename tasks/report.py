@@ -39,6 +39,7 @@ def begin_report(context: RunContext, complain: Callable[[str | None], None], sa
     def begin() -> None:
         context.tracker.open()
         reporting.introduced = introduce(context)
+        reporting.shown_in = context.tracker.run_id
         if not reporting.introduced:
             complain(complaint(context))
         elif is_server(context.tracker.uri):
@@ -116,6 +117,24 @@ def _report_end(context: RunContext) -> bool:
 
 
 def _catch_up(context: RunContext, record: IterationRecord) -> bool:
+    """All that MLflow has not yet. Where its run turns out to be another one, for somebody has deleted it, all again."""
+    _forget_a_deleted_run(context)
+    complete = _send_missing(context, record)
+    return complete or (_forget_a_deleted_run(context) and _send_missing(context, record))
+
+
+def _forget_a_deleted_run(context: RunContext) -> bool:
+    """What was reported to an MLflow run that is the run's no longer is yet to be reported; whether there was one."""
+    reporting, now = context.reporting, context.tracker.run_id
+    another = reporting.shown_in not in (None, now)
+    if another:
+        reporting.introduced = reporting.linked = False
+        context.reported.clear()
+    reporting.shown_in = now
+    return another
+
+
+def _send_missing(context: RunContext, record: IterationRecord) -> bool:
     """As long as MLflow has not taken it also what the run is, what it starts from and which data it reads."""
     reporting = context.reporting
     if not reporting.metrics:
@@ -127,6 +146,7 @@ def _catch_up(context: RunContext, record: IterationRecord) -> bool:
     if linked and reporting.introduced and not reporting.linked:
         sent = all(context.tracker.log_text(name, text) for name, text in reporting.data.items())
         reporting.linked = sent and context.tracker.log_datasets(input_data(context.spec, record.dataset))
+    reporting.shown_in = reporting.shown_in or context.tracker.run_id
     return complete and reporting.linked
 
 

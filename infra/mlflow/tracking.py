@@ -18,7 +18,7 @@ from infra.mlflow.client import in_short, is_server, without_password
 from infra.mlflow.entries import InputData, cell, send_datasets, send_parameters, send_points, send_table, send_tags
 from infra.mlflow.names import entry_name, marked_cut
 from infra.mlflow.points import Point, batches_of_whole_steps
-from infra.mlflow.run import OpenRun, find_or_create, is_outage, run_page
+from infra.mlflow.run import OpenRun, find_or_create, is_deleted, is_outage, run_page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,6 +40,7 @@ class RunTracker:
         experiment: str,
         run_name: str,
         artifact_root: str | Path,
+        run_key: str | None = None,
         *,
         timeout_s: float = 6.0,
         back_off_s: float = 30.0,
@@ -47,6 +48,7 @@ class RunTracker:
         self.uri = uri
         self.experiment = experiment
         self.run_name = run_name
+        self.run_key = run_key
         self.artifact_root = Path(artifact_root)
         self.nan_skipped = 0
         self._timeout_s = timeout_s
@@ -149,7 +151,7 @@ class RunTracker:
         return self._breaker.call(lambda: self._with_run(action), timeout_s or self._timeout_s)
 
     def _reopen(self) -> OpenRun:
-        self._open_run = find_or_create(self.uri, self.experiment, self.run_name, self.artifact_root)
+        self._open_run = find_or_create(self.uri, self.experiment, self.run_name, self.artifact_root, self.run_key)
         return self._open_run
 
     def _with_run(self, action: Callable[[OpenRun], T]) -> T:
@@ -159,6 +161,8 @@ class RunTracker:
         try:
             return action(run)
         except MlflowException as error:
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":  # a server that came back with an empty database
+            # A server that came back with an empty database; or somebody has deleted the run.
+            gone = error.error_code == "RESOURCE_DOES_NOT_EXIST"
+            if gone or (error.error_code == "INVALID_PARAMETER_VALUE" and is_deleted(run)):
                 self._open_run = None
             raise

@@ -56,6 +56,8 @@ def remedy_for(run: str, document: int | str = "spec") -> str:
         return "move it away: a rerun that it tells of is not finished then, and the run goes on from its last record"
     if document == "divergences":
         return "move it away: it is of an iteration that is no part of the run, and nothing depends on it"
+    if document == "tracking":
+        return "move it away: the run is told by its name then, as to which MLflow run is its own"
     return (
         f"`ppoflow fsck {run} --repair` takes iteration {document} and those after it out of the run, and the next "
         "start makes them again, from the stages that are still in the store"

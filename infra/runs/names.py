@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-NOTES = ("rollbacks", "divergences", "reruns")
+NOTES = ("rollbacks", "divergences", "reruns", "tracking")
 RUN_NAME_LIMIT = 100
 _RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +16,7 @@ from infra.mlflow.run import LOCAL_PAGE, find_page, front_page
 from infra.ports import LOOPBACK, free_port
 from infra.prefect_server import DEFAULT_PORT
 from infra.runs.records import RecordError
+from infra.runs.tracked_as import tracking_id
 from infra.settings import Settings
 from infra.storage.objects import StoreUnavailable
 from infra.storage.outage import at_once
@@ -92,12 +94,19 @@ def places(run: str, policy: Path) -> list[str]:
 
 def mlflow_page(run: str, tracking: str, programs: Path) -> list[str]:
     """The address of the run in MLflow; before it, for a database, the command that shows it there."""
-    page = find_page(tracking, run) or front_page(tracking)
+    page = find_page(tracking, run, tracked_as(run)) or front_page(tracking)
     if is_server(tracking):
         return [f"  MLflow's page      {page}"]
     command = [str(programs / "mlflow"), "ui", "--backend-store-uri", without_password(tracking), *at_port(MLFLOW_PORT)]
     page = page.replace(LOCAL_PAGE, f"http://{LOOPBACK}:{free_port(MLFLOW_PORT)}")
     return [f"  MLflow's page      {shlex.join(command)}", f"                     then open {page}"]
+
+
+def tracked_as(run: str) -> str | None:
+    """The id by which MLflow tells the run from others of its name; None where it cannot be read now."""
+    with suppress(RecordError, StoreUnavailable), at_once():
+        return tracking_id(open_records(Settings().store_root, run))
+    return None
 
 
 def at_port(usual: int) -> list[str]:

@@ -25,6 +25,7 @@ from infra.mlflow.circuit_breaker import CircuitBreaker
 from infra.mlflow.tracking import RunTracker
 from infra.runs.lease import Heartbeat, Lease
 from infra.runs.records import RunRecords
+from infra.runs.tracked_as import note_tracking_id
 from infra.settings import Settings
 from ppo_core import records
 from ppo_core.records import FILES_OF, InputError, content_digest
@@ -263,7 +264,8 @@ def open_run_context(
         records = open_records(store.root, name, lease=lease)
         spec = effective(spec, records) if effective is not None else spec
         engines = engines_of(spec, settings, name)
-        tracker = RunTracker(settings.tracking_uri, spec.name, run, settings.mlflow_folder / "artifacts")
+        artifacts, tracked_as = settings.mlflow_folder / "artifacts", note_tracking_id(records)
+        tracker = RunTracker(settings.tracking_uri, spec.name, run, artifacts, tracked_as)
         context = kind(cast(RunSpec, spec), run, settings, store, records, engines, tracker, on_progress, lease)
         closing.callback(engines.close)
         with working(context):

@@ -18,13 +18,15 @@ ASIDE_END_S = 10.0
 @dataclass
 class Reporting:
     """`metrics` are those of the iterations by number, `live` says whether the run is shown while it is trained,
-    `introduced` whether MLflow knows what it is, `linked` what it is made of, `data` are the files that describe its
-    data, `table` is the table of iterations on Prefect's pages, and the curves were last drawn at `drawn_at`."""
+    `introduced` whether MLflow knows what it is, `linked` what it is made of, `shown_in` is the id of the MLflow run
+    that knows it, `data` are the files that describe its data, `table` is the table of iterations on Prefect's pages,
+    and the curves were last drawn at `drawn_at`."""
 
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     live: bool = False
     introduced: bool = False
     linked: bool = False
+    shown_in: str | None = None
     data: dict[str, str] = field(default_factory=dict)
     table: UUID | None = None
     drawn_at: float = field(default_factory=time.monotonic)

@@ -37,6 +37,34 @@ def test_a_runs_page_is_found_by_its_name(tracker: RunTracker) -> None:
     assert find_page(tracker.uri, "another", timeout_s=LONG_S) is None
 
 
+def test_runs_of_one_name_with_keys_of_their_own_are_two_runs(tracker: RunTracker, tmp_path: Path) -> None:
+    def opened(key: str | None) -> RunTracker:
+        made = RunTracker(tracker.uri, "keys", "demo", tmp_path, key, timeout_s=LONG_S)
+        assert made.open(), made.last_error
+        return made
+
+    one, other = opened("a" * 32), opened("b" * 32)
+    assert one.run_id != other.run_id
+    assert opened("a" * 32).run_id == one.run_id
+    assert opened("b" * 32).run_id == other.run_id
+    assert find_page(tracker.uri, "demo", "a" * 32, timeout_s=LONG_S) == one.page
+    assert find_page(tracker.uri, "demo", "b" * 32, timeout_s=LONG_S) == other.page
+
+
+def test_a_run_from_before_there_were_keys_gets_that_of_the_first_that_goes_on_with_it(
+    tracker: RunTracker, tmp_path: Path
+) -> None:
+    def opened(key: str | None) -> str | None:
+        made = RunTracker(tracker.uri, "before", "demo", tmp_path, key, timeout_s=LONG_S)
+        assert made.open(), made.last_error
+        return made.run_id
+
+    before = opened(None)
+    assert opened("a" * 32) == before
+    assert opened("b" * 32) != before
+    assert opened("a" * 32) == before
+
+
 def test_a_database_that_cannot_be_opened_has_no_page(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_bytes(b"no database")
     assert find_page(f"sqlite:///{tmp_path}/mlflow.db", "run-1", timeout_s=LONG_S) is None

@@ -74,7 +74,7 @@ def test_what_cannot_be_a_record(place: Place):
         records.commit(1, {"path": place})
     with pytest.raises(ValueError, match="notes of kind 'thoughts'"):
         records.note("thoughts", {})
-    assert place.state() == (None, [], [], [], [], [])
+    assert place.state() == (None, [], [], [], [], [], [])
     assert place.litter() == []
 
 
@@ -191,7 +191,7 @@ def test_notes_are_numbered_and_kept(place: Place):
 def test_a_run_can_be_created_whole(place: Place):
     records, runs = {0: {"iteration": 0}, 3: {"iteration": 3}}, place.runs()
     runs.create("r", {"seed": 1}, records)
-    whole = ({"seed": 1}, [0, 3], [{"iteration": 0}, {"iteration": 3}], [], [], [])
+    whole = ({"seed": 1}, [0, 3], [{"iteration": 0}, {"iteration": 3}], [], [], [], [])
     assert place.state() == whole
     with pytest.raises(RecordExists, match=rf"run r exists in {place.address}.*: choose another name"):
         runs.create("r", {"seed": 2}, {})
@@ -208,10 +208,10 @@ def test_a_run_can_be_created_whole(place: Place):
 
 def test_a_run_can_be_created_with_notes(place: Place):
     place.runs().create("r", {"seed": 1}, {0: RECORD}, {"rollbacks": [{"to": 4}, {"to": 2}], "divergences": []})
-    assert place.state() == ({"seed": 1}, [0], [RECORD], [{"to": 4}, {"to": 2}], [], [])
+    assert place.state() == ({"seed": 1}, [0], [RECORD], [{"to": 4}, {"to": 2}], [], [], [])
     assert place.writer().note("rollbacks", {"to": 1}) == 3
     assert place.writer().note("divergences", {}) == 1
-    assert place.state()[3:] == ([{"to": 4}, {"to": 2}, {"to": 1}], [{}], [])
+    assert place.state()[3:] == ([{"to": 4}, {"to": 2}, {"to": 1}], [{}], [], [])
 
 
 def test_only_started_runs_are_listed(place: Place):
@@ -245,6 +245,7 @@ def test_a_lost_or_damaged_spec_is_written_again(place: Place):
         ("iterations/1", "`ppoflow fsck r --repair` takes iteration 1 and those after it out of the run"),
         ("rollbacks/1", "the learning rates of the iterations after it depend on it"),
         ("divergences/1", "nothing depends on it"),
+        ("tracking/1", "which MLflow run is its own"),
     ],
 )
 def test_each_kind_of_document_has_its_own_remedy(place: Place, name: str, remedy: str):
@@ -252,6 +253,7 @@ def test_each_kind_of_document_has_its_own_remedy(place: Place, name: str, remed
     writer.commit(1, RECORD)
     writer.note("rollbacks", {})
     writer.note("divergences", {})
+    writer.note("tracking", {})
     place.document(name).write(b"{}")
     records, kind = place.records(), name.partition("/")[0]
     with pytest.raises(RecordCorrupted) as refusal:
