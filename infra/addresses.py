@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import urlsplit
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
@@ -15,6 +16,21 @@ def names_a_host(url: str) -> bool:
         return (parts.port or 0) >= 0 and (not parts.scheme.startswith("http") or bool(parts.hostname))
     except ValueError:
         return False
+
+
+def sqlite_url(path: str | Path, driver: str = "sqlite") -> str:
+    """The address of a database in a file; what a path may have and an address may not is escaped.
+
+    >>> sqlite_url("/home/50%/mlflow.db")
+    'sqlite:////home/50%25/mlflow.db'
+    """
+    return f"{driver}:///{path}".replace("%", "%25").replace("?", "%3F")
+
+
+def sqlite_file(url: str) -> Path | None:
+    """The file of such an address; None for any other, and for one with options."""
+    path = url.removeprefix("sqlite:///")
+    return None if path == url or "?" in path else Path(unquote(path))
 
 
 def has_scheme(place: str) -> bool:

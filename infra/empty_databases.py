@@ -18,6 +18,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from infra.addresses import sqlite_url
 from infra.settings import child_environment
 
 FOLDER = Path(sys.prefix) / "share" / "ppoflow"
@@ -30,7 +31,7 @@ def make_prefect(path: Path) -> None:
     place = {
         "PREFECT_HOME": str(path.parent),
         "PREFECT_PROFILE": "ephemeral",
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{path}",
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": sqlite_url(path, "sqlite+aiosqlite"),
     }
     upgrade = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
     subprocess.run(upgrade, env=child_environment(place), check=True, capture_output=True, text=True)
@@ -41,7 +42,7 @@ def make_mlflow(path: Path) -> None:
     import sqlalchemy
     from mlflow.store.db.utils import _initialize_tables
 
-    engine = sqlalchemy.create_engine(f"sqlite:///{path}")
+    engine = sqlalchemy.create_engine(sqlite_url(path))
     _initialize_tables(engine)
     engine.dispose()
 

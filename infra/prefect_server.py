@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from infra.addresses import sqlite_url
 from infra.empty_databases import begin
 from infra.engines.process import GuardedProcess
 from infra.settings import child_environment
@@ -125,7 +126,7 @@ class PrefectServer:
             "PREFECT_HOME": str(self.home),
             "PREFECT_PROFILE": "ephemeral",  # Prefect brings it along; one that the shell names is not in our home
             "PREFECT_API_URL": self.api_url,
-            "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{self.home / DATABASE}",
+            "PREFECT_SERVER_DATABASE_CONNECTION_URL": sqlite_url(self.home / DATABASE, "sqlite+aiosqlite"),
             "PREFECT_SERVER_UI_ENABLED": "true",
             "PREFECT_SERVER_UI_API_URL": self.api_url,
             "PREFECT__SERVER_EPHEMERAL": "",

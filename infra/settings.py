@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from infra.addresses import has_scheme, names_a_host
+from infra.addresses import has_scheme, names_a_host, sqlite_url
 from infra.engines.environment import permitted, way_out
 from infra.engines.hardware import gpus_of, has_nvidia_gpu
 from infra.runs.folders import RunFolders
@@ -52,7 +52,7 @@ class Settings(RunFolders, BaseSettings):
         default=900.0, ge=0, description="Seconds that running work waits for an s3:// store that does not answer."
     )
     tracking_uri: str = Field(
-        default_factory=lambda data: "sqlite:///" + _beside(data, "mlflow/mlflow.db"),
+        default_factory=lambda data: sqlite_url(_beside(data, "mlflow/mlflow.db")),
         validation_alias=AliasChoices("PPOFLOW_TRACKING_URI", "MLFLOW_TRACKING_URI"),
         min_length=1,
         description="The MLflow server or database that gets the curves and the registered policies.",

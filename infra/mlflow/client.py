@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from infra.addresses import sqlite_file
 from infra.empty_databases import begin
 from infra.settings import export
 
@@ -21,7 +21,6 @@ ENVIRONMENT = {
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",
 }
 
-SQLITE = "sqlite:///"
 AWAY = "does not answer"
 NO_ANSWER = ("Max retries exceeded", "ConnectionError", "ConnectTimeout", "ReadTimeout", "no answer within")
 MAX_LINE = 240
@@ -37,8 +36,8 @@ def import_mlflow() -> type[MlflowClient]:
 
 def open_client(uri: str) -> MlflowClient:
     """A client of this server or database."""
-    if uri.startswith(SQLITE) and "?" not in uri:
-        begin("mlflow", Path(uri.removeprefix(SQLITE)))
+    if (file := sqlite_file(uri)) is not None:
+        begin("mlflow", file)
     return import_mlflow()(tracking_uri=uri, registry_uri=uri)
 
 

@@ -41,7 +41,7 @@ class Owner:
 @pytest.fixture(scope="module")
 def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owner]:
     """A process that owns a server; the port that it asks for is taken."""
-    home = tmp_path_factory.mktemp("prefect") / "home"
+    home = tmp_path_factory.mktemp("prefect") / "feature%2Fx?"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         process = subprocess.Popen(
