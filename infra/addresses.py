@@ -33,6 +33,16 @@ def sqlite_file(url: str) -> Path | None:
     return None if path == url or "?" in path else Path(unquote(path))
 
 
+def absolute(path: str | Path) -> Path:
+    """Where a path leads from the current folder; `~` is the user's home. ValueError where that folder is gone."""
+    try:
+        return Path(path).expanduser().absolute()
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path} begins at the current folder, which is gone: go to one that is there (cd), or give absolute paths"
+        ) from None
+
+
 def has_scheme(place: str) -> bool:
     """Whether this is an address, perhaps a mistyped one, and not a path: `s3://x` and `s3:/x`, not `./s3:/x`."""
     return _SCHEME.match(place) is not None

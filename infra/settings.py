@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from infra.addresses import has_scheme, names_a_host, sqlite_url
+from infra.addresses import absolute, has_scheme, names_a_host, sqlite_url
 from infra.engines.environment import permitted, way_out
 from infra.engines.hardware import gpus_of, has_nvidia_gpu
 from infra.runs.folders import RunFolders
@@ -151,7 +151,7 @@ class Settings(RunFolders, BaseSettings):
     @field_validator("home", "cache", "hf_home")
     @classmethod
     def _absolute_folder(cls, folder: Path) -> Path:
-        return folder.expanduser().absolute()
+        return absolute(folder)
 
     @field_validator("reward_env")
     @classmethod
@@ -179,7 +179,7 @@ class Settings(RunFolders, BaseSettings):
     @field_validator("store")
     @classmethod
     def _absolute_store(cls, store: str) -> str:
-        return store if has_scheme(store) else str(Path(store).expanduser().absolute())
+        return store if has_scheme(store) else str(absolute(store))
 
     @property
     def store_root(self) -> str:
@@ -230,7 +230,7 @@ class StackSettings(BaseSettings):
     bucket: str = Field(default="ppoflow", pattern=_BUCKET, description="The bucket for artifacts and runs.")
     mlflow_bucket: str = Field(default="mlflow", pattern=_BUCKET, description="The bucket for MLflow's own files.")
     s3_gib: int = Field(default=50, ge=4, le=65536, description="The largest size of Ceph's (sparse) disk file.")
-    pool: str = Field(default="gpu", pattern=r"^[a-z0-9-]{1,64}$", description="The worker's Prefect work pool.")
+    pool: str = Field(default="gpu", pattern=r"^[a-z0-9-]{1,64}$", description="The work pool, as in ppoflow deploy.")
     ray_resources: dict[str, float] = Field(
         default={"rollout": 2, "training": 1, "scoring": 1},
         description="What the Ray head offers, besides CPUs and GPUs.",
@@ -250,7 +250,7 @@ class StackSettings(BaseSettings):
     @field_validator("folder", "passwords")
     @classmethod
     def _absolute(cls, path: Path) -> Path:
-        return path.expanduser().absolute()
+        return absolute(path)
 
     @model_validator(mode="after")
     def _passwords_beyond_loopback(self) -> StackSettings:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flows.cli.application import app
-from flows.cli.friendly_errors import friendly_errors, say
+from flows.cli.friendly_errors import REFUSED, friendly_errors, say
 
 DEPLOYMENTS = "prefect.yaml"
 
 
 @app.command(rich_help_panel="A team's servers")
 def deploy(
-    pool: Annotated[str, typer.Option(help="Name of the work pool, as in prefect.yaml")] = "gpu",
+    pool: Annotated[str, typer.Option(help="Name of the work pool, for all deployments")] = "gpu",
     only_server: Annotated[
         bool, typer.Option("--only-server", help="Create pool and automations only, no deployments")
     ] = False,
@@ -28,10 +26,12 @@ def deploy(
     """
     with friendly_errors():
         from tasks.prefect.automations import prepare_server
+        from tasks.prefect.deploying import deploy_all
         from tasks.prefect.server import configured_url, prefect_api
         from tasks.runs.errors import InputError
 
-        if not configured_url():
+        url = configured_url()
+        if not url:
             raise InputError(
                 "no Prefect server is configured: set PREFECT_API_URL to its address, http://HOST:PORT/api"
             )
@@ -43,5 +43,4 @@ def deploy(
             for line in prepare_server(pool):
                 say(line)
         if not only_server:
-            command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
-            raise typer.Exit(subprocess.run(command, check=False).returncode)
+            raise typer.Exit(REFUSED if deploy_all(Path(DEPLOYMENTS), pool, url) else 0)
