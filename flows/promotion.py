@@ -12,6 +12,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import cast
 
+from prefect.exceptions import FlowPauseTimeout
 from prefect.flow_runs import pause_flow_run, suspend_flow_run
 from prefect.runtime import flow_run
 from prefect.states import Completed
@@ -24,7 +25,7 @@ from tasks.policies.gates import check_gates, passed
 from tasks.policies.held_out import evaluate_held_out, open_evaluation, pinned
 from tasks.policies.policy import Policy, find_policy, registered
 from tasks.policies.promote_policy import Approval, Trial, alias_at, move_alias, roll_back, show_trial
-from tasks.prefect.client import deployment_id
+from tasks.prefect.client import deployment_id, go_on_after_pause
 from tasks.prefect.flow_tags import also_tag, tag_run
 from tasks.prefect.server import EmbeddedFlow
 from tasks.stages.context import OnProgress, RunContext
@@ -70,6 +71,9 @@ def promote(candidate: str, overrides: list[str] | None = None, folder: str | No
         if spec.promotion.approval:
             console.say("waiting for approval in Prefect's UI")
             approval = ask(trial, spec.promotion)
+            if approval is None:
+                verdict = f"nobody answered within {spec.promotion.approval_timeout_h:g} h"
+                return refused(PromotionReport(trial=trial, moved=None, verdict=verdict))
             if not approval.approve:
                 verdict = f"{approval.by or 'a person'} said no: {approval.comment or 'without a comment'}"
                 return refused(PromotionReport(trial=trial, moved=None, verdict=verdict))
@@ -113,9 +117,11 @@ def try_candidate(context: RunContext, candidate: Policy, champion: Policy | Non
     return trial
 
 
-def ask(trial: Trial, spec: PromotionSpec) -> Approval:
-    """Wait for a person. A worker is let go meanwhile: the flow run is suspended, and goes on from here when resumed;
-    only one that is a part of another flow run cannot be, and waits here.
+def ask(trial: Trial, spec: PromotionSpec) -> Approval | None:
+    """Wait for a person; None where nobody answers in time.
+
+    A worker is let go meanwhile: the flow run is suspended, and goes on from here when resumed; only one that is a part
+    of another flow run cannot be, and waits here.
 
     The key names the two versions: who said yes to one comparison has not said yes to another.
     """
@@ -124,7 +130,11 @@ def ask(trial: Trial, spec: PromotionSpec) -> Approval:
     timeout = int(spec.approval_timeout_h * HOUR_S)
     if deployment_id() and not flow_run.parent_flow_run_id:
         return suspend_flow_run(wait_for_input=form, timeout=timeout, key=key)
-    return pause_flow_run(wait_for_input=form, timeout=timeout, poll_interval=ASK_AGAIN_S, key=key)
+    try:
+        return pause_flow_run(wait_for_input=form, timeout=timeout, poll_interval=ASK_AGAIN_S, key=key)
+    except FlowPauseTimeout:
+        go_on_after_pause()
+        return None
 
 
 def refused(report: PromotionReport) -> PromotionReport:

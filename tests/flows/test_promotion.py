@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from prefect import flow
@@ -16,7 +17,7 @@ from prefect.flow_runs import resume_flow_run
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.promotion import ask
+from flows.promotion import HOUR_S, PromotionReport, ask, refused
 from infra.backend import open_collector
 from infra.mlflow.alias_journal import Journals
 from ppo_core.spec import PromotionSpec
@@ -237,6 +238,25 @@ def test_bad_input_is_refused_before_anything_starts(arguments: list[str], messa
     assert message in result.stderr
 
 
+def test_nobody_answers_in_time(given: HandOver) -> None:
+    trial = given.trial(2, 1)
+    spec = PromotionSpec(approval_timeout_h=1.5 / HOUR_S)
+
+    asked: list[str] = []
+
+    @flow(persist_result=False)
+    def promotes() -> PromotionReport:
+        from prefect.runtime import flow_run
+
+        asked.append(str(flow_run.id))
+        assert ask(trial, spec) is None
+        return refused(PromotionReport(trial=None, moved=None, verdict="nobody answered"))
+
+    assert promotes().verdict == "nobody answered"
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(UUID(asked[0])).state_name == "NotPromoted"
+
+
 def test_a_person_is_asked_in_prefects_ui(given: HandOver) -> None:
     trial = given.trial(2, 1)
     asked: dict[str, Any] = {}
@@ -247,6 +267,7 @@ def test_a_person_is_asked_in_prefects_ui(given: HandOver) -> None:
 
         asked["id"] = flow_run.id
         approval = ask(trial, PromotionSpec())
+        assert approval is not None
         return f"{approval.approve} {approval.by}"
 
     answers: list[str] = []
