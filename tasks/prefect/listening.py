@@ -30,6 +30,13 @@ def require_prefect(url: str | None) -> None:
         return
 
 
+def not_the_api(url: str) -> PrefectServerError:
+    """The message about a server that answers with something else."""
+    shown = without_password(url).rstrip("/")
+    meant = "" if shown.endswith("/api") else f": did you mean {shown}/api?"
+    return PrefectServerError(f"what answers at {shown} is not Prefect's API{meant}")
+
+
 def no_prefect(url: str, error: Exception) -> PrefectServerError:
     """The message about a server that does not answer."""
     named = [name for name in names_of("prefect_api_url") if set_variables(name)]

@@ -25,7 +25,7 @@ from infra.prefect_server import PrefectServer, PrefectServerError
 from infra.settings import Settings
 from infra.storage.objects import StoreUnavailable
 from ppo_core.spec.explaining import requirement
-from tasks.prefect.listening import no_prefect
+from tasks.prefect.listening import no_prefect, not_the_api
 from tasks.runs.errors import FAILURES, behind
 
 PREFECT_AWAY = (HTTPError, PrefectException)
@@ -145,7 +145,11 @@ def _require_welcome(client: SyncPrefectClient, url: str) -> None:
     """Its health it tells everyone; anything else only those who name the password."""
     try:
         client.api_version()
+    except ValueError:  # a page, and no JSON
+        raise not_the_api(url) from None
     except PrefectHTTPStatusError as refused:
+        if refused.response.status_code == HTTPStatus.NOT_FOUND:
+            raise not_the_api(url) from None
         if refused.response.status_code not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             raise
         raise PrefectServerError(

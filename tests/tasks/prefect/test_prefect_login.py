@@ -65,3 +65,22 @@ def test_a_password_in_the_address_is_not_shown():
     shown: list[str | None] = []
     alone(url, None, lambda: shown.append(page_url()))
     assert "hidden-one" not in str(shown[0])
+
+
+class Page(http.server.BaseHTTPRequestHandler):
+    """Prefect's UI: whatever is asked for, the page."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<!DOCTYPE html>")
+
+    def log_message(self, format: str, *words: object) -> None:
+        """Quiet."""
+
+
+def test_an_address_without_api_is_told():
+    with serving(Page) as address, pytest.raises(PrefectServerError) as refused:
+        alone(f"{address}/", None, lambda: require_answer(f"{address}/"))
+    assert str(refused.value) == f"what answers at {address} is not Prefect's API: did you mean {address}/api?"
