@@ -117,7 +117,7 @@ def _report_end(context: RunContext) -> bool:
 
 
 def _catch_up(context: RunContext, record: IterationRecord) -> bool:
-    """All that MLflow has not yet. Where its run turns out to be another one, for somebody has deleted it, all again."""
+    """All that MLflow has not yet. Where somebody has deleted its run, another one gets all of it."""
     _forget_a_deleted_run(context)
     complete = _send_missing(context, record)
     return complete or (_forget_a_deleted_run(context) and _send_missing(context, record))

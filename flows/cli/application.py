@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -14,6 +15,19 @@ Overrides = Annotated[
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="If another process has the run, wait for it instead of failing")]
 Folder = Annotated[str | None, typer.Option(help="The spec's folder (with data and reward functions), if it has moved")]
+
+
+class TakesText(TyperCommand):
+    """A command with an argument that may be any text: who begins one with a dash is told how."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The arguments that are left."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.TyperException as error:
+            if not str(error).startswith("No such option"):
+                raise
+            raise typer.BadParameter(f"{error}. Before a text that begins with a dash write --", ctx) from None
 
 
 def show_version(wanted: bool) -> None:

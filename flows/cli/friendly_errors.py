@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from types import FrameType
 from typing import NoReturn
@@ -18,7 +18,9 @@ from rich.console import Console
 
 from flows.starting import begin
 
-REFUSED, INTERRUPTED = 2, 130
+REFUSED, INTERRUPTED, BROKEN = 2, 130, 70
+"""Exit statuses: a message says what is wrong; Ctrl-C; an error that nobody has foreseen, with its traceback. 1 is a
+verdict: something differs, is damaged, or was not promoted."""
 LEAVE_S, AGAIN_S = 15.0, 0.05
 
 
@@ -65,9 +67,25 @@ def friendly_errors(starting: str | None = None) -> Iterator[None]:
         except FAILURES as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             raise typer.Exit(REFUSED) from None
+        except Exception as error:
+            if not is_prefect_away(error):
+                raise
+            from tasks.prefect.server import shown_url
+
+            print(f"Prefect's server at {shown_url()} fails or does not answer ({error})", file=sys.stderr)
+            leave(REFUSED)
     except KeyboardInterrupt:
         say("interrupted")
         raise typer.Exit(INTERRUPTED) from None
+
+
+def is_prefect_away(error: Exception) -> bool:
+    """Whether Prefect's client raises this when its server is gone; commands that need none do not import it."""
+    if "prefect.exceptions" not in sys.modules:
+        return False
+    from tasks.prefect.server import PREFECT_AWAY
+
+    return isinstance(error, PREFECT_AWAY)
 
 
 def say(text: str) -> None:
@@ -77,9 +95,36 @@ def say(text: str) -> None:
 
 def leave(status: int) -> NoReturn:
     """End at once: what waits to be told to a server that is gone would hold the process for minutes."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     os._exit(status)
+
+
+@contextmanager
+def no_verdict_by_accident() -> Iterator[None]:
+    """Around a whole command: status 1 is a verdict, so what nobody has foreseen ends it with another one.
+
+    Where nothing can be written to the output any more, as on a full disk, a line says so.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is None and (why := output_fails()) is not None:
+            with suppress(OSError):
+                print(f"the output cannot be written: {why}", file=sys.stderr)
+            leave(REFUSED)
+        sys.excepthook(type(error), error, error.__traceback__)
+        raise SystemExit(BROKEN) from None
+
+
+def output_fails() -> str | None:
+    """Why nothing can be written to the output now; None where it can."""
+    try:
+        print(flush=True)  # what was refused before is not kept
+    except OSError as error:
+        return error.strerror
+    return None
 
 
 @contextmanager
@@ -136,7 +181,9 @@ def unwrapped_interrupts(*others: type[BaseException]) -> Iterator[None]:
 
 @contextmanager
 def stopping_on_sigterm() -> Iterator[None]:
-    """End on SIGTERM as on Ctrl-C: Prefect then marks the run Crashed, and everything is closed.
+    """End on SIGTERM, and on the SIGHUP of a terminal that is gone, as on Ctrl-C.
+
+    Prefect then marks the run Crashed, and everything is closed.
 
     Where SIGTERM comes while Prefect makes a task run, its own handling of the signal fails with a ValueError: an error
     that a signal was made into is KeyboardInterrupt here too.
@@ -145,6 +192,8 @@ def stopping_on_sigterm() -> Iterator[None]:
 
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGALRM, interrupt)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # and not ignored, as under nohup
+        signal.signal(signal.SIGHUP, interrupt)
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # and not ignored, as in the background of a shell
         signal.signal(signal.SIGINT, interrupt)

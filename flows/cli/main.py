@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.cli import deploy, preferences, registry, runs, store
-from flows.cli.application import Overrides, Wait, app
-from flows.cli.friendly_errors import friendly_errors, leaving_soon, say
+from flows.cli.application import Overrides, TakesText, Wait, app
+from flows.cli.friendly_errors import friendly_errors, leaving_soon, no_verdict_by_accident, say
 from flows.cli.run_training import run_training
 from ppo_core.spec import RlhfSpec, RunSpec
 from ppo_core.spec.kinds import load_any, load_as
@@ -89,10 +89,10 @@ def status(run: Annotated[str, typer.Argument(help="Name of the run")]) -> None:
             say(line)
 
 
-@app.command()
+@app.command(cls=TakesText)
 def sample(
     model: Annotated[str, typer.Argument(help="RUN, RUN@ITERATION, models:/NAME@ALIAS, or a Hugging Face folder")],
-    prompt: Annotated[str, typer.Argument(help="Prompt to answer")],
+    prompt: Annotated[str, typer.Argument(help="Prompt to answer; before one that begins with a dash write --")],
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy")] = 0.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens")] = 64,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="Number of answers")] = 1,
@@ -142,6 +142,7 @@ def again(spec: Path, run: str | None, overrides: list[str] | None) -> str:
 
 
 @leaving_soon()
+@no_verdict_by_accident()
 def run() -> None:
     """`ppoflow` as a program."""
     app()

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flows.cli.application import Folder, Overrides, Wait, app
-from flows.cli.friendly_errors import command_line, friendly_errors, say, set_options
+from flows.cli.friendly_errors import command_line, friendly_errors, say, set_options, stopping_on_sigterm
 from flows.cli.run_training import check_first, run_training
 
 Iterations = Annotated[str | None, typer.Option(help="FIRST..LAST or one number. Default: all")]
@@ -106,7 +106,8 @@ def verify(
         require_verifiable(run, iterations, folder)
         from flows.verify import verify_run
 
-        report = verify_run(run, iterations, folder)
+        with stopping_on_sigterm():
+            report = verify_run(run, iterations, folder)
         different = report.first_difference
         if different is None:
             say(f"run {run}: all {len(report.comparisons)} stages reproduced the recorded bytes")

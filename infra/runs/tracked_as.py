@@ -1,4 +1,4 @@
-"""Which run of a tracking server is a run's: an id of its own, noted before the first record, the same wherever it goes on.
+"""By which id a tracking server knows a run: noted before its first record, and the same wherever it goes on.
 
 Names do not tell: two stores may have a run of one name, and report to one server.
 """
