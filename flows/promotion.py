@@ -118,7 +118,7 @@ def try_candidate(context: RunContext, candidate: Policy, champion: Policy | Non
 
 
 def ask(trial: Trial, spec: PromotionSpec) -> Approval | None:
-    """Wait for a person; None where nobody answers in time.
+    """Wait for a person; None where nobody answers in time; a suspended flow run is Failed by Prefect then.
 
     A worker is let go meanwhile: the flow run is suspended, and goes on from here when resumed; only one that is a part
     of another flow run cannot be, and waits here.

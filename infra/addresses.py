@@ -28,9 +28,9 @@ def sqlite_url(path: str | Path, driver: str = "sqlite") -> str:
 
 
 def sqlite_file(url: str) -> Path | None:
-    """The file of such an address; None for any other, and for one with options."""
+    """The file of such an address; None for any other, for one with options, and for a database in memory."""
     path = url.removeprefix("sqlite:///")
-    return None if path == url or "?" in path else Path(unquote(path))
+    return None if path in (url, "", ":memory:") or "?" in path else Path(unquote(path))
 
 
 def absolute(path: str | Path) -> Path:

@@ -10,12 +10,14 @@ import typer
 from flows.cli.application import app
 from flows.cli.friendly_errors import REFUSED, friendly_errors, say
 
-DEPLOYMENTS = "prefect.yaml"
+DEPLOYMENTS, POOL = "prefect.yaml", "gpu"
 
 
 @app.command(rich_help_panel="A team's servers")
 def deploy(
-    pool: Annotated[str, typer.Option(help="Name of the work pool, for all deployments")] = "gpu",
+    pool: Annotated[
+        str | None, typer.Option(help="A work pool for all deployments, in place of those that prefect.yaml names")
+    ] = None,
     only_server: Annotated[
         bool, typer.Option("--only-server", help="Create pool and automations only, no deployments")
     ] = False,
@@ -40,7 +42,7 @@ def deploy(
                 f"there is no {DEPLOYMENTS} here: run this in a checkout of ppoflow, or with --only-server"
             )
         with prefect_api():
-            for line in prepare_server(pool):
+            for line in prepare_server(pool or POOL):
                 say(line)
         if not only_server:
             raise typer.Exit(REFUSED if deploy_all(Path(DEPLOYMENTS), pool, url) else 0)

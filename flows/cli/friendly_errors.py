@@ -18,9 +18,9 @@ from rich.console import Console
 
 from flows.starting import begin
 
-REFUSED, INTERRUPTED, BROKEN = 2, 130, 70
-"""Exit statuses: a message says what is wrong; Ctrl-C; an error that nobody has foreseen, with its traceback. 1 is a
-verdict: something differs, is damaged, or was not promoted."""
+REFUSED, INTERRUPTED, BROKEN, NO_READER = 2, 130, 70, 141
+"""Exit statuses: a message says what is wrong; Ctrl-C; an error that nobody has foreseen, with its traceback; nobody
+reads the output, as SIGPIPE would say. 1 is a verdict: something differs, is damaged, or was not promoted."""
 LEAVE_S, AGAIN_S = 15.0, 0.05
 
 
@@ -81,11 +81,7 @@ def friendly_errors(starting: str | None = None) -> Iterator[None]:
 
 def is_prefect_away(error: Exception) -> bool:
     """Whether Prefect's client raises this when its server is gone; commands that need none do not import it."""
-    if "prefect.exceptions" not in sys.modules:
-        return False
-    from tasks.prefect.server import PREFECT_AWAY
-
-    return isinstance(error, PREFECT_AWAY)
+    return "httpx" in sys.modules and isinstance(error, sys.modules["httpx"].HTTPError)
 
 
 def say(text: str) -> None:
@@ -109,6 +105,11 @@ def no_verdict_by_accident() -> Iterator[None]:
     """
     try:
         yield
+    except SystemExit as end:
+        # typer ends with 1 where nobody reads its output, or answers its question.
+        if end.code == 1 and isinstance(end.__context__, OSError | typer.Abort):
+            raise SystemExit(INTERRUPTED if isinstance(end.__context__, typer.Abort) else NO_READER) from None
+        raise
     except Exception as error:
         if isinstance(error, OSError) and error.filename is None and (why := output_fails()) is not None:
             with suppress(OSError):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DIGEST_TAG = "ppoflow.digest"
 SOURCE_TAG = "ppoflow.source"
+RUN_TAG = "ppoflow.run"
 MOST_NAMED = 100
 MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[\w\-]+)|/(?P<version>\d+))")
 
@@ -66,8 +67,7 @@ def register(
     `tags` hold the lineage and must name `ppoflow.digest`. An MLflow server takes no file:// source from outside the
     run's own artifacts: then, if `run_id` is given, the folder is uploaded to that run, and the version points to the
     copy. `model_description` is that of the model, `description` that of the version; what a person wrote stays.
-    `aliases` come to point to a version that is made here; to one that was there, only where they point to none, or to
-    an older one: whoever made it may have died before they did.
+    `aliases` come to point to this version, but not back from a newer one of another run.
     """
     if not tags.get(DIGEST_TAG):
         raise ValueError(f"the tags {sorted(tags)} do not name {DIGEST_TAG!r}: by it a version is found again")
@@ -80,7 +80,8 @@ def register(
             version = _create(client, name, source, {**tags, SOURCE_TAG: source}, description, run_id)
         pointed = client.get_registered_model(name).aliases if there is not None and aliases else {}
         for alias in aliases:
-            if int(pointed.get(alias, 0)) < int(version.version):
+            newer = int(pointed.get(alias, 0)) > int(version.version)
+            if not newer or client.get_model_version(name, pointed[alias]).tags.get(RUN_TAG) == tags.get(RUN_TAG):
                 client.set_registered_model_alias(name, alias, version.version)
         return Registered(name, str(version.version), str(version.source))
 

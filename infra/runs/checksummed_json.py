@@ -57,7 +57,7 @@ def remedy_for(run: str, document: int | str = "spec") -> str:
     if document == "divergences":
         return "move it away: it is of an iteration that is no part of the run, and nothing depends on it"
     if document == "tracking":
-        return "move it away: the run is told by its name then, as to which MLflow run is its own"
+        return "move it away: the run gets a new MLflow run then, with all of its curves"
     return (
         f"`ppoflow fsck {run} --repair` takes iteration {document} and those after it out of the run, and the next "
         "start makes them again, from the stages that are still in the store"

@@ -25,8 +25,11 @@ def tracking_id(records: RunRecords) -> str | None:
 def note_tracking_id(records: RunRecords) -> str | None:
     """The same; a run that has none yet gets one, for which `records` must hold its lease."""
     try:
-        if not records.notes(TRACKING):
-            records.note(TRACKING, {"run": records.run, "id": uuid4().hex})
+        noted = records.notes(TRACKING)
     except RecordError:
         return None
-    return tracking_id(records)
+    if noted:
+        return str(noted[0]["id"])
+    new = uuid4().hex
+    records.note(TRACKING, {"run": records.run, "id": new})
+    return new

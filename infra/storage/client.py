@@ -76,6 +76,8 @@ def open_objects(bucket: str, *, tuning: Tuning | None = None) -> Objects:
         session = boto3.session.Session()
         try:
             client = session.client("s3", config=configuration(chosen))
+        except BotoCoreError:
+            raise
         except ValueError as error:
             raise StoreRefused(f"{error}: write AWS_ENDPOINT_URL as http://HOST:PORT or https://HOST") from None
     outage = outage_of(server_of(client.meta.endpoint_url))

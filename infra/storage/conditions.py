@@ -28,6 +28,7 @@ def require_conditional_puts(objects: Objects, key: str) -> None:
             if etag is not None
         ]
     except StoreRefused as error:
+        objects.write(key, first)  # StoreRefused where it is not the condition that is refused
         raise StoreRefused(f"{error}; {needed}") from None
     finally:
         with suppress(StoreUnavailable, StoreRefused):

@@ -199,8 +199,9 @@ def check_gpu_memory(plan: MemoryPlan, gpu_gib: float) -> float:
         how = {"turns": "one after the other", "same": "at the same time", "own": "each on its own"}[plan.sharing]
         raise InputError(
             f"this run needs at least {plan.needed_gib(surely=True):.1f} GiB of a GPU and there are {gpu_gib:.1f}: "
-            f"{plan.learning_gib:.1f} for training (weights, gradients, moments and reference){scoring} and "
-            f"{plan.rollout_gib:.1f} for sampling (weights and cache), {how}. {remedy[0].upper()}{remedy[1:]}"
+            f"{plan.learning_gib:.1f} for training (weights, gradients, moments, reference, and what a step takes)"
+            f"{scoring} and {plan.rollout_gib:.1f} for sampling (weights and cache), {how}. "
+            f"{remedy[0].upper()}{remedy[1:]}"
         )
     return plan.needed_gib()
 

@@ -194,19 +194,19 @@ class _Asking:
 
     async def _still_answers(self, session: aiohttp.ClientSession) -> bool:
         """Whether the server says anything to a request that it answered before, tried as often as any."""
-        before = self.answered
-        for attempt in range(self.endpoint.spec.retries + 1 if before and self.known else 0):
+        before, retries = self.answered, self.endpoint.spec.retries
+        for attempt in range(retries + 1 if before and self.known else 0):
+            await asyncio.sleep(pause_after(attempt - 1) if attempt else 0.0)
             self._tell(f"{self.endpoint.spec.component}: asking whether the server still answers")
             with suppress(_Passing, TimeoutError, aiohttp.ClientError, OSError):
                 with suppress(_Refused, _Unusable):
                     await self._post(session, self.known)
                 self.unheard = 0
                 return True
-            await asyncio.sleep(pause_after(attempt))
         return self.answered > before
 
     def _hear(self, index: int) -> None:
-        self.answered, self.known = self.answered + 1, self.bodies[index]
+        self.answered, self.unheard, self.known = self.answered + 1, 0, self.bodies[index]
 
     def _read(self, index: int, answer: Any) -> Any:
         try:

@@ -11,7 +11,6 @@ import secrets
 import subprocess
 import sys
 import tempfile
-import textwrap
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,15 +23,16 @@ from ppo_core.scoring.reward import NotScored, Progress, RewardFailed, Sample, S
 from ppo_core.scoring.rules import in_time, selected
 from ppo_core.spec.reward.rules import UnitTestsSpec
 
-BLOCK = re.compile(r"(?ms)^[ \t]*(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>\w*)[^\n`]*\n(?P<code>.*?)^[ \t]*(?P=fence)")
+BLOCK = re.compile(
+    r"(?ms)^(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>\w*)[^\n`]*\n(?P<code>.*?)^[ \t]*(?P=fence)"
+)
 PYTHON = ("python", "python3", "py")
 ALONE = ("-P", "-s", "-S", "-B")
 """Without what lies beside the program or in site-packages, and without writing bytecode."""
-ACT_NOT = (
-    *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef),
-    *(ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Pass),
-)
+ACT_NOT = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Pass)
 """Statements that try nothing."""
+SOLUTION = "solution"
+"""How tests import the code by its name."""
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 """Nothing of ours; and sets have the same order each time."""
 
@@ -47,8 +47,13 @@ def last_block(response: str) -> str:
     blocks = list(BLOCK.finditer(response))
     for wanted in (PYTHON, ("",)):
         if marked := [block for block in blocks if block["language"].lower() in wanted]:
-            return textwrap.dedent(marked[-1]["code"])
-    return textwrap.dedent(blocks[-1]["code"]) if blocks else response
+            return _inside(marked[-1])
+    return _inside(blocks[-1]) if blocks else response
+
+
+def _inside(block: re.Match[str]) -> str:
+    """What is between the fences, without the indentation of the first one."""
+    return re.sub(rf"(?m)^[ \t]{{1,{len(block['indent'])}}}", "", block["code"]) if block["indent"] else block["code"]
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class UnitTests:
                 if not any(map(_acts, statements)):
                     raise InputError(
                         f"the reward {self.spec.component} would pass any code in a test of row {number} "
-                        f"({shorten(test)}), which only imports, assigns or defines: add the call, such as check(f) or "
+                        f"({shorten(test)}), which calls nothing: add the call, such as check(f) or "
                         f"test_f(), or an assert, in the column {self.spec.column!r}"
                     )
 
@@ -170,6 +175,12 @@ class UnitTests:
 
 def _acts(statement: ast.stmt) -> bool:
     """Whether a statement may raise by what the code does. What is for `__main__` alone is not run."""
+    if isinstance(statement, ast.ImportFrom):
+        return statement.module == SOLUTION
+    if isinstance(statement, ast.Import):
+        return SOLUTION in (alias.name for alias in statement.names)
+    if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        return any(isinstance(part, ast.Call) for part in ast.walk(statement))
     if isinstance(statement, ast.If):
         return not any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(statement.test))
     text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)

@@ -138,9 +138,9 @@ class Learner:
         """Free the held checkpoint, also where it is aside."""
         if not self.trainables:
             return
+        self.identity = None
         while self.trainables:
             self.trainables.popitem()[1].close()
-        self.identity = None
         self._aside.drop()
         free_unused()
 

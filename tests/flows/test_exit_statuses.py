@@ -10,11 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 from prefect.exceptions import PrefectHTTPStatusError
 from typer.testing import CliRunner
 
 from flows.cli import app, friendly_errors
-from flows.cli.friendly_errors import BROKEN, INTERRUPTED, REFUSED, no_verdict_by_accident, stopping_on_sigterm
+from flows.cli.friendly_errors import (
+    BROKEN,
+    INTERRUPTED,
+    NO_READER,
+    REFUSED,
+    no_verdict_by_accident,
+    stopping_on_sigterm,
+)
 from tests.waiting import LONG_S
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +74,28 @@ def test_an_output_on_a_full_disk_is_a_line(arguments: list[str], tmp_path: Path
             check=False,
         )
     assert (done.returncode, done.stderr) == (REFUSED, "the output cannot be written: No space left on device\n")
+
+
+def test_where_nobody_reads_the_output_that_is_no_verdict() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "--help"], cwd=ROOT, stdout=writer, timeout=LONG_S, check=False
+    )
+    os.close(writer)
+    assert done.returncode == NO_READER
+
+
+def test_a_question_that_nobody_answers_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask() -> None:
+        raise typer.Abort
+
+    lonely = typer.Typer()
+    lonely.command()(ask)
+    monkeypatch.setattr(sys, "argv", ["lonely"])
+    with pytest.raises(SystemExit) as ended, no_verdict_by_accident():
+        lonely()
+    assert ended.value.code == INTERRUPTED
 
 
 def test_a_current_folder_that_is_gone_is_a_line(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def test_the_address_of_a_database_leads_to_its_file(name: str, tmp_path: Path) 
 def test_the_addresses_of_servers_and_those_with_options_are_of_no_file() -> None:
     assert sqlite_file("http://127.0.0.1:5000") is None
     assert sqlite_file("sqlite:////a/b.db?timeout=3") is None
+    assert sqlite_file("sqlite:///:memory:") is sqlite_file("sqlite:///") is None
 
 
 def test_mlflows_database_lies_in_a_home_whose_name_has_percent_and_question_marks(tmp_path: Path) -> None:

@@ -35,8 +35,16 @@ def test_the_same_source_and_digest_register_once(uri: str) -> None:
 
 def test_an_alias_goes_back_to_no_older_version_when_that_is_registered_again(uri: str) -> None:
     for run in "aba":
-        register(uri, name="again", source=f"file:///{run}", tags={"ppoflow.digest": run}, aliases=["candidate"])
+        tags = {"ppoflow.digest": run, "ppoflow.run": run}
+        register(uri, name="again", source=f"file:///{run}", tags=tags, aliases=["candidate"])
     assert aliases_of(uri, "again") == {"candidate": "2"}
+
+
+def test_a_run_whose_best_policy_is_an_older_one_again_points_to_that(uri: str) -> None:
+    for policy in "aba":
+        tags = {"ppoflow.digest": policy, "ppoflow.run": "demo"}
+        register(uri, name="rerun", source=f"file:///{policy}", tags=tags, aliases=["candidate"])
+    assert aliases_of(uri, "rerun") == {"candidate": "1"}
 
 
 @pytest.mark.parametrize("left", [None, "1"])

@@ -156,7 +156,7 @@ def test_a_reward_model_that_does_not_fit_goes_elsewhere(
     plan = replace(BILLION, reward_gib=8.0, sharing="own", recompute=True, tokens=1024, fixed=fixed, **change)  # type: ignore[arg-type]
     check_gpu_memory(replace(plan, reward_gib=0.0), gpu_gib)
     plan = replace(plan, reward_total_gib=8.0 * plan.reward_ranks)
-    with pytest.raises(InputError, match=rf"and reference\), 8.0 for reward models \(weights\) and 14.0 .*{remedy}$"):
+    with pytest.raises(InputError, match=rf"a step takes\), 8.0 for reward models \(weights\) and 14.0 .*{remedy}$"):
         check_gpu_memory(plan, gpu_gib)
 
 

@@ -46,7 +46,7 @@ def score(response: str, tests: Any = TESTS, **keys: Any) -> float | None:
         (f"Like this:\n```python\nwrong(\n```\nno, so:\n```python\n{ADD}```\nDone.", 1.0),
         (f"```python\n{ADD}```\nRun it:\n```bash\npython add.py\n```\nIt prints\n```\n3\n```\n", 1.0),
         (f"~~~\n{ADD}~~~\nRun it:\n```sh\npython add.py\n```\n", 1.0),
-        ("1. So:\n   ```Python\n   def add(a, b):\n       return a + b\n   ```\n", 1.0),
+        ("1. So:\n   ```Python\n   def add(a, b):\n       return a + b\n   '''\nleft'''\n   ```\n", 1.0),
         ("def add(a, b):\n    return 3 if a else 0", 0.5),
         ("def add(a, b):\n    return int(a) + int(b)", 0.75),
         *(("def add(a, b:", 0.0), ("", 0.0)),
@@ -292,9 +292,8 @@ def test_rows_without_tests_are_refused(given: Any, message: str) -> None:
     ],
 )  # fmt: skip
 def test_a_test_that_calls_nothing_is_refused(test: str) -> None:
-    refusal = (
-        r"unit_tests would pass any code in a test of row 2 \(.*\), which only .*: add the call, .* column 'tests'$"
-    )
+    refusal = r"unit_tests would pass any code in a test of row 2 \(.*\), which calls nothing: .* column 'tests'$"
     with pytest.raises(InputError, match=refusal):
         rewards().check_rows([row(TESTS), row([*TESTS, test])])
     rewards().check_rows([row(TESTS), row([*TESTS, f"{test}\nadd(1, 2)"])])
+    rewards().check_rows([row(["x = add(1, 2)", "from solution import add", "import solution"])])

@@ -22,16 +22,15 @@ EMPTY = b"<ListBucketResult><Name>b</Name><KeyCount>0</KeyCount><IsTruncated>fal
 
 @dataclass
 class Answers:
-    """How a server answers: objects by path; which conditions it ignores; and an error for every put that has one."""
+    """How a server answers: objects by path; which conditions it ignores; an error for conditional puts, or for all."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     error: tuple[int, str] | None = None
-    puts: int = 0
+    conditional: bool = True
 
     def put(self, path: str, body: bytes, conditions: dict[str, str]) -> tuple[int, str]:
-        self.puts += 1
-        if conditions and self.error:
+        if self.error and (conditions or not self.conditional):
             return self.error
         kept = {name: value for name, value in conditions.items() if name not in self.ignored}
         if ("If-None-Match" in kept and path in self.objects) or "If-Match" in kept:
@@ -116,6 +115,13 @@ def test_where_conditions_of_puts_are_refused_nobody_waits(server, answer):
         open_log("s3://bucket/p", "promotions").create("000001.json", b"one")
 
 
+def test_who_may_not_write_is_told_that_alone(server):
+    server.error, server.conditional = (403, "AccessDenied"), False
+    with pytest.raises(StoreRefused, match="does not let these credentials write") as refused:
+        acquire_lease("s3://bucket/p", "r")
+    assert "conditional" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("status", "code", "complaint"),
     [
@@ -155,6 +161,10 @@ def no_scheme(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "localhost:7480")
 
 
+def no_region(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu west/1")
+
+
 def sso(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """A profile of somebody who has not logged in today."""
     profile(monkeypatch, folder, "sso_start_url = https://x.example/start\nsso_region = us-east-1\n"
@@ -181,6 +191,7 @@ def profile(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
     ("broken", "complaint"),
     [
         (no_scheme, "Invalid endpoint: localhost:7480: write AWS_ENDPOINT_URL as http://HOST:PORT"),
+        (no_region, "needs a region .*set AWS_DEFAULT_REGION"),
         (sso, "no usable credentials .*aws sso login"),
         (source_profile, "no usable credentials .*absent"),
         (no_config, "no usable credentials .*config"),
