@@ -1,4 +1,4 @@
-# `make demo` and `make test` need Python 3.11 and a C++ compiler; everything else goes into .venv, once.
+# `make demo` and `make test` need Python 3.11, a C++ compiler and libnuma; everything else goes into .venv, once.
 #   PYTHON=...        another Python 3.11 than `python3.11`
 #   TORCH_INDEX=...   a package index for torch alone, for example PyTorch's own CPU index (saves 3 GB without a GPU)
 #   GPU=0 or GPU=1    instead of asking nvidia-smi
@@ -146,6 +146,10 @@ $(STAMP): $(LOCK) pyproject.toml
 	fi
 	if ! command -v c++ >/dev/null && ! command -v g++ >/dev/null; then
 		echo "no C++ compiler (c++ or g++) found: install one, for example your system's g++ package; DeepSpeed builds with it" >&2
+		exit 1
+	fi
+	if [ "$(GPU)" != 1 ] && ! $(PYTHON) -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null; then
+		echo "no libnuma.so.1 found: install your system's libnuma (Debian: libnuma1); vLLM loads it on a CPU" >&2
 		exit 1
 	fi
 	pin() { sed -n "s/^$$1==\([^ ]*\).*/\1/p" $(LOCK); }

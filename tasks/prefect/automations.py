@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
@@ -17,6 +17,7 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound
 
 POOL, POOL_TYPE = "gpu", "process"
+ALONE = "One flow run at a time: it has the GPUs."
 RESUMABLE = "resumable"
 """The tag of deployments whose flow runs go on where they stopped when they are started again."""
 
@@ -42,15 +43,16 @@ def prepare_server(pool: str = POOL) -> list[str]:
 
 
 def ensure_pool(client: SyncPrefectClient, name: str) -> str:
-    """A pool that is there stays as its owner has set it."""
+    """A pool that is there stays as its owner has set it; one that a worker has made by itself gets what ours have."""
     try:
         found = client.read_work_pool(name)
     except ObjectNotFound:
         found = client.create_work_pool(
-            WorkPoolCreate(
-                name=name, type=POOL_TYPE, concurrency_limit=1, description="One flow run at a time: it has the GPUs."
-            )
+            WorkPoolCreate(name=name, type=POOL_TYPE, concurrency_limit=1, description=ALONE)
         )
+    if found.concurrency_limit is None and not found.description:
+        client.update_work_pool(name, WorkPoolUpdate(concurrency_limit=1, description=ALONE))
+        found = client.read_work_pool(name)
     limit = "no limit" if found.concurrency_limit is None else f"at most {found.concurrency_limit} at a time"
     return f"work pool {name} ({found.type}, {limit})"
 

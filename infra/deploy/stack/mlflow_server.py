@@ -55,8 +55,13 @@ def _login(site: Site) -> dict[str, str]:
 
 def _prepare(site: Site) -> None:
     create_database(site, "mlflow")
+    write_private(site.secrets / "mlflow-auth.ini", auth_configuration(site))
+
+
+def auth_configuration(site: Site) -> str:
+    """What MLflow reads of its logins, an ini file."""
     parser = configparser.ConfigParser(interpolation=None)
-    parser["mlflow"] = {
+    settings = {
         "default_permission": "READ",
         "database_uri": site.database("mlflow", driver="psycopg2"),
         "admin_username": ADMIN,
@@ -65,6 +70,8 @@ def _prepare(site: Site) -> None:
         "auth_cache_ttl_seconds": "60",
         "auth_cache_max_size": "1000",
     }
+    # MLflow reads it with interpolation.
+    parser["mlflow"] = {name: value.replace("%", "%%") for name, value in settings.items()}
     text = io.StringIO()
     parser.write(text)
-    write_private(site.secrets / "mlflow-auth.ini", text.getvalue())
+    return text.getvalue()

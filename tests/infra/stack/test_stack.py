@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from infra.deploy.stack.__main__ import main
 from infra.deploy.stack.containers import USER, write_container_files
 from infra.deploy.stack.credentials import ADMIN, load_credentials
+from infra.deploy.stack.mlflow_server import auth_configuration
 from infra.deploy.stack.plan import (
     choose,
     open_site,
@@ -255,3 +256,12 @@ def test_the_files_for_containers_are_private_and_hold_the_same_passwords(site: 
     written = dict(line.split("=", 1) for line in path.read_text().splitlines())
     assert (written["PREFECT_LOGIN"], written["RAY_TOKEN"]) == (site.login, site.credentials.ray)
     assert site.ray_token.read_text() == site.credentials.ray
+
+
+def test_mlflow_reads_an_address_with_a_percent_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    site = site_in(tmp_path / "50%", postgres="postgresql://user:p%40ss@db.example:5432")
+    (tmp_path / "auth.ini").write_text(auth_configuration(site))
+    monkeypatch.setenv("MLFLOW_AUTH_CONFIG_PATH", str(tmp_path / "auth.ini"))
+    from mlflow.server.auth.config import read_auth_config
+
+    assert read_auth_config().database_uri == site.database("mlflow", driver="psycopg2")

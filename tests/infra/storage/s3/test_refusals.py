@@ -11,9 +11,11 @@ import pytest
 
 from infra.backend import acquire_lease, open_log
 from infra.storage.client import Tuning, open_objects
+from infra.storage.conditions import require_conditional_puts
 from infra.storage.objects import StoreRefused, StoreUnavailable
 from tests.http_server import serving
 from tests.infra.storage.s3.fault_proxy import FaultProxy
+from tests.infra.storage.s3.memory_objects import MemoryObjects
 from tests.infra.storage.s3.s3_server import FOREIGN, S3Server
 
 QUICK = Tuning(connect_s=2, read_s=2, attempts=2)
@@ -207,3 +209,22 @@ def test_boto3s_own_refusals_are_no_outage(
     broken(monkeypatch, tmp_path)
     with pytest.raises(StoreRefused, match=complaint):
         open_objects(bucket, tuning=QUICK)
+
+
+class Collected(MemoryObjects):
+    """A bucket whose collector takes an object away at once, a few times."""
+
+    times_left = 3
+
+    def create(self, key: str, content: bytes) -> str | None:
+        etag = super().create(key, content)
+        if self.times_left:
+            self.times_left -= 1
+            self.remove([key])
+        return etag
+
+
+def test_a_collector_beside_the_trial_is_not_taken_for_a_server_that_ignores_conditions():
+    objects = Collected()
+    require_conditional_puts(objects, "trial")
+    assert (objects.times_left, objects.content) == (0, {})
