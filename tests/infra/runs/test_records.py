@@ -245,7 +245,7 @@ def test_a_lost_or_damaged_spec_is_written_again(place: Place):
         ("iterations/1", "`ppoflow fsck r --repair` takes iteration 1 and those after it out of the run"),
         ("rollbacks/1", "the learning rates of the iterations after it depend on it"),
         ("divergences/1", "nothing depends on it"),
-        ("tracking/1", "which MLflow run is its own"),
+        ("tracking/1", "the run gets a new MLflow run"),
     ],
 )
 def test_each_kind_of_document_has_its_own_remedy(place: Place, name: str, remedy: str):
