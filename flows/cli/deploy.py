@@ -10,7 +10,7 @@ import typer
 from flows.cli.application import app
 from flows.cli.friendly_errors import REFUSED, friendly_errors, say
 
-DEPLOYMENTS, POOL = "prefect.yaml", "gpu"
+DEPLOYMENTS = "prefect.yaml"
 
 
 @app.command(rich_help_panel="A team's servers")
@@ -27,7 +27,7 @@ def deploy(
     Running it again keeps what was set in the UI, except for the deployments themselves.
     """
     with friendly_errors():
-        from tasks.prefect.automations import prepare_server
+        from tasks.prefect.automations import POOL, prepare_server
         from tasks.prefect.deploying import deploy_all
         from tasks.prefect.server import configured_url, prefect_api
         from tasks.runs.errors import InputError

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from infra.mlflow.client import AWAY, in_short, open_client, without_password
+from infra.mlflow.run import RUN_TAG
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 DIGEST_TAG = "ppoflow.digest"
 SOURCE_TAG = "ppoflow.source"
-RUN_TAG = "ppoflow.run"
 MOST_NAMED = 100
 MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[\w\-]+)|/(?P<version>\d+))")
 
@@ -75,10 +75,10 @@ def register(
     with _registry_errors(uri, f"register {source} as {name!r}"):
         client = open_client(uri)
         _ensure_model(client, name, model_description)
-        there = version = _existing(client, name, source, tags[DIGEST_TAG])
+        version = _existing(client, name, source, tags[DIGEST_TAG])
         if version is None:
             version = _create(client, name, source, {**tags, SOURCE_TAG: source}, description, run_id)
-        pointed = client.get_registered_model(name).aliases if there is not None and aliases else {}
+        pointed = client.get_registered_model(name).aliases if aliases else {}
         for alias in aliases:
             newer = int(pointed.get(alias, 0)) > int(version.version)
             if not newer or client.get_model_version(name, pointed[alias]).tags.get(RUN_TAG) == tags.get(RUN_TAG):

@@ -1,6 +1,6 @@
-"""By which id a tracking server knows a run: noted before its first record, and the same wherever it goes on.
+"""The id of a run on a tracking server, by which it differs from runs of the same name in other stores.
 
-Names do not tell: two stores may have a run of one name, and report to one server.
+It is noted in the store before the first record, and stays the same wherever the run goes on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TRACKING = "tracking"
 
 
 def tracking_id(records: RunRecords) -> str | None:
-    """The id of a run; None where it has none yet, or its note is damaged: it is told by its name, then."""
+    """The id of a run; None where it has none yet, or its note is damaged: then its name alone identifies it."""
     try:
         noted = records.notes(TRACKING)
     except RecordError:
