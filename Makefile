@@ -32,6 +32,11 @@ help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## make .venv with the pinned versions of requirements.lock
+	@made=$$(cat $(STAMP))
+	if [ "$(origin GPU)" = "command line" ] && [ "$${made:-GPU=$(GPU)}" != "GPU=$(GPU)" ]; then
+		echo "$(VENV) was made with $$made, and holds another torch and vLLM than GPU=$(GPU) asks for: make clean, then again" >&2
+		exit 1
+	fi
 
 demo: begin-demo $(STAMP) ## train the arithmetic example from nothing to a registered policy
 	@$(BIN)/ppoflow train examples/arithmetic/demo.yaml --run demo
@@ -165,4 +170,4 @@ $(STAMP): $(LOCK) pyproject.toml
 	fi
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m infra.empty_databases || echo "no empty databases were made: the first start in each folder of runs takes seconds longer"
-	touch $@
+	echo GPU=$(GPU) > $@

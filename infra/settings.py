@@ -93,7 +93,7 @@ class Settings(RunFolders, BaseSettings):
         default=None,
         ge=1,
         le=1024,
-        description="CPU threads per engine (another number can round differently); without it, each engine chooses.",
+        description="CPU threads per engine (another number can round differently); without it, all that it may use.",
     )
     engine_wait_policy: Literal["passive", "active"] | None = Field(
         default=None,

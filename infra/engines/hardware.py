@@ -2,15 +2,54 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 BF16_UNITS = {"amx_bf16", "avx512_bf16"}
 BF16_CAPABILITY = 8
 GPU_ANSWER_S = 5.0
+
+
+def usable_cores() -> int:
+    """Cores that this process may keep busy: those that it may run on, but no more than its quota."""
+    allowed = len(os.sched_getaffinity(0))
+    return min(allowed, quota_cores() or allowed)
+
+
+def quota_cores(root: Path = Path("/")) -> int | None:
+    """Whole cores that the quotas of this process's control groups come to, at least one; None: there is no quota.
+
+    A container with a limit of CPUs has one. Thread pools do not see it: they take all cores of the machine, and the
+    kernel stops them for most of the time.
+    """
+    return min((max(1, int(quota / period)) for quota, period in _quotas(root)), default=None)
+
+
+def _quotas(root: Path) -> Iterator[tuple[float, float]]:
+    """Microseconds of processor time in each period, by cgroup v2 and v1, of each group that this process is in.
+
+    A container may see the path of its group on the host, which it does not have: its own group is the topmost then.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+        for below in (Path(path.strip("/")), *Path(path.strip("/")).parents):
+            try:
+                numbers = " ".join((top / below / name).read_text() for name in names).split()
+            except OSError:
+                continue
+            if len(numbers) == 2 and all(number.isdigit() and int(number) > 0 for number in numbers):
+                yield float(numbers[0]), float(numbers[1])
 
 
 def has_nvidia_gpu() -> bool:

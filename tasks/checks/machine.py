@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from infra.engines.hardware import has_bf16_units, has_nvidia_gpu, lacks_bf16, nvidia_smi, smallest_memory_gib
+from infra.engines.hardware import (
+    has_bf16_units,
+    has_nvidia_gpu,
+    lacks_bf16,
+    nvidia_smi,
+    smallest_memory_gib,
+    usable_cores,
+)
 from infra.settings import visible_gpus
 from ppo_core.records import CheckRunJob, InputError, PrepareDatasetJob, TrainingJob
 from ppo_core.spec import DpoSpec, RolloutSpec, RunSpec, SpecError, TrainingSpec, UpdateSpec
@@ -24,7 +30,7 @@ CHANGES: Mapping[str, Sequence[str]] = {
 def machine_notes(spec: RunSpec) -> list[str]:
     """What a person should know before the run starts; of the machine nothing where the training is on another."""
     here, said = spec.engines.backend == "local" and not has_nvidia_gpu(), notes_of_defaults(spec)
-    ranks, cores = spec.training.num_ranks, len(os.sched_getaffinity(0))
+    ranks, cores = spec.training.num_ranks, usable_cores()
     if here and ranks > cores:
         said.append(
             f"training.num_ranks={ranks} is more than the {cores} cores here, and ranks wait for each other: lower it "

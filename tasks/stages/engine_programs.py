@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from infra.artifacts.fingerprint import code_fingerprint
-from infra.engines.hardware import has_nvidia_gpu
+from infra.engines.hardware import has_nvidia_gpu, quota_cores, usable_cores
 from infra.engines.process import EngineProcess
 from infra.settings import Settings, reward_environment, visible_gpus
 from ppo_core import records
@@ -137,7 +136,7 @@ def launch_on_node(node: str, *, plan: EnginePlan, run: str, threads: int | None
     an update depend on how many, so what the flow says goes for all nodes.
     """
     settings = Settings()
-    settings = settings.model_copy(update={"engine_threads": threads or settings.engine_threads or os.cpu_count()})
+    settings = settings.model_copy(update={"engine_threads": threads or settings.engine_threads or usable_cores()})
     return launch(plan, settings, settings.log_folder(run), called=f"{plan.name} on {node}")
 
 
@@ -164,7 +163,8 @@ def _environment(plan: EnginePlan, settings: Settings) -> Mapping[str, str]:
 def quiet(settings: Settings, *, wait: str | None = "passive") -> dict[str, str]:
     """What every engine gets: no telemetry, no socket but on loopback (all processes of an engine are on one machine),
     and threads that sleep while they wait: where engines overlap, spinning ones slow each other fivefold."""
-    threads = {"OMP_NUM_THREADS": str(settings.engine_threads)} if settings.engine_threads else {}
+    number = settings.engine_threads or quota_cores()
+    threads = {"OMP_NUM_THREADS": str(number)} if number else {}
     return {
         **ON_LOOPBACK,
         **({"OMP_WAIT_POLICY": wait} if wait else {}),
