@@ -16,6 +16,9 @@ from torch import Tensor
 from ppo_core.losses import check_clips, clipped_values, policy_log_ratio
 from ppo_core.masking import check_mask, masked_var, zero_masked
 
+ROUNDING = 1e-5
+"""Deviations that small a part of the largest number may be float32's rounding, in returns made of other numbers."""
+
 
 @dataclass(frozen=True)
 class Mean:
@@ -160,8 +163,9 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
     """How much of the returns' variance the critic explains: 1 - var(returns - values) / var(returns).
 
     1 is a perfect critic (up to a constant), 0 one that says nothing, negative one that misleads. Where the returns do
-    not vary (all equal, one slot, none) there is nothing to explain, and the result is 0.0 rather than nan. It does not
-    add up over parts: give it a whole batch. Shapes: all alike, [B, R], mask bool. Raises ValueError where they differ.
+    not vary (all equal but for float32's rounding, one slot, none) there is nothing to explain, and the result is 0.0
+    rather than nan. It does not add up over parts: give it a whole batch. Shapes: all alike, [B, R], mask bool. Raises
+    ValueError where they differ.
 
     >>> explained_variance(torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 4.0]]), torch.tensor([[True, True]]))
     0.75
@@ -169,4 +173,7 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
     check_mask("mask", mask, values=values, returns=returns)
     targets = returns.double()
     variance = masked_var(targets, mask).item()
-    return 1 - masked_var(targets - values.double(), mask).item() / variance if variance else 0.0
+    largest = max(float(zero_masked(numbers, mask).abs().max()) for numbers in (targets, values)) if mask.any() else 0.0
+    if variance <= (ROUNDING * largest) ** 2:
+        return 0.0
+    return 1 - masked_var(targets - values.double(), mask).item() / variance

@@ -16,7 +16,7 @@ from ppo_core.records import InputError, Messages, needs_own_code
 REMOTE_CODE = "trust_remote_code"
 """In what transformers says of a folder with code of its own. What it advises, no user of ours can do."""
 
-
+LONG_ROPE = "longrope"
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
 """As transformers' classes call them; without any, there is nothing to tell of why none could be loaded."""
 
@@ -189,7 +189,14 @@ def shortened(error: Exception, limit: int = 300) -> str:
 
 
 def context_length(config: Any) -> int | None:
-    """Longest prompt plus response that the model can read, None where the configuration sets no limit."""
-    text_config = config.get_text_config()
-    limit = text_config.to_dict().get("max_position_embeddings", text_config.to_dict().get("n_positions"))
+    """Longest prompt plus response that the model can read, None where the configuration sets no limit.
+
+    With LongRoPE (Ding et al. 2024, arXiv:2402.13753) that of its first training: where one text of a pass is longer,
+    other frequencies go for all texts of that pass, so that logprobs would depend on a response's neighbours.
+    """
+    known = config.get_text_config().to_dict()
+    limit = known.get("max_position_embeddings", known.get("n_positions"))
+    rope = known.get("rope_parameters") or {}
+    if rope.get("rope_type") == LONG_ROPE:
+        limit = rope.get("original_max_position_embeddings") or known.get("original_max_position_embeddings") or limit
     return int(limit) if limit else None

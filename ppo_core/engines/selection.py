@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from ctypes import c_float
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -26,12 +27,13 @@ SCORES, SCORED_BY = "scores.parquet", "scored_by.txt"
 
 
 def has_signal(scores: Sequence[float | None]) -> bool:
-    """Whether two of the responses to a prompt got different scores; None is a response without one.
+    """Whether two of the responses to a prompt got different scores in float32, in which they are trained on; None is a
+    response without one.
 
     >>> has_signal([1.0, None, 0.0]), has_signal([1.0, None, 1.0]), has_signal([1.0, None])
     (True, False, False)
     """
-    return len({score for score in scores if score is not None}) > 1
+    return len({c_float(score).value for score in scores if score is not None}) > 1
 
 
 def signals(

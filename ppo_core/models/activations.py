@@ -17,6 +17,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import silu
 
 MODEL_TYPES = frozenset({"llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3"})
+WEIGHED_IN_FLOAT32 = frozenset({"olmo2"})
+"""Whose norms multiply by their weight before they round; the others round first."""
 SILU = ("silu", "swish")
 MLP = {"gate_proj", "up_proj", "down_proj"}
 NORM = "variance_epsilon"
@@ -27,12 +29,13 @@ def keep_less(model: Any) -> None:
     if model.config.model_type not in MODEL_TYPES:
         return
     gated = model.config.hidden_act in SILU
+    norm = _norm_in_float32 if model.config.model_type in WEIGHED_IN_FLOAT32 else _norm
     for module in model.modules():
         # Not closures: a copy of the module must get a copy of its own `forward`.
         if gated and dict(module.named_children()).keys() >= MLP:
             module.forward = MethodType(_mlp, module)
         if NORM in vars(module):
-            module.forward = MethodType(_norm, module)
+            module.forward = MethodType(norm, module)
 
 
 def _mlp(module: Any, hidden: Tensor) -> Tensor:
@@ -44,12 +47,24 @@ def _mlp(module: Any, hidden: Tensor) -> Tensor:
 
 
 def _norm(module: Any, hidden: Tensor) -> Tensor:
-    exact = hidden.float()
-    rate = torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
-    scaled = exact * rate
+    exact, rate, scaled = _scaled(module, hidden)
     with _made_again(scaled, torch.mul, exact, rate):
         found: Tensor = module.weight * scaled.to(hidden.dtype)
         return found
+
+
+def _norm_in_float32(module: Any, hidden: Tensor) -> Tensor:
+    exact, rate, scaled = _scaled(module, hidden)
+    with _made_again(scaled, torch.mul, exact, rate):
+        found: Tensor = (module.weight * scaled).to(hidden.dtype)
+        return found
+
+
+def _scaled(module: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The input in float32, what it is multiplied with, and the product."""
+    exact = hidden.float()
+    rate = torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
+    return exact, rate, exact * rate
 
 
 def _gated(gate: Tensor, up: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ What cannot be scored is never taken for 0: it is left out of the training, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -57,6 +57,19 @@ class Span(NamedTuple):
     score: float
 
 
+def exact_sum(numbers: Iterable[float]) -> float:
+    """The sum, rounded once, and so the same in any order; not finite where a number is not, or where it is too large.
+
+    >>> exact_sum([0.7, 0.2, 0.1]), sum([0.7, 0.2, 0.1]) < 1
+    (1.0, True)
+    """
+    parts = list(numbers)
+    try:
+        return math.fsum(parts)
+    except (OverflowError, ValueError):
+        return float(sum(parts))
+
+
 @dataclass(frozen=True)
 class SpanScores:
     """A score in parts: of characters of the response's text or, `of_tokens`, of the response's tokens.
@@ -71,11 +84,7 @@ class SpanScores:
     @property
     def total(self) -> float:
         """The score as one number, the same in any order; not finite where a part is not, or where it is too large."""
-        parts = [span.score for span in self.spans]
-        try:
-            return math.fsum(parts)
-        except (OverflowError, ValueError):
-            return float(sum(parts))
+        return exact_sum(span.score for span in self.spans)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from ppo_core.scoring.reward import (
     Sample,
     Score,
     SpanScores,
+    exact_sum,
     ignore_progress,
     plain,
 )
@@ -41,6 +41,9 @@ from ppo_core.spec.reward.rules import (
     RegexSpec,
     UnitTestsSpec,
 )
+
+LARGEST_SCORE = 3e38
+"""What float32, in which scores are trained on, can hold."""
 
 
 @dataclass(frozen=True)
@@ -175,12 +178,13 @@ class WeightedRewards:
     def total(self, components: Mapping[str, float | None]) -> float | None:
         """Weighted sum; None when any component with a weight could not be scored.
 
-        Raises InputError where the sum does not fit into a float.
+        Raises InputError where the sum does not fit into float32.
         """
         scores = {name: components[name] for name, weight in self.weights.items() if weight}
         known = {name: score for name, score in scores.items() if score is not None}
-        total = float(sum(self.weights[name] * score for name, score in known.items()))
-        if not math.isfinite(total):
+        # Not `sum`: 0.7 + 0.2 + 0.1 would be less than 1, and a right answer below evaluation.pass_score.
+        total = exact_sum(self.weights[name] * score for name, score in known.items())
+        if not abs(total) <= LARGEST_SCORE:
             raise self._too_large(max(known.items(), key=lambda one: abs(self.weights[one[0]] * one[1])))
         return total if len(known) == len(scores) else None
 
@@ -198,7 +202,7 @@ class WeightedRewards:
             if parts is not None:
                 for token, span in zip(tokens_of(parts, rollout, decode), parts.spans, strict=True):
                     found[token] += weight * span.score
-                    if not math.isfinite(found[token]):
+                    if not abs(found[token]) <= LARGEST_SCORE:
                         raise self._too_large((name, span.score))
             elif score is not None:
                 found[len(rollout.response_token_ids) - 1] += weight * score
@@ -207,8 +211,9 @@ class WeightedRewards:
     def _too_large(self, found: tuple[str, float]) -> InputError:
         name, score = found
         return InputError(
-            f"a weighted sum of scores does not fit into a float: the reward {name} gave {score:g} and has "
-            f"weight={self.weights[name]:g}: lower that, or let the reward give smaller numbers"
+            f"a weighted sum of scores is beyond {LARGEST_SCORE:g}, the limit of float32, in which it is trained on: "
+            f"the reward {name} gave {score:g} and has weight={self.weights[name]:g}: lower that, or let the reward "
+            "give smaller numbers"
         )
 
     def score_rollouts(

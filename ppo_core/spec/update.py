@@ -33,7 +33,9 @@ class UpdateSpec(Section):
     schedule: Literal["linear", "cosine", "constant"] = Field(
         "linear", description="Decay of both rates after the warm-up; constant: none"
     )
-    decay_iterations: PositiveInt | None = Field(None, description="Iteration at which the decay ends; none: the last")
+    decay_iterations: PositiveInt | None = Field(
+        None, description="Iterations until the decay ends, after which both rates are at the fraction; none: all"
+    )
     final_lr_fraction: Fraction = Field(0.1, description="Both rates decay to this fraction of themselves")
     critic_warmup_iterations: int = Field(
         0,

@@ -146,7 +146,13 @@ def build_experience(
     given = torch.tensor([math.nan if row.score is None else row.score for row in scores])
     mask = generated & counted[:, None]
     shaped = shape_scores(
-        scores, finished, generated.sum(1), spec, max_response_tokens=max_response_tokens, moments=moments
+        scores,
+        finished,
+        generated.sum(1),
+        spec,
+        max_response_tokens=max_response_tokens,
+        moments=moments,
+        counted=counted,
     )
     sampler, theirs = ragged([row.sampler_logprobs for row in rollouts]), spec.old_logprobs == "sampler"
     old = sampler.clone() if theirs else predictions.old_logprobs  # safetensors writes no tensor twice

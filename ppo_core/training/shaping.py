@@ -8,9 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ppo_core.records import ScoreRow
+from ppo_core.records import InputError, ScoreRow
 from ppo_core.rewards import ScoreMoments, clip_scores, missing_eos_penalty, overlong_penalty
 from ppo_core.spec import AdvantageSpec
+
+LARGEST_WORTH = 1e18
+"""Beyond it the squares of a batch do not fit into float32."""
 
 
 class Shaped(NamedTuple):
@@ -52,8 +55,12 @@ def shape_scores(
     *,
     max_response_tokens: int,
     moments: ScoreMoments,
+    counted: Tensor,
 ) -> Shaped:
-    """What responses are worth before any price of divergence. Tensors are `[B]`, `lengths` in tokens.
+    """What responses are worth before any price of divergence. Tensors are `[B]`, `lengths` in tokens; what was
+    measured is of those that are `counted`.
+
+    Raises InputError where a response is worth more than advantages can be made of.
 
     A response is worth the same with its score in parts and in one piece: score_norm divides, and score_clip scales,
     all of its parts alike; the running mean and penalties are subtracted at its last token.
@@ -72,7 +79,14 @@ def shape_scores(
     if spec.overlong is not None:
         buffer, factor = spec.overlong.buffer, spec.overlong.penalty
         charged = overlong_penalty(lengths, max_length=max_response_tokens, buffer=buffer, factor=factor)
-        scores, measured["reward/overlong"] = scores - charged, float((charged > 0).float().mean())
+        scores, paid = scores - charged, (charged > 0)[counted].float()
+        measured["reward/overlong"] = float(paid.mean()) if len(paid) else 0.0
+    if not bool((scores[counted].abs() <= LARGEST_WORTH).all()):
+        raise InputError(
+            f"a response is worth {float(scores[counted].abs().max()):g}, and advantages are made in float32, where a "
+            f"number beyond {LARGEST_WORTH:g} makes all of them 0: set advantages.score_clip, or let the reward give "
+            "smaller numbers"
+        )
     parts = parts_of(rows, lengths)
     if parts is None:
         return Shaped(scores, measured)

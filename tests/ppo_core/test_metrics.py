@@ -162,3 +162,12 @@ def test_shapes_masks_and_clips_are_checked() -> None:
         approximate_kl(x, x[0], mask)
     with pytest.raises(ValueError, match=r"returns has shape \(3,\)"):
         explained_variance(x, x[0], mask)
+
+
+def test_returns_that_differ_by_rounding_are_explained_to_zero() -> None:
+    """Returns made as advantage plus value, in float32, where all scores are 0 and lambda is 1."""
+    values = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    returns = (0.0 - values) + values + torch.randn(64, 8) * 1e-8
+    mask = torch.ones(64, 8, dtype=torch.bool)
+    assert explained_variance(values, returns, mask) == 0.0
+    assert explained_variance(values, returns + values * 1e-3, mask) < 0.0

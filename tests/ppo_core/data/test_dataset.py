@@ -211,6 +211,14 @@ def test_the_context_is_found_in_every_architecture(name: str) -> None:
     assert context_length(model_config(None, tiny_config(name), VOCABULARY)) == CONTEXT
 
 
+def test_the_context_of_longrope_is_that_of_the_first_training() -> None:
+    """Beyond it, one long text of a pass changes what the model says of the short ones."""
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    sizes = {"max_position_embeddings": 256, "original_max_position_embeddings": 32, "rope_scaling": rope}
+    config = {"model_type": "phi3", "hidden_size": 16, "num_attention_heads": 2, "pad_token_id": 0, **sizes}
+    assert context_length(model_config(None, config, VOCABULARY)) == 32
+
+
 def test_hidden_files_of_a_folder_are_no_rows(tmp_path: Path) -> None:
     """They count in no key of a stage: with them a dataset could be stale."""
     folder = tmp_path / ".kept/rows"

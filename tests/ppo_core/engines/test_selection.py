@@ -67,6 +67,7 @@ def test_a_prompt_has_a_signal_where_two_scores_differ() -> None:
         True,
         False,
     ]
+    assert not has_signal([0.1 + 0.2, 0.3])  # which are one number in float32: their advantages would be 0
     rows = [ScoreRow("p", 0, score, {}, False, None) for score in (1.0, 1.0, 0.0, 1.0)]
     ended, cut = sampled("stop"), sampled("length")
     assert signals([ended] * 4, rows, 2, truncated_count=False) == [False, True]

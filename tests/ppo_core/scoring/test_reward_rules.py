@@ -172,15 +172,29 @@ def test_rules_are_heard_while_they_work_but_not_at_each_sample(
     assert [one[:2] for one in heard if one[2] == f"responses read by {source['kind']}"] == told
 
 
-def test_a_sum_that_fits_into_no_float_is_refused() -> None:
+def test_a_sum_that_fits_into_no_float32_is_refused() -> None:
     huge = {"kind": "json_schema", "json_schema": {}, "no_json": 1e308, "name": "huge", "weight": 2.0}
     found = rewards(huge, {"kind": "regex", "pattern": "a"})
     (parts,) = found.score([Sample(row(None), "a")])
-    with pytest.raises(InputError, match=r"into a float: the reward huge gave 1e\+308 and has weight=2: lower that"):
+    with pytest.raises(InputError, match=r"of float32, .*: the reward huge gave 1e\+308 and has weight=2: lower that"):
         found.total(parts.scores)
     assert found.total({"huge": 1.0, "regex": 1.0}) == 3.0
     with pytest.raises(InputError, match=r"the reward huge gave -1e\+308"):
         found.total({"huge": -1e308, "regex": None})
+    with pytest.raises(InputError, match=r"is beyond 3e\+38, .*: the reward huge gave 1e\+39"):
+        found.total({"huge": 1e39, "regex": 1.0})
+
+
+@pytest.mark.parametrize("weights", [(0.7, 0.2, 0.1), (0.6, 0.3, 0.1), (0.1, 0.7, 0.2)])
+def test_parts_that_make_one_whole_make_exactly_one(weights: tuple[float, ...]) -> None:
+    """Summed one after the other they can make less: then no right answer would reach evaluation.pass_score."""
+    sources = [
+        {"kind": "regex", "pattern": "a", "name": f"r{number}", "weight": weight}
+        for number, weight in enumerate(weights)
+    ]
+    found = rewards(*sources)
+    (parts,) = found.score([Sample(row(None), "a")])
+    assert found.total(parts.scores) == 1.0
 
 
 def test_tokens_are_those_that_were_sampled() -> None:

@@ -14,7 +14,7 @@ from ppo_core.algorithms.grpo import grpo
 from ppo_core.algorithms.ppo import PPO
 from ppo_core.algorithms.reinforce import reinforce
 from ppo_core.algorithms.rloo import RLOO
-from ppo_core.records import RolloutRow, ScoreRow
+from ppo_core.records import InputError, RolloutRow, ScoreRow
 from ppo_core.rewards import ScoreMoments
 from ppo_core.spec import AdvantageSpec, GrpoSpec, ReinforceSpec
 from ppo_core.training import shaping
@@ -149,3 +149,20 @@ def test_what_is_still_to_come_of_the_parts_is_reinforces_reward() -> None:
     to_go = [[sum(GAMMA ** (k - t) * row[k] for k in range(t, len(row))) for t in range(len(row))] for row in rewards]
     experience, _ = built(IN_PARTS, reinforce(ReinforceSpec(baseline="none")), gae_lambda=0.95)
     torch.testing.assert_close(experience.advantages, padded(to_go), rtol=0, atol=1e-5)
+
+
+def test_what_pays_for_its_length_is_counted_among_what_is_learned_from() -> None:
+    """Lengths 4, 6, 3, 5 and a buffer of 2 below 6: the second pays, and the last, which has no score."""
+    overlong = {"buffer": 2, "penalty": 1.0}
+    assert built(IN_ONE_PIECE, overlong=overlong)[1]["reward/overlong"] == pytest.approx(1 / 3)
+    assert built(IN_ONE_PIECE, overlong=overlong, truncated="mask")[1]["reward/overlong"] == 0.0
+
+
+@pytest.mark.parametrize("score", [-1e30, 1e19])
+def test_a_score_whose_square_does_not_fit_is_refused_and_can_be_clipped(score: float) -> None:
+    """Whitened with it, all advantages were 0."""
+    scores = [replace(IN_ONE_PIECE[0], score=score), *IN_ONE_PIECE[1:]]
+    with pytest.raises(InputError, match=r"is worth 1e\+(30|19), .* beyond 1e\+18 .*: set advantages.score_clip"):
+        built(scores, whiten=True)
+    experience, _ = built(scores, whiten=True, score_clip=5.0)
+    assert float(experience.advantages.abs().max()) > 0

@@ -217,10 +217,10 @@ def test_scores_are_normalised_by_all_of_the_run() -> None:
 
 
 def test_responses_near_the_limit_lose_score() -> None:
-    """Limit 3, buffer 2, penalty 0.5: two tokens cost half of it, three all of it, one nothing."""
+    """Limit 3, buffer 2, penalty 0.5: two tokens cost half of it, three all of it. Row 2 counts nowhere."""
     experience, metrics = built("terminal", overlong={"buffer": 2, "penalty": 0.5})
     assert_close(experience.rewards, [[-0.05, 4.8, 0.0], [-0.1, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    assert metrics["reward/overlong"] == pytest.approx(2 / 3)
+    assert metrics["reward/overlong"] == 1.0
     assert "reward/overlong" not in built("terminal")[1]
 
 
