@@ -35,11 +35,14 @@ from benchmarks.shapes import PROMPT, SHAPES, write_tokenizer
 
 TRL = "trl==1.12.0"  # the last version with a PPOTrainer
 PARTS = ("rollout", "experience", "update", "iteration")
+TOKENS = "tokens"
+"""Mean length of the responses, which says whether both sides do the same work."""
 STAGES = {
     "rollout": ("seconds/generate_rollouts",),
     "experience": ("seconds/score_rollouts", "seconds/compute_advantages"),
     "update": ("seconds/update_policy",),
     "iteration": ("seconds/iteration",),
+    TOKENS: ("rollout/response_length",),
 }
 OURS = {
     "ppoflow": ("training.compute_dtype=float32",),
@@ -83,7 +86,7 @@ def main() -> None:
     given = parser.parse_args()
     home, python = given.home.absolute(), environment(given.trl.absolute())
     settings = {"rounds": given.rounds, "iterations": given.iterations}
-    facts = {"machine": machine(), "versions": {**versions(), "trl": TRL}, "settings": settings}
+    facts = {"machine": machine(), "versions": {**versions(), "trl": packages(python)}, "settings": settings}
     given.results.mkdir(parents=True, exist_ok=True)
     path = given.results / "iteration.json"
     document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
@@ -91,7 +94,7 @@ def main() -> None:
         case = Case(Path("examples/arithmetic/demo.yaml")) if name == "demo" else large_case(home / name)
         found = compare(case, home, python, given)
         medians = {
-            side: {part: statistics.median(one[part] for one in iterations) for part in PARTS}
+            side: {part: statistics.median(one[part] for one in iterations) for part in (*PARTS, TOKENS)}
             for side, iterations in found.items()
         }
         document[name] = {**facts, "medians": medians, "iterations": found}  # of sides that were measured together
@@ -169,6 +172,14 @@ def environment(folder: Path) -> Path:
     return python
 
 
+def packages(python: Path) -> dict[str, str]:
+    """What TRL's environment has, but for what these need: pip chose the versions when it was made."""
+    names = ("trl", "torch", "transformers", "accelerate")
+    program = f"import importlib.metadata as m; print(*map(m.version, {names}))"
+    done = subprocess.run([python, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
+    return dict(zip(names, done.stdout.split(), strict=True))
+
+
 def train(case: Case, home: Path, run: str, *settings: str) -> list[dict[str, Any]]:
     """A run, and its records."""
     changes = [part for setting in settings for part in ("--set", setting)]
@@ -221,10 +232,10 @@ def show(case: str, medians: Mapping[str, Mapping[str, float]]) -> None:
     """Ratios above 1 are faster than TRL, than the faster of its two where both were measured."""
     best = min((medians[name]["iteration"] for name in medians if name in PEERS), default=math.nan)
     table = Table(title=f"{case}: seconds of an iteration, medians")
-    for column in ("", *PARTS, "faster than TRL"):
+    for column in ("", *PARTS, TOKENS, "faster than TRL"):
         table.add_column(column, justify="right" if column else "left")
     for name, parts in medians.items():
-        table.add_row(name, *(f"{parts[part]:.2f}" for part in PARTS), f"{best / parts['iteration']:.2f}")
+        table.add_row(name, *(f"{parts[part]:.2f}" for part in (*PARTS, TOKENS)), f"{best / parts['iteration']:.2f}")
     Console(width=120).print(table)
 
 

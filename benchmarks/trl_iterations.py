@@ -92,15 +92,17 @@ class RuleReward(nn.Module):
 class Clock(TrainerCallback):
     """When an iteration's parts began and ended; rollouts and the first forward pass with gradients tell them apart."""
 
-    def __init__(self, task: Task | None, length: int) -> None:
+    def __init__(self, tokenizer: Any, task: Task | None, length: int) -> None:
         self.marks: dict[str, float] = {}
-        self.task, self.length = task, length
+        self.tokens, self.task, self.length = 0.0, task, length
         generate, forward = ppo_trainer.batch_generation, ppo_trainer.forward
 
         def timed_generate(*arguments: Any, **options: Any) -> Any:
             self.marks = {"began": time.perf_counter()}
             made = generate(*arguments, **options)
             self.marks["generated"] = time.perf_counter()
+            ended = made[0][:, arguments[1].shape[1] :] == tokenizer.eos_token_id
+            self.tokens = float((ended.cumsum(1) - ended.long() == 0).sum(1).float().mean())
             return made
 
         def timed_forward(*arguments: Any, **options: Any) -> Any:
@@ -119,6 +121,7 @@ class Clock(TrainerCallback):
             "experience": updating - marks["generated"],
             "update": now - updating,
             "iteration": now - marks["began"],
+            "tokens": self.tokens,
         }
         if self.task is not None and state.global_step % EVERY == 0:
             parts["accuracy"] = self.task.accuracy(model.policy, self.length)
@@ -172,6 +175,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--task", type=Path, nargs=2, metavar=("REWARD.py", "HELD_OUT.json"))
     given = parser.parse_args()
+    precision = "bf16" if given.bf16 else "no"
+    os.environ["ACCELERATE_MIXED_PRECISION"] = precision  # PPOTrainer does not hand on what PPOConfig says
     torch.manual_seed(given.seed)
 
     tokenizer = AutoTokenizer.from_pretrained(given.folder, padding_side="left")
@@ -183,7 +188,7 @@ def main() -> None:
         prompts = [row["ids"] for row in prompts]
     policy, reference = (AutoModelForCausalLM.from_pretrained(given.folder, dtype=torch.float32) for _ in range(2))
     critic = AutoModelForSequenceClassification.from_pretrained(given.folder, num_labels=1, dtype=torch.float32)
-    clock = Clock(task, given.length)
+    clock = Clock(tokenizer, task, given.length)
     trainer = PPOTrainer(
         args=config_of(given),
         processing_class=tokenizer,
@@ -194,6 +199,8 @@ def main() -> None:
         train_dataset=Dataset.from_dict({"input_ids": prompts}),
         callbacks=[clock],
     )
+    if trainer.accelerator.mixed_precision != precision:
+        raise RuntimeError(f"mixed precision is {trainer.accelerator.mixed_precision}, and {precision} was asked for")
     kept = ("DefaultFlowCallback", "Clock")  # the others print, or ask for packages
     trainer.callback_handler.callbacks = [c for c in trainer.callback_handler.callbacks if type(c).__name__ in kept]
     trainer.train()
