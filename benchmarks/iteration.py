@@ -4,6 +4,7 @@
 
 `demo` is the example after its supervised start, `27M` a new model with a vocabulary of 32,000 that never ends before
 64 tokens, `27M-mixed` the same after a supervised start on responses of 8 to 64 tokens: both sides stop at its <eos>.
+Neither side's policy moves (its rate is next to nothing), so that both sample responses of the same lengths.
 TRL is installed into an environment of its own (`--trl`), the first time. Each round runs every side once,
 so that a busy machine is busy for all. Prints medians over iterations from the third on, and writes them into
 `benchmarks/results/iteration.json`, beside those of cases that are not run; of a case, the sides that are run are all
@@ -52,7 +53,9 @@ OURS = {
 }
 PEERS: Mapping[str, tuple[str, ...]] = {TRL: (), f"{TRL}, bf16": ("--bf16",)}
 WARM_UP = 2
-SFT_STEPS, SFT_ROWS = 60, 32
+SFT_STEPS, SFT_ROWS = 150, 32
+STILL = "1e-9"
+"""The learning rate of both sides: a policy that learns changes the length of its responses."""
 CASES = ("demo", "27M", "27M-mixed")
 
 
@@ -70,7 +73,12 @@ class Case:
         """The same for TRL."""
         return tuple(
             f"--{name}={value}"
-            for name, value in (("responses", self.responses), ("epochs", self.epochs), ("length", self.length))
+            for name, value in (
+                ("responses", self.responses),
+                ("epochs", self.epochs),
+                ("length", self.length),
+                ("learning-rate", STILL),
+            )
         )
 
 
@@ -205,7 +213,7 @@ def ours(case: Case, home: Path, policy: Path, iterations: int, settings: tuple[
     changes = (f"seed={number % 10**6}", f"iterations={iterations + 1}", "evaluation.every=1000")
     # TRL writes no checkpoints here. Ours has the policy in files always, since the sampler reads it there.
     changes += (f"checkpoint.every={iterations + 1}",)
-    start_there = ("sft=null", f"model={{path: {policy}}}", "update.learning_rate=1e-5")
+    start_there = ("sft=null", f"model={{path: {policy}}}", f"update.learning_rate={STILL}")
     records = train(case, home, f"run-{number}", *changes, *start_there, *settings)
     metrics = [record["metrics"] for record in records[1 + WARM_UP : -1]]
     return [{part: sum(one[name] for name in names) for part, names in STAGES.items()} for one in metrics]

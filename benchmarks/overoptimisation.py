@@ -28,15 +28,17 @@ CURVES = {
     "gold": "score/gold",
     "KL": "kl/reference",
     "length": "rollout/response_length",
+    "repetition": "response/repetition",
     "gold's change": "gold/change",
 }
-EVERY = 5
+EVERY, ENGINE_THREADS = 5, 1
 
 
 def main() -> int:
     """The exit status says whether the guard ended the one run and not the other."""
     parser = report.arguments(__doc__)
     parser.add_argument("--home", type=Path, default=Path(".ppoflow/overoptimisation"))
+    parser.set_defaults(engine_threads=ENGINE_THREADS)  # the file names it
     given = parser.parse_args()
     home = given.home.absolute()
     shutil.rmtree(home, ignore_errors=True)
@@ -64,7 +66,7 @@ def ppoflow(
     home: Path, command: str, spec: str, *arguments: str, check: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """A command on one of the example's specs."""
-    environment = [f"PPOFLOW_HOME={home}", "PPOFLOW_ENGINE_THREADS=1"]
+    environment = [f"PPOFLOW_HOME={home}", f"PPOFLOW_ENGINE_THREADS={ENGINE_THREADS}"]
     program = [sys.executable, "-m", "flows.cli", command, str(EXAMPLE / f"{spec}.yaml"), *arguments]
     return subprocess.run(
         ["env", *environment, *program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=check

@@ -55,6 +55,7 @@ def machine() -> dict[str, Any]:
     return {
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "engine_threads": os.environ.get("PPOFLOW_ENGINE_THREADS"),  # without it as many as there are cores
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "processor": processor(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

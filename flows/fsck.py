@@ -7,6 +7,8 @@ artifacts ◄── made again from their inputs, to the recorded digest        
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from flows.console import RunConsole
 from flows.ppo import finish_interrupted
 from flows.recovery import mend
@@ -15,13 +17,15 @@ from tasks.prefect.crashed_runs import holder_note
 from tasks.prefect.flow_tags import also_tag, tag_run
 from tasks.prefect.server import EmbeddedFlow
 from tasks.register_policy import export_best, usable_best
-from tasks.runs.errors import LeaseHeld, LeaseLost, RecordError
+from tasks.runs.errors import FAILURES, PrefectServerError, StoreUnavailable
 from tasks.runs.findings import Findings
 from tasks.runs.repair import repair_records, set_aside
 from tasks.runs.run_state import effective_spec, last_record, spec_to_go_on
 from tasks.stages.context import RunContext, open_run_context
 
 OF_RECORDS = ("spec", "records", "notes")
+UNREACHABLE = (PrefectServerError, StoreUnavailable)
+"""For no run it would go better now."""
 Wanted = list[tuple[int, ArtifactRef]]
 
 
@@ -31,19 +35,22 @@ def repair(found: Findings, folder: str | None = None) -> list[str]:
     if found.run is None:
         return done
     try:
-        return [*done, *repair_run(found.run, found, folder)]
-    except (LeaseHeld, LeaseLost, RecordError) as error:
-        return [*done, f"not repaired: {error}"]
+        done += repair_run(found.run, found, folder)  # what was done before an error is told too
+    except UNREACHABLE:
+        raise
+    except FAILURES as error:  # of another run it may go better
+        done.append(f"run {found.run}: not repaired: {error}")
+    return done
 
 
-def repair_run(run: str, found: Findings, folder: str | None = None) -> list[str]:
-    """Repair what can be of a run; what was done. Raises LeaseHeld where a process has the run, and LeaseLost."""
-    done = repair_records(run) if any(damage.repair in OF_RECORDS for damage in found.damages) else []
+def repair_run(run: str, found: Findings, folder: str | None = None) -> Iterator[str]:
+    """Repair what can be of a run, and say what was done. Raises what a start of the run raises, such as LeaseHeld."""
+    if any(damage.repair in OF_RECORDS for damage in found.damages):
+        yield from repair_records(run)
     damaged = [(damage.iteration, damage.ref) for damage in found.to_repair("artifact") if damage.ref is not None]
     if damaged or found.to_repair("copy"):
         in_order = sorted(damaged, key=lambda one: (one[0], one[1].kind == "checkpoint"))
-        done += repair_artifacts(run, [(iteration, ref.bare()) for iteration, ref in in_order], folder)
-    return done
+        yield from repair_artifacts(run, [(iteration, ref.bare()) for iteration, ref in in_order], folder)
 
 
 def remake_damaged(run: str, damaged: Wanted, folder: str | None = None) -> list[str]:
@@ -67,10 +74,11 @@ def remake(context: RunContext, console: RunConsole, damaged: Wanted) -> list[st
     done = []
     for iteration, ref in damaged:
         # A copy that this machine has kept of a remote store says nothing of that store.
-        context.store.set_aside(ref.kind, ref.key, digest=ref.digest)
+        place = context.store.set_aside(ref.kind, ref.key, digest=ref.digest)
         again = mend(context, console, [(iteration, ref)]) is None
         verdict = "is undamaged again, with the same digest" if again else "could not be made again to the same digest"
-        done.append(f"{ref.kind} of iteration {iteration} {verdict}")
+        left = f"; what was there is in {place} now" if place and not again else ""
+        done.append(f"{ref.kind} of iteration {iteration} {verdict}{left}")
     last = last_record(context.records)
     if last is not None:
         done.append(f"the best policy is copied to {export_best(context, usable_best(context, last))}")

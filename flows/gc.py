@@ -11,13 +11,14 @@ from tasks.runs.retention import find_garbage, remove_garbage
 
 
 class CollectionReport(BaseModel):
-    """What was found, and how much of it was removed."""
+    """What was found, and how much of it was removed; of what the needs are `unreadable`, and so all artifacts kept."""
 
     model_config = ConfigDict(frozen=True)
 
     things: int
     found_bytes: int
     removed_bytes: int
+    unreadable: dict[str, str] = {}
 
 
 def collect(remove: bool = False, damaged: bool = False) -> CollectionReport:
@@ -30,7 +31,12 @@ def collect(remove: bool = False, damaged: bool = False) -> CollectionReport:
     garbage = find_garbage(damaged=damaged)
     show_garbage(garbage, removed=remove)
     removed = remove_garbage(garbage) if remove else 0
-    return CollectionReport(things=len(garbage.rows()), found_bytes=garbage.bytes, removed_bytes=removed)
+    return CollectionReport(
+        things=len(garbage.rows()),
+        found_bytes=garbage.bytes,
+        removed_bytes=removed,
+        unreadable=garbage.unreadable,
+    )
 
 
 collect_garbage: EmbeddedFlow[[bool, bool], CollectionReport] = EmbeddedFlow(

@@ -27,7 +27,7 @@ from tasks.policies.policy import Policy, find_policy, registered
 from tasks.policies.promote_policy import Approval, Trial, alias_at, move_alias, roll_back, show_trial
 from tasks.prefect.client import deployment_id, go_on_after_pause
 from tasks.prefect.flow_tags import also_tag, tag_run
-from tasks.prefect.server import EmbeddedFlow
+from tasks.prefect.server import EmbeddedFlow, page_url
 from tasks.stages.context import OnProgress, RunContext
 
 HOUR_S = 3600
@@ -69,7 +69,7 @@ def promote(candidate: str, overrides: list[str] | None = None, folder: str | No
             return refused(PromotionReport(trial=trial, moved=None, verdict="a gate has failed"))
         approval = None
         if spec.promotion.approval:
-            console.say("waiting for approval in Prefect's UI")
+            console.say(f"waiting for approval in Prefect's UI: {page_url() or 'the page of this flow run'}")
             approval = ask(trial, spec.promotion)
             if approval is None:
                 verdict = f"nobody answered within {spec.promotion.approval_timeout_h:g} h"

@@ -123,7 +123,7 @@ def rerun_iterations(
         return record
     given = record_at(context.records, asked.iteration)
     if not can_start(context, console, given, asked.start):
-        raise InputError(f"iteration {asked.iteration} cannot be done again: what it starts from is damaged")
+        raise InputError(f"iteration {asked.iteration} cannot be done again: what it starts from cannot be had")
     note = note_rerun(context.records, asked.iteration, asked.start, flow_run)
     return do_again(context, console, dataset, note, given, show)
 
@@ -152,7 +152,18 @@ def do_again(
     end_rerun(context.records, note)
     if record.iteration == note.iteration:
         show(record)
+        tell_cached(console, record, note.start)
     return record
+
+
+def tell_cached(console: RunConsole, record: IterationRecord, start: str) -> None:
+    """Say so where the stage that was to be done again came from the store: its key is what it was."""
+    asked = next(stage for stage in ITERATION if stage.label == start)
+    if asked.name in record.cached_stages:
+        console.say(
+            f"! stage {start} of iteration {record.iteration} was found in the store and not computed again: nothing "
+            "that its key names has changed. What a reward server answers, and files that a reward opens, are not in it"
+        )
 
 
 def mend(

@@ -6,7 +6,9 @@ record k-1 and the record k ─► each stage of iteration k, in fresh engines a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import cast
 
+from prefect.states import Completed
 from pydantic import BaseModel, ConfigDict
 
 from flows.console import RunConsole
@@ -17,7 +19,14 @@ from tasks.prefect.server import EmbeddedFlow
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.run_state import record_at
-from tasks.runs.verification import Comparison, check_recorded, chosen_iterations, compared, open_verification
+from tasks.runs.verification import (
+    Comparison,
+    check_recorded,
+    chosen_iterations,
+    compared,
+    open_verification,
+    require_verifiable,
+)
 from tasks.stages.context import RunContext
 from tasks.stages.download_source import download_sources
 from tasks.stages.table import PREPARE_DATASET
@@ -45,6 +54,7 @@ def verify(run: str, iterations: str | None = None, folder: str | None = None) -
         iterations: FIRST..LAST or one number; without it, all
         folder: Where the spec's folder (data, reward functions) is now, if it has moved
     """
+    require_verifiable(run, iterations, folder)
     console = RunConsole(run, 0)
     with console, open_verification(run, folder, console.progress) as context:
         also_tag(context.spec.name)
@@ -53,7 +63,17 @@ def verify(run: str, iterations: str | None = None, folder: str | None = None) -
             found.append(comparison)
             verdict = "same" if comparison.same else f"DIFFERS: {comparison.found[:12]}"
             console.say(f"iteration {comparison.iteration}: {comparison.stage} {comparison.recorded[:12]} {verdict}")
-        return VerifyReport(run=run, comparisons=found)
+        return told(VerifyReport(run=run, comparisons=found))
+
+
+def told(report: VerifyReport) -> VerifyReport:
+    """The flow has done its work: Prefect's page says with which verdict. Callers of the flow get the report."""
+    differs, total = report.first_difference, len(report.comparisons)
+    if differs is None:
+        return cast(VerifyReport, Completed(message=f"all {total} stages reproduced the recorded bytes", data=report))
+    where = f"iteration {differs.iteration}, stage {differs.stage}"
+    message = f"{where} is the first that differs: recorded {differs.recorded}, found {differs.found}"
+    return cast(VerifyReport, Completed(name="Differs", message=message, data=report))
 
 
 def verify_iterations(context: RunContext, chosen: Iterable[int]) -> Iterator[Comparison]:

@@ -12,6 +12,7 @@ from tasks.runs.iteration_record import Attempt, IterationRecord, best_of, made_
 from tasks.runs.record_chain import made_with, record_digest, spec_document
 from tasks.runs.run_state import changed_values, record_at
 from tasks.stages.context import RunContext
+from tasks.stages.jobs import room_for
 from tasks.stages.references import CheckpointRef, DatasetRef, ExperienceRef, RolloutsRef, StageRef
 from tasks.stages.stage import completed, stage
 
@@ -80,7 +81,8 @@ def replayable(record: IterationRecord, previous: IterationRecord) -> dict[str, 
 @stage("commit_iteration", retries=1)
 def commit_iteration(context: RunContext, record: IterationRecord) -> IterationRecord:
     """Write a record, create-only; with the first one also the run's spec."""
-    committed = write_once(context, record)
+    with room_for(f"the record of iteration {record.iteration} of run {context.run}"):
+        committed = write_once(context, record)
     if context.lease is not None:
         context.lease.unpin_all()
     context.timings.restart()

@@ -9,6 +9,7 @@ from infra.artifacts import ArtifactError
 from infra.artifacts.export import export_part
 from infra.mlflow.registry import DIGEST_TAG, Registered, register
 from tasks.runs.iteration_record import Best, IterationRecord, best_in_words, best_of, read_record
+from tasks.runs.kept import REGISTERED, keep
 from tasks.runs.run_state import record_at, recorded_spec, with_changes
 from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef
@@ -20,6 +21,8 @@ def register_policy(context: RunContext, record: IterationRecord, best: Best) ->
     """Register the run's best policy; the same policy of the same run is registered once."""
     spec = context.spec
     context.store.fetch(best.checkpoint.bare())  # only what is undamaged is registered
+    # Before that: no retention of this run, which may go on, shall let go what a version is.
+    keep(context.store.root, context.run, [best.checkpoint.bare()], REGISTERED)
     lineage = {
         DIGEST_TAG: best.checkpoint.digest,
         "ppoflow.run": context.run,

@@ -155,6 +155,10 @@ def show_garbage(garbage: Garbage, *, removed: bool) -> None:
     """The table of what goes, or could."""
     rows = [{"what": what, "MiB": round(size / 2**20, 1), "why": why} for what, size, why in garbage.rows()]
     verb = "removed" if removed else "found"
+    unread = "".join(
+        f"\n\nWhat {whose} needs cannot be read, so every artifact is kept: {why}"
+        for whose, why in garbage.unreadable.items()
+    )
     create_table_artifact(
-        rows[:SHOWN_GARBAGE], key="store-garbage", description=f"{len(rows)} things that nobody needs, {verb}"
+        rows[:SHOWN_GARBAGE], key="store-garbage", description=f"{len(rows)} things that nobody needs, {verb}{unread}"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import signal
@@ -22,6 +23,13 @@ REFUSED, INTERRUPTED, BROKEN, NO_READER = 2, 130, 70, 141
 """Exit statuses: a message says what is wrong; Ctrl-C; an error that nobody has foreseen, with its traceback; nobody
 reads the output, as SIGPIPE would say. 1 is a verdict: something differs, is damaged, or was not promoted."""
 LEAVE_S, AGAIN_S = 15.0, 0.05
+OF_THE_SYSTEM = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "give this user access to it"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room there"),
+    errno.EROFS: "its file system is mounted read-only: mount it for writing, or choose another folder",
+    errno.EIO: "its disk fails: copy what can be read, and look with `ppoflow fsck`",
+}
+"""What helps where the operating system refuses a file; no traceback says more."""
 
 
 @contextmanager
@@ -66,6 +74,12 @@ def friendly_errors(starting: str | None = None) -> Iterator[None]:
                 yield
         except FAILURES as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            raise typer.Exit(REFUSED) from None
+        except OSError as error:
+            if error.filename is None or error.errno not in OF_THE_SYSTEM:
+                raise
+            remedy = OF_THE_SYSTEM[error.errno]
+            print(f"{error.filename}: {error.strerror}: {remedy}", file=sys.stderr)
             raise typer.Exit(REFUSED) from None
         except Exception as error:
             if not is_prefect_away(error):

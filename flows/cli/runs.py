@@ -70,7 +70,10 @@ def rerun(
     folder: Folder = None,
     wait: Wait = False,
 ) -> None:
-    """Rerun an iteration from one of its stages on, and keep the stages before it (such as the samples)."""
+    """Rerun an iteration from one of its stages on, and keep the stages before it (such as the samples).
+
+    A stage of which nothing that the store knows has changed is found there, and not computed again.
+    """
     with friendly_errors(f"run {place.partition('@')[0]}, again from stage {start}"):
         from pydantic import ValidationError
 
@@ -103,7 +106,7 @@ def verify(
     with friendly_errors():
         from tasks.runs.verification import require_verifiable
 
-        require_verifiable(run, iterations, folder)
+        require_verifiable(run, iterations, folder)  # before Prefect's server is started
         from flows.verify import verify_run
 
         with stopping_on_sigterm():

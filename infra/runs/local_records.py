@@ -145,6 +145,7 @@ class LocalRecords:
             {number: self._mark(iteration_name(number)) for number in self._numbers("iterations")},
             {kind: tuple(self._mark(note_name(kind, number)) for number in self._numbers(kind)) for kind in NOTES},
             last,
+            naming_last=True,
         )
 
     def marked(self, marks: Iterable[str]) -> list[dict[str, Any] | None]:
@@ -172,14 +173,14 @@ class LocalRecords:
             self._files.sync_folder(self.folder)
 
     def _name_earlier(self, lease: LocalLease, iteration: int) -> None:
-        if self._files.status(self.folder / LAST) is None:
-            return
         try:
             record = self._read(iteration_name(iteration)) if iteration >= 0 else None
         except RecordError:
             record = None
         if record is not None:
             self._name_last(iteration, record)
+            return
+        if self._files.status(self.folder / LAST) is None:
             return
         removed = lease.partial / f"last-{uuid4().hex}.json"
         self._files.rename(self.folder / LAST, removed)

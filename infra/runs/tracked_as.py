@@ -7,29 +7,25 @@ from __future__ import annotations
 
 from uuid import uuid4
 
-from infra.runs.checksummed_json import RecordError
 from infra.runs.records import RunRecords
 
 TRACKING = "tracking"
 
 
 def tracking_id(records: RunRecords) -> str | None:
-    """The id of a run; None where it has none yet, or its note is damaged: then its name alone identifies it."""
-    try:
-        noted = records.notes(TRACKING)
-    except RecordError:
-        return None
+    """The id of a run; None where it has none yet. Raises RecordError where its note is damaged.
+
+    Its name alone does not do then: a run of that name in another store may have the same one.
+    """
+    noted = records.notes(TRACKING)
     return str(noted[0]["id"]) if noted else None
 
 
-def note_tracking_id(records: RunRecords) -> str | None:
+def note_tracking_id(records: RunRecords) -> str:
     """The same; a run that has none yet gets one, for which `records` must hold its lease."""
-    try:
-        noted = records.notes(TRACKING)
-    except RecordError:
-        return None
-    if noted:
-        return str(noted[0]["id"])
+    noted = tracking_id(records)
+    if noted is not None:
+        return noted
     new = uuid4().hex
     records.note(TRACKING, {"run": records.run, "id": new})
     return new

@@ -22,8 +22,8 @@ class CheckpointSpec(Section):
     )
     keep_last: PositiveInt | None = Field(
         None,
-        description="Number of latest checkpoints to keep; none: all. The best is always kept, and with "
-        "guards.on_divergence=rollback at least the latest guards.rollback_iterations + 1",
+        description="Number of latest checkpoints to keep; none: all. The best and registered ones are always kept, "
+        "and with guards.on_divergence=rollback at least the latest guards.rollback_iterations + 1",
     )
     keep_every: PositiveInt | None = Field(
         None, description="Also keep every checkpoint whose iteration is a multiple of this"

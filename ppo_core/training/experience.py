@@ -145,14 +145,9 @@ def build_experience(
     finished, counted = torch.tensor([row.finished for row in rollouts]), trained_on(rollouts, scores, spec)
     given = torch.tensor([math.nan if row.score is None else row.score for row in scores])
     mask = generated & counted[:, None]
+    lengths = generated.sum(1)
     shaped = shape_scores(
-        scores,
-        finished,
-        generated.sum(1),
-        spec,
-        max_response_tokens=max_response_tokens,
-        moments=moments,
-        counted=counted,
+        scores, finished, lengths, spec, max_response_tokens=max_response_tokens, moments=moments, counted=counted
     )
     sampler, theirs = ragged([row.sampler_logprobs for row in rollouts]), spec.old_logprobs == "sampler"
     old = sampler.clone() if theirs else predictions.old_logprobs  # safetensors writes no tensor twice

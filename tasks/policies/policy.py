@@ -66,7 +66,7 @@ def find_policy(name: str, folder: str | None = None) -> Policy:
     if name.startswith(REGISTERED):
         return registered_policy(describe(settings.tracking_uri, name), name, folder)
     run, at, number = name.rpartition("@") if "@" in name else (name, "", "")
-    if at and not number.isdigit():
+    if at and not number.isdecimal():
         raise InputError(
             f"{name!r} does not name a policy: write models:/NAME@ALIAS, models:/NAME/VERSION, RUN or RUN@ITERATION"
         )

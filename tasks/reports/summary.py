@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol
@@ -94,7 +93,7 @@ def places(run: str, policy: Path) -> list[str]:
 
 def mlflow_page(run: str, tracking: str, programs: Path) -> list[str]:
     """The address of the run in MLflow; before it, for a database, the command that shows it there."""
-    page = find_page(tracking, run, tracked_as(run)) or front_page(tracking)
+    page = page_of(run, tracking) or front_page(tracking)
     if is_server(tracking):
         return [f"  MLflow's page      {page}"]
     command = [str(programs / "mlflow"), "ui", "--backend-store-uri", without_password(tracking), *at_port(MLFLOW_PORT)]
@@ -102,11 +101,14 @@ def mlflow_page(run: str, tracking: str, programs: Path) -> list[str]:
     return [f"  MLflow's page      {shlex.join(command)}", f"                     then open {page}"]
 
 
-def tracked_as(run: str) -> str | None:
-    """The id by which MLflow tells the run from others of its name; None where it cannot be read now."""
-    with suppress(RecordError, StoreUnavailable), at_once():
-        return tracking_id(open_records(Settings().store_root, run))
-    return None
+def page_of(run: str, tracking: str) -> str | None:
+    """The run's page; None where there is none, or its id, which tells it from others of its name, cannot be read."""
+    try:
+        with at_once():
+            key = tracking_id(open_records(Settings().store_root, run))
+    except (RecordError, StoreUnavailable):
+        return None
+    return find_page(tracking, run, key)
 
 
 def at_port(usual: int) -> list[str]:

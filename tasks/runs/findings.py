@@ -9,6 +9,7 @@ from typing import Literal
 
 from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing, ArtifactRef, ArtifactStore
 from infra.runs.records import RecordError, RecordFormatTooNew, RunRecords, remedy_for
+from infra.runs.tracked_as import TRACKING
 from infra.storage.rereading import ChangedOnTheWay
 from tasks.runs.iteration_record import NEWER, ChainedRecord, IterationRecord, RecordOfNewerVersion
 from tasks.runs.notes import (
@@ -104,6 +105,8 @@ def check_notes(records: RunRecords, believed: list[ChainedRecord], found: Findi
         for one in found.divergences.values():
             if one.record is not None:
                 found.evidence.append(link(run, one.record, remedy=remedy_for(run, DIVERGENCES)).record)
+    with _reading_notes(found, TRACKING):
+        records.notes(TRACKING)
     with _reading_notes(found, RERUNS):
         for note in reruns_of(records):
             if note.record is not None:
@@ -138,6 +141,6 @@ def is_sound(
         if may_be_gone and isinstance(error, ArtifactMissing):
             return False  # of another run it may be missed
         found.damages.append(replace(damage, complaint=str(error)))
-    except (ArtifactError, ChangedOnTheWay) as error:
-        found.damages.append(Damage(damage.what, str(error), ""))
+    except (ArtifactError, ChangedOnTheWay, OSError) as error:
+        found.damages.append(replace(damage, complaint=str(error), remedy="", repair=None))
     return False

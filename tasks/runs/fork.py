@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from infra.artifacts import ArtifactError, open_store
+from infra.artifacts import open_store
 from infra.backend import collecting_paused, open_runs
 from infra.runs.records import RecordExists
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec, differing_keys
-from tasks.runs.iteration_record import IterationRecord, resume_inputs
+from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.notes import ROLLBACKS, rollbacks_in
 from tasks.runs.record_chain import link, made_with, record_digest
-from tasks.runs.run_state import committed, committed_at, spec_of_run, with_changes
+from tasks.runs.run_state import NOT_KEPT, committed, committed_at, not_kept, spec_of_run, with_changes
 from tasks.stages.hub_names import with_commits
 
 FIXED = ("algorithm.", "model.", "sft.", "sft: ")
@@ -118,14 +118,8 @@ def changed_sections(spec: RunSpec, made_with: RunSpec) -> dict[str, Any]:
 
 def require_kept(record: IterationRecord) -> None:
     """Raise InputError where retention has removed what going on from this record needs."""
-    store = open_store(Settings().store_root)
-    for _, ref in resume_inputs(record):
-        try:
-            missing = store.find(ref.kind, ref.key) is None
-        except ArtifactError:
-            missing = False  # damaged: made again when the run starts
-        if missing:
-            raise InputError(
-                f"iteration {record.iteration} of run {record.run} cannot be continued from: its {ref.kind} {ref.key} "
-                "is not kept (checkpoint.keep_last, keep_every): choose an iteration that is"
-            )
+    if (gone := not_kept(record)) is not None:
+        raise InputError(
+            f"iteration {record.iteration} of run {record.run} cannot be continued from: its {gone.kind} {gone.key} "
+            f"{NOT_KEPT}: choose an iteration that is"
+        )

@@ -12,7 +12,8 @@ from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing, A
 from infra.artifacts.export import check_export
 from infra.backend import open_collector, open_runs
 from infra.runs.listing import RunListing
-from infra.runs.records import RecordError, RunRecords, remedy_for
+from infra.runs.local_records import LAST
+from infra.runs.records import RecordError, RecordMissing, RunRecords, remedy_for
 from infra.settings import Settings
 from infra.storage.rereading import ChangedOnTheWay
 from tasks.runs.derived import not_derived
@@ -24,9 +25,9 @@ from tasks.runs.iteration_record import (
     RecordsOfEarlierVersion,
     resume_inputs,
 )
-from tasks.runs.kept import Page, copies_of, each_once, pages_of
+from tasks.runs.kept import FLOWS, Page, copies_of, each_once, pages_of
 from tasks.runs.made_from import step_of
-from tasks.runs.reachability import PROMOTED, Name, Promoted, Reachability, unreadable_promotions
+from tasks.runs.reachability import PROMOTED, Name, Promoted, Reachability, promised, unreadable_promotions
 from tasks.runs.record_chain import check_last, first_break, link, record_digest
 from tasks.runs.run_state import known_runs, no_such_run
 from tasks.stages.table import BY_NAME
@@ -36,6 +37,7 @@ Artifact = tuple[str, str, str]
 """Kind, key and digest."""
 RELEASED = {stage.kind for stage in BY_NAME.values() if not stage.kept}
 """What retention (checkpoint.keep_last) removes."""
+REGISTERED_LOST = "put it back from a copy: a registered version is this policy; or delete that version, and its page"
 
 
 def check_store(progress: Progress) -> Iterator[Findings]:
@@ -116,12 +118,22 @@ def check_records(records: RunRecords, contents: RunListing, found: Findings) ->
     try:
         if not suspects:
             check_last(records, contents, believed)
+            check_named(records, contents, believed)
     except RecordError as error:
         found.damages.append(of_last(run, len(believed), error))
         believed = believed[: found.damages[-1].iteration]
     check_spec(records, believed, list(links.values()), found)
     check_notes(records, believed, found)
     return [one.record for one in believed]
+
+
+def check_named(records: RunRecords, contents: RunListing, believed: list[ChainedRecord]) -> None:
+    """Raise RecordMissing where nothing names the last record: if later ones are lost, nobody would know.
+
+    Of a run with one record its writer may have died before it named that.
+    """
+    if contents.naming_last and contents.last is None and len(believed) > 1:
+        raise RecordMissing(f"run {records.run} has lost {LAST}, which names its last record")
 
 
 def check_spec(records: RunRecords, believed: list[ChainedRecord], links: list[ChainedRecord], found: Findings) -> None:
@@ -148,15 +160,17 @@ def check_artifacts(
     store: ArtifactStore, records: list[IterationRecord], found: Findings, progress: Progress, seen: set[Artifact]
 ) -> None:
     """Every byte of what records need, and what each artifact was made from."""
-    named = Reachability(store).named(records)
     last = {(ref.kind, ref.key) for _, ref in resume_inputs(records[-1], best=True)} if records else set()
+    needs = Reachability(store)
+    last |= needs.of_each(promised(records))
+    named = needs.named(records)
     for iteration, ref in named:
         found.artifacts += 1
         artifact = (ref.kind, ref.key, ref.digest)
         if artifact in seen:
             continue
         progress(f"run {found.run}: {found.artifacts} of {len(named)} artifacts")
-        # What only an earlier record needs to be gone on from, retention may have removed.
+        # What only an earlier record needs to be gone on from, retention may have removed, if it does not promise it.
         released = found.releases and ref.kind in RELEASED and (ref.kind, ref.key) not in last
         remedy = f"`ppoflow fsck {found.run} --repair` makes it again from its inputs"
         damage = Damage(f"{ref.kind} of iteration {iteration}", "", remedy, "artifact", iteration, ref)
@@ -198,7 +212,9 @@ def check_pages(
         artifact = (ref.kind, ref.key, ref.digest)
         if artifact not in seen and (ref.kind, ref.key) not in by_records:
             progress(f"run {found.run}: {found.artifacts} artifacts")
-            damage = Damage(f"{ref.kind} of run {page.run}", "", f"{page.command} makes it again", "set aside", ref=ref)
+            damage = Damage(f"{ref.kind} of run {page.run}", "", REGISTERED_LOST, ref=ref)
+            if page.folder in FLOWS:
+                damage = replace(damage, remedy=f"{page.command} makes it again", repair="set aside")
             if is_sound(store, found, ref, damage):
                 seen.add(artifact)
 
@@ -231,6 +247,8 @@ def check_copies(run: str, found: Findings) -> None:
         except ArtifactCorrupted as error:
             damage = Damage(f"copy of the {what}", str(error), f"{command} makes it again")
             found.damages.append(replace(damage, repair="copy") if what == "best policy" else damage)
+        except OSError as error:
+            found.damages.append(Damage(f"copy of the {what}", str(error), ""))
 
 
 def check_rest(store: ArtifactStore, progress: Progress, read: set[Name], pages: list[Page]) -> Findings:
@@ -249,7 +267,7 @@ def check_rest(store: ArtifactStore, progress: Progress, read: set[Name], pages:
             found.bytes += store.check(place.model_copy(update={"digest": store.manifest(place).digest}))
         except ArtifactMissing:
             continue  # removed meanwhile
-        except (ArtifactError, ChangedOnTheWay) as error:
+        except (ArtifactError, ChangedOnTheWay, OSError) as error:
             damage = Damage("/".join(name), str(error), "")
             if name not in needed and not needs.unreadable and isinstance(error, ArtifactCorrupted):
                 remedy = "no record needs it: `ppoflow fsck --repair` sets it aside, `ppoflow gc` removes it"
@@ -265,7 +283,7 @@ def lost_to_promotions(store: ArtifactStore, read: set[Name]) -> Iterator[Damage
     for kind, key in sorted(Promoted(store.root).needs() - read):
         try:
             missing = store.find(kind, key) is None
-        except (ArtifactError, ChangedOnTheWay):
+        except (ArtifactError, ChangedOnTheWay, OSError):
             continue
         if missing:
             remedy = "put it back from a copy of the store, or promote another version"

@@ -1,4 +1,5 @@
-"""What was learned from preferences, each on a page that is written once: what is named there, nobody collects."""
+"""What was learned from preferences, and what was registered, each on a page that is written once: what is named there,
+nobody collects."""
 
 from __future__ import annotations
 
@@ -21,9 +22,11 @@ from tasks.stages.holding import DPO, REWARD_MODEL, RLHF
 from tasks.stages.hub_names import Spec, hub_sources, with_commits
 from tasks.stages.references import StageRef
 
-REWARD_MODELS, DPO_POLICIES = "reward-models", "dpo-policies"
+REWARD_MODELS, DPO_POLICIES, REGISTERED = "reward-models", "dpo-policies", "registered-policies"
 FLOWS = {REWARD_MODELS: REWARD_MODEL, DPO_POLICIES: DPO}
 """Which flow, and which command of its name, writes the pages of a folder."""
+KEEPING = (*FLOWS, REGISTERED)
+"""The folders of pages that name artifacts."""
 RLHF_REWARD_MODEL = f"{RLHF}-{REWARD_MODEL}"
 COMMITS = tuple(f"{flow}-commits" for flow in (REWARD_MODEL, DPO, RLHF, RLHF_REWARD_MODEL))
 """The folders of pages that say which commits the names of the hub in a run stand for."""
@@ -43,13 +46,15 @@ class Page:
     @property
     def run(self) -> str:
         """Whose it is."""
-        return self.name.rsplit("-", 2 if self.folder in FLOWS else 1)[0]
+        return self.name.rsplit("-", 2 if self.folder in KEEPING else 1)[0]
 
     @property
     def remedy(self) -> str:
         """What helps where it is damaged."""
         if self.folder in FLOWS:
             return f"remove it, and give {self.command} again, which writes it anew"
+        if self.folder == REGISTERED:
+            return "put it back from a copy, or remove it: retention may then let go what that registered version is"
         return "remove it, and write commits into the spec, as in hf://OWNER/NAME@COMMIT"
 
     @property
@@ -64,7 +69,7 @@ class Page:
 
     def artifacts(self) -> list[ArtifactRef]:
         """What it names, and so keeps. Raises RecordError where it is damaged."""
-        if self.folder in FLOWS:
+        if self.folder in KEEPING:
             return self._entries("artifacts", ArtifactRef) or []
         self.commits()
         return []
@@ -103,9 +108,8 @@ def copies_of(run: str) -> list[tuple[str, Path, str]]:
 
 def pages_of(root: str, *folders: str) -> list[Page]:
     """Every page in these folders; without any, in all that there are."""
-    return [
-        Page(root, folder, name) for folder in folders or (*FLOWS, *COMMITS) for name in open_log(root, folder).names()
-    ]
+    wanted = folders or (*KEEPING, *COMMITS)
+    return [Page(root, folder, name) for folder in wanted for name in open_log(root, folder).names()]
 
 
 def each_once(store: ArtifactStore, named: Iterable[tuple[ArtifactRef, Page]]) -> list[tuple[ArtifactRef, Page]]:

@@ -12,7 +12,7 @@ from infra.runs.listing import RunListing
 from infra.runs.records import RecordError, RecordMissing, RunRecords, Runs, remedy_for
 from infra.storage.rereading import ChangedOnTheWay
 from tasks.runs.iteration_record import ChainedRecord, IterationRecord
-from tasks.runs.kept import DPO_POLICIES, kept
+from tasks.runs.kept import DPO_POLICIES, REGISTERED, kept
 from tasks.runs.notes import DIVERGENCES, RERUNS
 from tasks.runs.record_chain import check_chain, check_last, link, unless_changed
 from tasks.stages.table import BY_NAME
@@ -40,6 +40,22 @@ def kept_iterations(records: list[IterationRecord]) -> set[int]:
     return kept | {record.best.iteration for record in records if record.iteration in kept}
 
 
+def promised(records: list[IterationRecord]) -> list[IterationRecord]:
+    """The records whose training state neither their own retention nor that of any later one lets go.
+
+    Those of a fork's source go by that run's.
+    """
+    newest, found = dict[tuple[int | None, int | None], int](), list[IterationRecord]()
+    for record in reversed(records):
+        newest.setdefault((record.retention.keep_last, record.retention.keep_every), record.iteration)
+        if record.forked_from is None and all(
+            last is None or record.iteration > of - last or (every is not None and record.iteration % every == 0)
+            for (last, every), of in newest.items()
+        ):
+            found.append(record)
+    return found
+
+
 class Reachability:
     """What the runs of a store need; remembers what it has read, so that asking again costs what is new.
 
@@ -61,6 +77,7 @@ class Reachability:
         if promoted is None:
             self._besides["the pages of reward models"] = partial(kept, store.root)
             self._besides["the pages of DPO"] = partial(kept, store.root, DPO_POLICIES)
+            self._besides["the pages of registered policies"] = partial(kept, store.root, REGISTERED)
         self.unreadable: dict[str, str] = {}
 
     def of_all(self) -> set[Name]:
@@ -126,6 +143,10 @@ class Reachability:
     def of(self, records: list[IterationRecord]) -> set[Name]:
         """What a run's records need."""
         return {(ref.kind, ref.key) for _, ref in self.named(records)}
+
+    def of_each(self, records: Iterable[IterationRecord]) -> set[Name]:
+        """What it takes to go on from each of them."""
+        return set[Name]().union(*(self.of([record]) for record in records))
 
     def named(self, records: list[IterationRecord]) -> list[tuple[int, ArtifactRef]]:
         """The same as references, each once, with the iteration that made it.

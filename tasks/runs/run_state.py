@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
-from infra.artifacts import open_store
+from infra.artifacts import ArtifactError, ArtifactRef, open_store
 from infra.backend import open_records, open_runs
 from infra.runs.names import is_run_name
 from infra.runs.records import RunRecords
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec, Section, SpecError, differing_keys, validated
-from tasks.runs.iteration_record import IterationRecord, read_record
+from tasks.runs.iteration_record import IterationRecord, read_record, resume_inputs
 from tasks.runs.kept import FLOWS, pages_of
 from tasks.runs.notes import ROLLBACKS, Rollback, pending_rerun, reruns_of
 from tasks.runs.record_chain import MAY_CHANGE, Chain, read_chain, spec_document, unless_changed, with_values
 from tasks.stages.holding import DPO, PRIVATE, REWARD_MODEL, RLHF, lease_name
 from tasks.stages.hub_names import with_commits
+
+NOT_KEPT = "is not kept (checkpoint.keep_last, keep_every)"
 
 
 def recorded_spec(records: RunRecords) -> RunSpec | None:
@@ -229,7 +232,8 @@ def committed_at(run: str, iteration: int | None) -> IterationRecord:
 
 
 def require_rerunnable(run: str, iteration: int, flow_run: str | None = None) -> None:
-    """Raise InputError where a run has no record of an iteration that is to be done again.
+    """Raise InputError where a run has no record of an iteration that is to be done again, or no more what it started
+    from.
 
     It needs none where that rerun was broken off, or was begun by this same flow run.
     """
@@ -238,6 +242,32 @@ def require_rerunnable(run: str, iteration: int, flow_run: str | None = None) ->
     known = [] if flow_run is None else [one.iteration for one in reruns_of(records) if one.flow_run == flow_run]
     if iteration not in (*known, *([] if pending is None else [pending.iteration])):
         committed_at(run, iteration)
+        require_start(run, iteration, "rerun")
+
+
+def require_start(run: str, iteration: int, what: str) -> None:
+    """Raise InputError where retention has let go what an iteration of a run starts from, to `verify` or `rerun` it.
+
+    A rerun makes the checkpoint before it again, where the store has what that one starts from.
+    """
+    if iteration == 0 or (gone := not_kept(committed_at(run, iteration - 1))) is None:
+        return
+    if what == "rerun" and iteration > 1 and not_kept(committed_at(run, iteration - 2)) is None:
+        return
+    raise InputError(
+        f"iteration {iteration} of run {run} starts from the {gone.kind} of iteration {iteration - 1}, which "
+        f"{NOT_KEPT}: {what} an iteration that comes after one that is"
+    )
+
+
+def not_kept(record: IterationRecord) -> ArtifactRef | None:
+    """The first of what going on from this record needs that the store does not have; what is damaged is there."""
+    store = open_store(Settings().store_root)
+    for _, ref in resume_inputs(record):
+        with suppress(ArtifactError):
+            if store.find(ref.kind, ref.key) is None:
+                return ref
+    return None
 
 
 def first_record(records: RunRecords) -> IterationRecord:

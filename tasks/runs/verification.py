@@ -19,7 +19,7 @@ from infra.settings import Settings
 from ppo_core.records import InputError
 from tasks.runs.iteration_record import IterationRecord
 from tasks.runs.retention import VERIFY
-from tasks.runs.run_state import committed, spec_of_run
+from tasks.runs.run_state import committed, require_start, spec_of_run
 from tasks.stages.context import RunContext, working
 from tasks.stages.engines import Engines
 
@@ -89,9 +89,11 @@ def open_verification(run: str, folder: str | None, on_progress: OnProgress) -> 
 
 
 def require_verifiable(run: str, iterations: str | None, folder: str | None) -> None:
-    """Raise InputError before anything is started: an unknown run, or iterations that it does not have."""
+    """Raise InputError before anything is started: an unknown run, or iterations that it does not have, or of which
+    retention has let go what the first one starts from."""
     spec_of_run(run, folder)
-    chosen_iterations(open_records(open_store(Settings().store_root).root, run), iterations)
+    chosen = chosen_iterations(open_records(open_store(Settings().store_root).root, run), iterations)
+    require_start(run, chosen[0], "verify")
 
 
 def chosen_iterations(records: RunRecords, wanted: str | None) -> range:
@@ -99,9 +101,9 @@ def chosen_iterations(records: RunRecords, wanted: str | None) -> range:
     have = records.iterations()
     if not have:
         raise InputError(f"run {records.run} has no committed iteration")
-    first, _, last = (wanted or f"{have[0]}..{have[-1]}").partition("..")
+    first, dots, last = (wanted or f"{have[0]}..{have[-1]}").partition("..")
     try:
-        chosen = range(int(first), int(last or first) + 1)
+        chosen = range(int(first), int(last if dots else first) + 1)
     except ValueError:
         raise InputError(f"iterations {wanted!r}: write FIRST..LAST or one number, for example 3..5") from None
     if not chosen or chosen[0] < have[0] or chosen[-1] > have[-1]:

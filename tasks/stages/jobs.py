@@ -13,9 +13,9 @@ import errno
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,6 +37,7 @@ from ppo_core.records import FORGET, InputError
 STATS = "stats.json"
 FULL_BYTES = 4 << 20
 """A disk with less is full: the smallest artifacts, logs and tables need more."""
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 MAKE_ROOM = (
     "make room (ppoflow gc; checkpoint.keep_last and checkpoint.every make runs smaller), "
     "then start the same command again"
@@ -157,10 +158,23 @@ class DiskSpaceError(RuntimeError):
     """The next iteration would not fit on the disk, or this one did not."""
 
 
+@contextmanager
+def room_for(what: str) -> Iterator[None]:
+    """Raise DiskSpaceError where the disk is full on which `what` is written inside."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise DiskSpaceError(
+            f"{what} could not be written to {error.filename} ({error.strerror}): {MAKE_ROOM}"
+        ) from error
+
+
 def check_room(place: Path, job: str, error: Exception) -> None:
     """Raise DiskSpaceError where a job failed and the disk that it wrote to is full: an engine can only have died."""
     free = shutil.disk_usage(place.parent).free  # the folder itself is gone once the store has it
-    if free < FULL_BYTES or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+    if free < FULL_BYTES or (isinstance(error, OSError) and error.errno in FULL):
         raise DiskSpaceError(
             f"{free / 2**20:.1f} MiB are free at {place.parent}, and job {job} failed there: {MAKE_ROOM}"
         ) from error

@@ -17,6 +17,7 @@ from benchmarks.memory import FLOW, of_processes
 from benchmarks.rollout import response_tokens, stop_tokens
 from benchmarks.shapes import SHAPES
 
+pytestmark = pytest.mark.thorough
 ROOT = Path(__file__).parents[2]
 NOT_ON_A_BARE_MACHINE = (
     "vllm",

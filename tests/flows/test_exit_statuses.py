@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -58,6 +59,26 @@ def test_a_prefect_server_that_fails_is_a_line_and_no_verdict(
     assert ended.value.code == REFUSED
     said = "Prefect's server at http://127.0.0.1:9/api fails or does not answer (500 Internal Server Error)\n"
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EACCES, "Permission denied: give this user access to it"),
+        (errno.ENOSPC, "No space left on device: make room there"),
+        (errno.EIO, "Input/output error: its disk fails"),
+    ],
+)
+def test_a_file_that_the_system_refuses_is_a_line(number: int, remedy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as ended, friendly_errors.friendly_errors():
+        raise OSError(number, os.strerror(number), "/data/store/runs/r/spec.json")
+    assert ended.value.exit_code == REFUSED
+    assert capsys.readouterr().err.startswith(f"/data/store/runs/r/spec.json: {remedy}")
+
+
+def test_other_errors_of_the_system_are_not_foreseen() -> None:
+    with pytest.raises(OSError, match="too many"), friendly_errors.friendly_errors():
+        raise OSError(errno.EMFILE, "too many open files", "/data")
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["check", str(SMOKE)]], ids=["version", "check"])

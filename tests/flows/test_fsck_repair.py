@@ -101,10 +101,10 @@ def test_a_run_of_an_earlier_version_is_left_alone_and_stops_nothing(run: ToyRun
 def test_a_repair_looks_again_once_it_has_the_run(run: ToyRun) -> None:
     (run.folder / "iterations/000003.json").unlink()
     found = check()
-    repair_run("toy", found)
+    list(repair_run("toy", found))
     run.train()
     before = run.record_bytes()
-    assert repair_run("toy", found) == []
+    assert list(repair_run("toy", found)) == []
     assert run.record_bytes() == before
 
 
@@ -135,7 +135,7 @@ def test_a_repair_from_which_the_run_is_taken_says_so(run: ToyRun, monkeypatch: 
     found, before = check(), run.record_bytes()
     while_it_reads(monkeypatch, lambda: acquire_lease(run.home / "store", "toy", alive=lambda _: False))
     (line,) = repair(found)
-    assert line.startswith("not repaired: run toy: this process no longer has the run")
+    assert line.startswith("run toy: not repaired: run toy: this process no longer has the run")
     assert run.record_bytes() == before
 
 
@@ -143,7 +143,7 @@ def test_a_run_that_somebody_has_does_not_keep_others_from_repair(run: ToyRun) -
     (run.folder / "iterations/000003.json").unlink()
     lease = acquire_lease(run.home / "store", "toy")
     (line,) = repair(check())
-    assert line.startswith("not repaired: run toy: process ")
+    assert line.startswith("run toy: not repaired: run toy: process ")
     lease.release()
 
 
@@ -171,10 +171,10 @@ def test_what_is_needed_is_never_called_unneeded(run: ToyRun) -> None:
 def test_what_one_run_may_have_removed_is_missed_in_another(run: ToyRun) -> None:
     """Also where the whole store is read, and the run that does not miss it comes first."""
     keeping = ("iterations=3", "dataset.evaluation=null")
-    ToyRun(run.home, (*keeping, "checkpoint.keep_last=2"), name="a").train()
+    ToyRun(run.home, (*keeping, "checkpoint.keep_last=1"), name="a").train()
     ToyRun(run.home, keeping, name="b").train()
     lost = ToyRun(run.home, name="b").records()[2].checkpoint
-    assert lost == ToyRun(run.home, name="a").records()[2].checkpoint  # kept by both, gone on from by neither
+    assert lost == ToyRun(run.home, name="a").records()[2].checkpoint  # which only b keeps
     lose_it(run.place(lost))
     everything = {found.run: [damage.what for damage in found.damages] for found in check_store(lambda text: None)}
     assert everything["a"] == []

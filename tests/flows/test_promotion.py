@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from tasks.policies.promote_policy import Approval
 from tasks.runs.reachability import Reachability
 from tests.flows.hand_over import MODEL, HandOver
 from tests.tasks.toy_runs import lose_it
-from tests.waiting import LONG_S
+from tests.waiting import LONG_S, until
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -271,12 +270,14 @@ def test_a_person_is_asked_in_prefects_ui(given: HandOver) -> None:
         return f"{approval.approve} {approval.by}"
 
     answers: list[str] = []
-    thread = threading.Thread(target=lambda: answers.append(promotes()))
+    thread = threading.Thread(target=lambda: answers.append(promotes()), daemon=True)
     thread.start()
     with get_client(sync_client=True) as client:
-        while "id" not in asked or client.read_flow_run(asked["id"]).state_name != "Paused":
-            assert thread.is_alive()
-            time.sleep(0.05)
+
+        def is_paused() -> bool:
+            return "id" in asked and client.read_flow_run(asked["id"]).state_name == "Paused"
+
+        until(lambda: not thread.is_alive() or is_paused(), "the flow run is paused")
         resume_flow_run(asked["id"], run_input=Approval(approve=True, by="anna").model_dump())
     thread.join(LONG_S)
     assert answers == ["True anna"]

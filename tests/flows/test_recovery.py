@@ -11,6 +11,7 @@ from flows.recovery import last_resumable_record, mend, spec_at
 from infra.artifacts import ArtifactCorrupted, ArtifactRef
 from infra.engines.protocol import EngineDied
 from tasks.prepare_dataset import prepare_dataset
+from tasks.register_policy import usable_best
 from tasks.runs.iteration_record import IterationRecord
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_runs import DAMAGES, ToyRun, digests, flip_a_bit, killed, lose_it
@@ -91,6 +92,25 @@ def test_what_going_on_needs_is_made_again_to_the_same_bytes(
     assert [job for job in run.engines.done if job != "describe_sources"] == [
         {"reference": "start_policy"}.get(need, "compute_advantages" if "replay" in need else "update_policy")
     ]
+
+
+def test_without_the_best_policy_the_run_goes_on_and_the_best_that_is_left_takes_its_place(
+    dense: ToyRun, tmp_path: Path
+) -> None:
+    run = dense.copy(tmp_path / "copy", best_is_the_second)
+    before, best = run.record_bytes(), run.records()[-1].best
+    assert best.iteration == 2
+    lose_it(run.place(best.checkpoint))
+    run.engines.salts["update_policy"] = "another kind of CPU"
+    run.train()
+    assert "the best policy is lost; the best remaining one takes its place" in run.said
+    assert "falling back" not in run.said
+    after = run.record_bytes()
+    assert {name: after[name] for name in before} == before
+    context = run.context()
+    usable = usable_best(context, run.records()[-1])
+    assert usable.iteration != 2
+    context.store.fetch(usable.checkpoint.bare())
 
 
 def test_several_at_once_are_made_again_in_the_order_of_their_making(sparse: ToyRun, tmp_path: Path) -> None:

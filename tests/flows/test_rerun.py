@@ -9,8 +9,8 @@ import pytest
 
 from flows.iteration import Rerun, StageName
 from ppo_core.records import InputError
-from tasks.runs.run_state import spec_to_go_on
-from tests.tasks.toy_engines import HELD_OUT
+from tasks.runs.run_state import require_rerunnable, spec_to_go_on
+from tests.tasks.toy_engines import HELD_OUT, ToyEngines
 from tests.tasks.toy_runs import Killed, ToyRun, digests, flip_a_bit, killed
 
 STAGES: tuple[StageName, ...] = get_args(StageName)
@@ -130,7 +130,7 @@ def test_without_what_it_starts_from_nothing_is_taken_out_of_the_run(finished: T
     before = run.record_bytes()
     flip_a_bit(run.place(run.records()[1].checkpoint))
     run.engines.salts["update_policy"] = "another kind of CPU"
-    with pytest.raises(InputError, match="iteration 2 cannot be done again: what it starts from is damaged"):
+    with pytest.raises(InputError, match="iteration 2 cannot be done again: what it starts from cannot be had"):
         again(run, "score")
     assert run.record_bytes() == before
 
@@ -143,3 +143,40 @@ def test_amid_thin_checkpoints_it_replays(tmp_path: Path) -> None:
     again(run, "advantages")
     assert run.engines.notes[0] == "replaying update 1 of 1"
     assert digests(run.records()) == old
+
+
+def test_a_stage_that_comes_from_the_store_is_told(finished: ToyRun, tmp_path: Path) -> None:
+    """Nobody can see that a reward server gives other scores: its answers are in no key."""
+    run = finished.copy(tmp_path / "copy")
+    assert again(run, "score") == []
+    assert "! stage score of iteration 2 was found in the store and not computed again" in run.said
+    run.engines.reward = "stricter"
+    again(run, "score")
+    assert run.said.count("was found in the store") == 1
+
+
+def better_and_better(iteration: int, rate_factor: float) -> dict[str, float]:
+    """The last one is the best."""
+    return {"policy/quality": float(iteration)}
+
+
+@pytest.mark.parametrize(("every", "kept"), [([], False), (["checkpoint.keep_every=2"], True)])
+def test_from_what_retention_has_let_go_nothing_is_begun(
+    every: list[str], kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Iteration 4 starts from 3, which is made again where 2 is kept."""
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path))
+    monkeypatch.delenv("PPOFLOW_STORE", raising=False)
+    thinned = ("iterations=5", "dataset.evaluation=null", "registry.metric=policy/quality", "checkpoint.keep_last=1")
+    run = ToyRun(tmp_path, (*thinned, *every), engines=ToyEngines(better_and_better))
+    run.train()
+    assert not run.place(run.records()[3].checkpoint).exists()
+    if not kept:
+        expected = r"iteration 4 of run toy starts from the checkpoint of iteration 3, which is not kept .*: rerun an"
+        with pytest.raises(InputError, match=expected):
+            require_rerunnable("toy", 4)
+        return
+    require_rerunnable("toy", 4)
+    before = digests(run.records())
+    run.train(rerun=Rerun(iteration=4, start="score"))
+    assert digests(run.records()) == before

@@ -62,7 +62,7 @@ def test_a_repair_writes_it_again_and_takes_no_record_out(run: ToyRun) -> None:
     [told] = damages()
     assert (told.what, told.repair) == ("notes of rollbacks", "notes")
     assert told.complaint == "run toy went back to iteration 1, as its records tell, and no note says so"
-    lines = repair_run("toy", check_run("toy", lambda text: None))
+    lines = list(repair_run("toy", check_run("toy", lambda text: None)))
     assert lines == ["the rollback of run toy to iteration 1 is noted again"]
     assert (damages(), run.record_bytes()) == ([], records)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from flows.verify import verify_iterations
+from flows.verify import VerifyReport, told, verify_iterations
 from infra.artifacts import ArtifactCorrupted
 from infra.artifacts.local_store import LocalStore
 from infra.artifacts.overlay_store import OverlayStore
@@ -17,7 +19,7 @@ from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
 from tasks.runs.fork import fork_run
 from tasks.runs.run_state import recorded_spec, spec_of_run
-from tasks.runs.verification import Comparison, chosen_iterations
+from tasks.runs.verification import Comparison, chosen_iterations, require_verifiable
 from tasks.stages.context import RunContext
 from tasks.stages.engines import PROGRAMS
 from tasks.stages.references import StageRef
@@ -68,6 +70,36 @@ def first_difference(found: list[Comparison]) -> tuple[int, str]:
     return found[-1].iteration, found[-1].stage
 
 
+@pytest.mark.parametrize(
+    ("found", "name", "message"),
+    [
+        ("aa", "Completed", r"all 2 stages reproduced the recorded bytes"),
+        ("bb", "Differs", r"iteration 2, stage score"),
+    ],
+)
+def test_prefect_is_told_the_verdict(found: str, name: str, message: str) -> None:
+    """A deployment has no exit status: the state says it, and whoever calls the flow gets the report."""
+    same = Comparison(iteration=1, stage="generate", recorded="aa", found="aa")
+    report = VerifyReport(
+        run="toy", comparisons=[same, Comparison(iteration=2, stage="score", recorded="aa", found=found)]
+    )
+    state: Any = told(report)
+    assert (state.type.value, state.name, state.data) == ("COMPLETED", name, report)
+    assert re.match(message, state.message)
+
+
+def test_what_it_starts_from_must_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path))
+    monkeypatch.delenv("PPOFLOW_STORE", raising=False)
+    run = ToyRun(tmp_path, ("iterations=4", "evaluation.every=2", "checkpoint.keep_last=1"))
+    run.train()
+    expected = r"iteration 3 of run toy starts from the checkpoint of iteration 2, which is not kept .*: verify an"
+    with pytest.raises(InputError, match=expected):
+        require_verifiable("toy", "3..4", None)
+    require_verifiable("toy", "1", None)
+    require_verifiable("toy", None, None)
+
+
 def test_a_run_that_sampled_until_prompts_had_a_signal_passes(tmp_path: Path) -> None:
     dynamic = ("algorithm.kind=rloo", "rollout.samples_per_prompt=2", "rollout.dynamic_sampling.max_batches=3")
     run = ToyRun(tmp_path / "home", (*SHORT, *dynamic))
@@ -99,7 +131,7 @@ def test_a_range_of_iterations_is_made_again_alone(honest: ToyRun, tmp_path: Pat
     assert (engines.count("start_policy"), engines.count("update_policy")) == (0, 2)
 
 
-@pytest.mark.parametrize("wanted", ["4", "-1", "2..9", "3..2", "two", "..", "1...2"])
+@pytest.mark.parametrize("wanted", ["4", "-1", "2..9", "3..2", "two", "..", "1...2", "2.."])
 def test_iterations_that_the_run_does_not_have_are_refused(wanted: str, honest: ToyRun) -> None:
     with pytest.raises(InputError, match=r"run toy has 0\.\.3|write FIRST\.\.LAST"):
         chosen_iterations(open_records(honest.home / "store", "toy"), wanted)

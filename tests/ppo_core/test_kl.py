@@ -37,6 +37,16 @@ def test_estimators_are_their_formulas(estimator: str) -> None:
     torch.testing.assert_close(observed, torch.tensor(expected), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("estimator", "ratio", "value"), [("k1", -30.0, 30.0), ("k2", 10.0, 50.0), ("k3", 25.0, math.exp(25.0) - 26.0)]
+)
+def test_no_estimate_is_cut(estimator: str, ratio: float, value: float) -> None:
+    """Others cut the log-ratio to 20, and estimates to 10."""
+    assert kl_estimate(torch.tensor([[0.0]]), torch.tensor([[ratio]]), estimator=estimator).item() == pytest.approx(
+        value, rel=1e-6
+    )
+
+
 def test_the_sign_is_that_of_policy_over_reference() -> None:
     # The policy is likelier than the reference by e at this token: k1 = +1; r = -1: k2 = 1/2, k3 = 1/e.
     logprobs, reference = torch.tensor([[-1.0]]), torch.tensor([[-2.0]])

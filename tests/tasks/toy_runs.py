@@ -21,7 +21,7 @@ from flows.ppo import finish_interrupted, show, train_loop
 from flows.recovery import last_resumable_record, rerun_iterations, tell_other_data
 from infra.artifacts import ArtifactRef
 from infra.runs.checksummed_json import CHECKSUM, encode
-from infra.runs.local_records import LAST
+from infra.runs.local_records import LAST, last_document
 from infra.runs.records import RecordError
 from infra.storage.filesystem import FileSystem
 from infra.storage.objects import StoreUnavailable
@@ -172,12 +172,15 @@ class ToyRun:
         self.rewrite(f"iterations/{iteration:06d}.json", lambda record: record | changes)
 
     def rewrite(self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        """Change a checksummed document of the run; with a record, what names the last one goes."""
+        """Change a checksummed document of the run; `last.json` names the last record as it is then."""
         document = json.loads((self.folder / name).read_text())
         document.pop(CHECKSUM)
         replace(self.folder / name, encode(name, change(document)))
         if name.startswith("iterations/"):
-            (self.folder / LAST).unlink(missing_ok=True)
+            last = max((self.folder / "iterations").glob("*.json"))
+            document = json.loads(last.read_text())
+            document.pop(CHECKSUM)
+            replace(self.folder / LAST, encode(LAST, last_document(int(last.stem), document)))
 
 
 def finished(home: Path, overrides: tuple[str, ...], measures: Measures = healthy) -> ToyRun:

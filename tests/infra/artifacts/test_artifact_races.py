@@ -62,19 +62,24 @@ def test_two_processes_agree_on_every_key(tmp_path: Path):
 
 def test_a_killed_writer_leaves_whole_artifacts_only(tmp_path: Path):
     root = tmp_path / "store"
-    dice = random.Random(0)
+    dice, written = random.Random(0), list[int]()
     store = open_store(root)
     for attempt in range(6):
         writer = start_writer(root, str(attempt), 1000 * attempt)
         assert writer.stdin is not None
+        assert writer.stdout is not None
         writer.stdin.write("\n")
         writer.stdin.flush()
-        time.sleep(dice.uniform(0, 0.1))
+        first = [writer.stdout.readline().strip() for _ in range(dice.randint(1, 5))]
+        time.sleep(dice.uniform(0, 0.01))
         writer.send_signal(signal.SIGKILL)
-        announced = writer.communicate()[0].split()
+        announced = [*first, *writer.communicate()[0].split()]
+        written.append(len(announced))
         keys = [f"k{1000 * attempt + number}" for number in range(40)]
         found = [ref for key in keys if (ref := store.find("scores", key)) is not None]
         assert [ref.digest for ref in found][: len(announced)] == announced
         assert len(found) <= len(announced) + 1
         for ref in found:
             store.fetch(ref)
+    assert min(written) > 0
+    assert min(written) < 40

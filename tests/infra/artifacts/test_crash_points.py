@@ -97,6 +97,7 @@ def test_put_is_all_or_nothing_at_every_operation(tmp_path: Path, make_scene: Ca
     scene = make_scene(tmp_path / "count")
     counting = FaultyFiles(other_disk=scene.other_disk)
     put(scene, counting)
+    assert len(counting.trace) > 2
     for number in range(1, len(counting.trace) + 1):
         scene = make_scene(tmp_path / str(number))
         before = whole(scene.store)
@@ -122,4 +123,5 @@ def test_set_aside_keeps_the_damaged_one_at_every_operation(tmp_path: Path, faul
         assert not (scene.store / "scores/k").exists()
         assert read(scene.store / "damaged/scores-k-1") == {"a.txt": b"Somebody was faster"}
         if len(faulty.trace) < number:
+            assert number > 2  # else nothing was interrupted
             break

@@ -57,6 +57,7 @@ def test_each_artifact_is_whole_or_gone_at_every_operation(act: Callable[[LocalC
     counting = DiskFiles(before.copy())
     act(collector_on(counting, somebody()))
     allowed = {key: (CONTENT, None if act is collect and key in GONE else CONTENT) for key in KEYS}
+    assert len(counting.trace) > 2
     for number in range(1, len(counting.trace) + 1):
         disk = before.copy()
         with suppress(OSError, Died):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from infra.runs.checksummed_json import RecordCorrupted
 from infra.runs.local_lease import acquire_lease
 from infra.runs.local_records import LocalRecords
 from infra.runs.tracked_as import note_tracking_id, tracking_id
@@ -27,9 +30,11 @@ def test_runs_of_one_name_in_two_stores_have_ids_of_their_own(tmp_path: Path) ->
     assert note_tracking_id(holder(tmp_path / "a")) != note_tracking_id(holder(tmp_path / "b"))
 
 
-def test_a_damaged_note_holds_up_no_run(tmp_path: Path) -> None:
+def test_a_damaged_note_is_told_with_what_helps_and_never_taken_for_none(tmp_path: Path) -> None:
+    """By its name alone a run could be taken for one of another store."""
     note_tracking_id(holder(tmp_path))
     [note] = tmp_path.rglob("tracking/*.json")
     note.chmod(0o644)
     note.write_bytes(b"{}")
-    assert note_tracking_id(holder(tmp_path)) is None
+    with pytest.raises(RecordCorrupted, match=r"move it away: the run gets a new MLflow run then"):
+        note_tracking_id(holder(tmp_path))

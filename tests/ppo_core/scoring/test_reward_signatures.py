@@ -171,17 +171,17 @@ def test_a_call_that_raises_leaves_its_sample_without_a_score(folder: Path, name
 
 
 def with_deadline(folder: Path, name: str) -> WeightedRewards:
-    source = {"kind": "function", "function": f"theirs.py:{name}", "timeout_s": 0.5}
+    source = {"kind": "function", "function": f"theirs.py:{name}", "timeout_s": 2.0}
     return WeightedRewards(RewardSpec.model_validate({"sources": [source]}), Sources(folder), "ground_truth")
 
 
 def test_a_call_that_hangs_leaves_its_sample_without_a_score_at_its_deadline(folder: Path) -> None:
     right, hung = with_deadline(folder, "hangs").score(SAMPLES)
     assert (right.scores, hung.scores) == ({"hangs": 1.0}, {"hangs": None})
-    assert "theirs.py:hangs raised TimeoutError: no score within timeout_s=0.5" in (hung.error() or "")
-    with pytest.raises(RewardFailed, match=r"theirs.py:all_hang raised TimeoutError: no score within timeout_s=0.5"):
+    assert "theirs.py:hangs raised TimeoutError: no score within timeout_s=2" in (hung.error() or "")
+    with pytest.raises(RewardFailed, match=r"theirs.py:all_hang raised TimeoutError: no score within timeout_s=2"):
         with_deadline(folder, "all_hang").score(SAMPLES)
-    with pytest.raises(InputError, match=r"timeout_s=0.5 of .*theirs.py:raises has no effect: .*; write it with"):
+    with pytest.raises(InputError, match=r"timeout_s=2 of .*theirs.py:raises has no effect: .*; write it with"):
         with_deadline(folder, "raises")
 
 

@@ -48,6 +48,17 @@ def renamed(name: str, key: str, other: str) -> Callable[[Path], None]:
     return damage
 
 
+def dropped(name: str, key: str) -> Callable[[Path], None]:
+    """A tensor less."""
+
+    def damage(folder: Path) -> None:
+        tensors = load_file(folder / name)
+        del tensors[key]
+        save_file(tensors, folder / name, {"format": "pt"})
+
+    return damage
+
+
 def second_shard(folder: Path) -> None:
     """As if the first of two were lost."""
     (folder / "optimizer/critic-00000.safetensors").rename(folder / "optimizer/critic-00001.safetensors")
@@ -80,6 +91,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "wider critic": configured("critic", intermediate_size=64),
     "other moment shape": reshaped(OPTIMIZER, "exp_avg/model.norm.weight"),
     "other moment name": renamed(OPTIMIZER, "exp_avg/model.norm.weight", "exp_avg/model.norm.bias"),
+    "a moment less": dropped(OPTIMIZER, "exp_avg/model.norm.weight"),
     "cut policy": cut("policy/model.safetensors"),
     "cut optimizer": cut(OPTIMIZER),
     "thin without policy": without("policy/model.safetensors"),
@@ -116,6 +128,7 @@ SAID: dict[str, list[str]] = {
     ],
     "other moment shape": ["exp_avg/model.norm.weight has the shape [33], in this policy it is [32]"],
     "other moment name": ["holds exp_avg/model.norm.bias, which this policy does not have: another architecture?"],
+    "a moment less": ["optimizer lacks exp_avg/model.norm.weight and 0 more: it is incomplete"],
     "cut policy": ["/policy cannot be loaded (SafetensorError", "it is damaged. Take the checkpoint from a copy"],
     "cut optimizer": ["optimizer/policy-00000.safetensors is damaged"],
     "thin without policy": ["policy/model.safetensors is missing"],

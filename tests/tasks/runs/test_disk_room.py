@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +18,8 @@ from tasks.runs.iteration_record import IterationRecord
 from tasks.stages.context import RunContext
 from tasks.stages.references import CheckpointRef, RolloutsRef, StageRef
 from tests.flows.samples import record
-from tests.tasks.run_contexts import run_context, smoke_spec
+from tests.tasks.run_contexts import QuickFiles, run_context, smoke_spec
+from tests.tasks.toy_runs import ToyRun
 
 START, FULL, THIN, ROLLOUTS = 50, 1000, 300, 20
 """Bytes, in two files each, one of them in a folder."""
@@ -90,3 +93,26 @@ def test_a_byte_too_few_is_refused(free: float, tmp_path: Path, monkeypatch: pyt
         with pytest.raises(DiskSpaceError, match=r"iteration 2 may take 0\.00 GiB \(guards\.min_free_disk=2\.5 times"):
             check_disk(context, full)
     assert asked == [Path(context.store.root)]
+
+
+class FullDisk(QuickFiles):
+    """No room for the record of iteration 2, while `full`."""
+
+    full = True
+
+    def write(self, path: Path, blocks: Iterable[bytes]) -> None:
+        """As the kernel refuses it."""
+        if self.full and "partial/000002" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        super().write(path, blocks)
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_record_that_finds_no_room_is_a_message_and_the_run_goes_on_once_there_is(tmp_path: Path) -> None:
+    files = FullDisk()
+    run = ToyRun(tmp_path, ("iterations=3", "evaluation.every=9"), files=files)
+    expected = r"the record of iteration 2 of run toy could not be written .*No space left on device\): make room"
+    with pytest.raises(DiskSpaceError, match=expected):
+        run.train()
+    files.full = False
+    assert [record.iteration for record in run.train()] == [0, 1, 2, 3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
@@ -12,9 +13,12 @@ import pytest
 from infra.artifacts.local_store import LocalStore
 from infra.process_identity import this_process
 from ppo_core.spec import CheckpointSpec
+from tasks.policies.policy import find_policy
+from tasks.register_policy import register_policy
 from tasks.runs.fork import fork_run
 from tasks.runs.guards import DivergedError
 from tasks.runs.iteration_record import read_record, resume_inputs
+from tasks.runs.kept import REGISTERED
 from tasks.runs.reachability import Reachability, kept_iterations
 from tasks.runs.retention import find_garbage, remove_garbage, remove_orphans
 from tasks.runs.run_state import spec_of_run
@@ -32,6 +36,11 @@ SHORT = ("dataset.evaluation=null", "registry.metric=policy/quality", "iteration
 def worse_and_worse_from_the_second(iteration: int, rate_factor: float) -> Mapping[str, float]:
     """Iteration 2 is the best; before it, iteration 1 was."""
     return {"policy/quality": 9.0 if iteration == 2 else 1 / iteration}
+
+
+def better_and_better(iteration: int, rate_factor: float) -> Mapping[str, float]:
+    """Each iteration is the best so far."""
+    return {"policy/quality": float(iteration)}
 
 
 @pytest.fixture(autouse=True)
@@ -239,3 +248,27 @@ def test_what_was_set_aside_goes_only_when_asked_for(everything: ToyRun, home: P
     assert [Path(found.place) for found in garbage.damaged] == [aside]
     assert remove_garbage(garbage) == len("what was left of it")
     assert not aside.exists()
+
+
+def test_what_was_registered_stays_when_the_run_goes_on_to_a_better_one(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version of the model registry is the checkpoint where it lies."""
+    monkeypatch.setenv("PPOFLOW_TRACKING_URI", f"sqlite:///{home}/mlflow.db")
+    rule = ("dataset.evaluation=null", "registry.metric=policy/quality", "checkpoint.keep_last=1")
+    run = ToyRun(home, (*rule, "iterations=2"), engines=ToyEngines(better_and_better))
+    last = run.train()[-1]
+    context = run.context()
+    registered = register_policy(context, last, last.best)
+    assert context.lease is not None
+    context.lease.release()
+    run.overrides = (*rule, "iterations=4")
+    run.train()
+    assert stored(run, "checkpoint") == [0, 2, 4]
+    assert find_garbage().artifacts == []
+    assert find_policy(f"models:/{registered.name}/{registered.version}").checkpoint.digest == last.checkpoint.digest
+    shutil.rmtree(home / "store/runs/toy")
+    assert {found.key for found in find_garbage().artifacts}.isdisjoint({last.checkpoint.key})
+    [page] = (home / "store" / REGISTERED).iterdir()
+    page.unlink()
+    assert last.checkpoint.key in {found.key for found in find_garbage().artifacts}
