@@ -125,7 +125,10 @@ def rerun_iterations(
     if not can_start(context, console, given, asked.start):
         raise InputError(f"iteration {asked.iteration} cannot be done again: what it starts from cannot be had")
     note = note_rerun(context.records, asked.iteration, asked.start, flow_run)
-    return do_again(context, console, dataset, note, given, show)
+    record = do_again(context, console, dataset, note, given, show)
+    if record.iteration == note.iteration:
+        tell_cached(console, record, note.start)
+    return record
 
 
 def can_start(context: RunContext, console: RunConsole, given: IterationRecord, start: str) -> bool:
@@ -152,7 +155,6 @@ def do_again(
     end_rerun(context.records, note)
     if record.iteration == note.iteration:
         show(record)
-        tell_cached(console, record, note.start)
     return record
 
 

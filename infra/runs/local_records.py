@@ -173,6 +173,7 @@ class LocalRecords:
             self._files.sync_folder(self.folder)
 
     def _name_earlier(self, lease: LocalLease, iteration: int) -> None:
+        lost = self._files.status(self.folder / LAST) is None
         try:
             record = self._read(iteration_name(iteration)) if iteration >= 0 else None
         except RecordError:
@@ -180,7 +181,7 @@ class LocalRecords:
         if record is not None:
             self._name_last(iteration, record)
             return
-        if self._files.status(self.folder / LAST) is None:
+        if lost:
             return
         removed = lease.partial / f"last-{uuid4().hex}.json"
         self._files.rename(self.folder / LAST, removed)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-NOTES = ("rollbacks", "divergences", "reruns", "tracking")
+MAY_GO = "tracking"
+"""The notes that may be moved away where they are damaged: the run gets another one."""
+NOTES = ("rollbacks", "divergences", "reruns", MAY_GO)
 RUN_NAME_LIMIT = 100
 _RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 

@@ -127,7 +127,8 @@ class LocalFiles:
             for block in blocks:
                 rest = memoryview(block)
                 while rest:
-                    rest = rest[os.write(descriptor, rest) :]
+                    with _naming(path):
+                        rest = rest[os.write(descriptor, rest) :]
         finally:
             os.close(descriptor)
 
@@ -181,10 +182,21 @@ def _kind(mode: int) -> Literal["file", "folder", "link", "special"]:
     return "link" if stat.S_ISLNK(mode) else "special"
 
 
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """What the system refuses of a descriptor names no file."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def _sync(path: Path, flags: int) -> None:
     descriptor = os.open(path, flags | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        with _naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -12,7 +12,7 @@ from infra.runs.listing import RunListing
 from infra.runs.records import RecordError, RecordMissing, RunRecords, Runs, remedy_for
 from infra.storage.rereading import ChangedOnTheWay
 from tasks.runs.iteration_record import ChainedRecord, IterationRecord
-from tasks.runs.kept import DPO_POLICIES, REGISTERED, kept
+from tasks.runs.kept import DPO_POLICIES, REGISTERED, REWARD_MODELS, Page, pages_of
 from tasks.runs.notes import DIVERGENCES, RERUNS
 from tasks.runs.record_chain import check_chain, check_last, link, unless_changed
 from tasks.stages.table import BY_NAME
@@ -41,16 +41,16 @@ def kept_iterations(records: list[IterationRecord]) -> set[int]:
 
 
 def promised(records: list[IterationRecord]) -> list[IterationRecord]:
-    """The records whose training state neither their own retention nor that of any later one lets go.
+    """The records whose training state no retention lets go, from theirs on, whatever was taken out of the run since.
 
-    Those of a fork's source go by that run's.
+    So not the last few that a retention keeps: records that were rolled back may have let them go. Nor those of a
+    fork's source, which go by that run's.
     """
-    newest, found = dict[tuple[int | None, int | None], int](), list[IterationRecord]()
+    rules, found = set[tuple[int | None, int | None]](), list[IterationRecord]()
     for record in reversed(records):
-        newest.setdefault((record.retention.keep_last, record.retention.keep_every), record.iteration)
+        rules.add((record.retention.keep_last, record.retention.keep_every))
         if record.forked_from is None and all(
-            last is None or record.iteration > of - last or (every is not None and record.iteration % every == 0)
-            for (last, every), of in newest.items()
+            last is None or (every is not None and record.iteration % every == 0) for last, every in rules
         ):
             found.append(record)
     return found
@@ -73,11 +73,12 @@ class Reachability:
         self._opened: dict[str, RunRecords] = {}
         self._records: dict[tuple[str, str], ChainedRecord | None] = {}
         self._inputs: dict[Name, list[ArtifactRef]] = {}
+        self._pages: dict[Page, set[Name]] = {}
         self._besides = {PROMOTED: promoted or Promoted(store.root).needs}
         if promoted is None:
-            self._besides["the pages of reward models"] = partial(kept, store.root)
-            self._besides["the pages of DPO"] = partial(kept, store.root, DPO_POLICIES)
-            self._besides["the pages of registered policies"] = partial(kept, store.root, REGISTERED)
+            self._besides["the pages of reward models"] = partial(self._kept, REWARD_MODELS)
+            self._besides["the pages of DPO"] = partial(self._kept, DPO_POLICIES)
+            self._besides["the pages of registered policies"] = partial(self._kept, REGISTERED)
         self.unreadable: dict[str, str] = {}
 
     def of_all(self) -> set[Name]:
@@ -143,6 +144,14 @@ class Reachability:
     def of(self, records: list[IterationRecord]) -> set[Name]:
         """What a run's records need."""
         return {(ref.kind, ref.key) for _, ref in self.named(records)}
+
+    def _kept(self, folder: str) -> set[Name]:
+        """What the pages in a folder name; each is written once, and read once."""
+        pages = pages_of(self._store.root, folder)
+        for page in pages:
+            if page not in self._pages:
+                self._pages[page] = {(ref.kind, ref.key) for ref in page.artifacts()}
+        return set[Name]().union(*(self._pages[page] for page in pages))
 
     def of_each(self, records: Iterable[IterationRecord]) -> set[Name]:
         """What it takes to go on from each of them."""

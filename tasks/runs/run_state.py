@@ -242,21 +242,21 @@ def require_rerunnable(run: str, iteration: int, flow_run: str | None = None) ->
     known = [] if flow_run is None else [one.iteration for one in reruns_of(records) if one.flow_run == flow_run]
     if iteration not in (*known, *([] if pending is None else [pending.iteration])):
         committed_at(run, iteration)
-        require_start(run, iteration, "rerun")
+        require_start(committed(run).records, iteration, "rerun")
 
 
-def require_start(run: str, iteration: int, what: str) -> None:
+def require_start(records: list[IterationRecord], iteration: int, what: str) -> None:
     """Raise InputError where retention has let go what an iteration of a run starts from, to `verify` or `rerun` it.
 
     A rerun makes the checkpoint before it again, where the store has what that one starts from.
     """
-    if iteration == 0 or (gone := not_kept(committed_at(run, iteration - 1))) is None:
+    if iteration == 0 or (gone := not_kept(records[iteration - 1])) is None:
         return
-    if what == "rerun" and iteration > 1 and not_kept(committed_at(run, iteration - 2)) is None:
+    if what == "rerun" and iteration > 1 and not_kept(records[iteration - 2]) is None:
         return
     raise InputError(
-        f"iteration {iteration} of run {run} starts from the {gone.kind} of iteration {iteration - 1}, which "
-        f"{NOT_KEPT}: {what} an iteration that comes after one that is"
+        f"iteration {iteration} of run {records[0].run} starts from the {gone.kind} of iteration {iteration - 1}, "
+        f"which {NOT_KEPT}: {what} an iteration that comes after one that is"
     )
 
 

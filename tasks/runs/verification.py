@@ -93,7 +93,7 @@ def require_verifiable(run: str, iterations: str | None, folder: str | None) -> 
     retention has let go what the first one starts from."""
     spec_of_run(run, folder)
     chosen = chosen_iterations(open_records(open_store(Settings().store_root).root, run), iterations)
-    require_start(run, chosen[0], "verify")
+    require_start(committed(run).records, chosen[0], "verify")
 
 
 def chosen_iterations(records: RunRecords, wanted: str | None) -> range:

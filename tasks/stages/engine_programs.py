@@ -163,7 +163,7 @@ def _environment(plan: EnginePlan, settings: Settings) -> Mapping[str, str]:
 def quiet(settings: Settings, *, wait: str | None = "passive") -> dict[str, str]:
     """What every engine gets: no telemetry, no socket but on loopback (all processes of an engine are on one machine),
     and threads that sleep while they wait: where engines overlap, spinning ones slow each other fivefold."""
-    number = settings.engine_threads or quota_cores()
+    number = settings.engine_threads or (usable_cores() if quota_cores() else None)
     threads = {"OMP_NUM_THREADS": str(number)} if number else {}
     return {
         **ON_LOOPBACK,

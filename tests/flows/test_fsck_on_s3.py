@@ -14,6 +14,7 @@ from infra.runs.records import RecordCorrupted, RecordMissing
 from infra.runs.s3_lease import acquire_lease as acquire_s3_lease
 from infra.runs.s3_records import S3Records
 from infra.runs.s3_runs import S3Runs
+from infra.runs.tracked_as import note_tracking_id, tracking_id
 from tasks.runs.findings import Findings
 from tasks.runs.fsck import check_records
 from tasks.runs.reachability import Reachability
@@ -117,3 +118,18 @@ def test_a_run_that_has_lost_its_head_keeps_everything_and_its_records_are_no_re
     assert (needs.of_all(), needs.unreadable) == (set(), {})
     run.objects.write("team/runs/toy (old)/head.json", b"{}")
     assert (needs.of_all(), list(needs.unreadable)) == (set(), ["run toy (old)"])
+
+
+def test_a_note_of_the_tracked_run_can_be_moved_away_as_its_remedy_says(tmp_path: Path) -> None:
+    """The head names it all the same."""
+    run = BucketRun(tmp_path, (*SETTINGS, "dataset.evaluation=null"))
+    run.train()
+    lease = acquire_s3_lease(run.address.uri, "toy", objects=run.objects, identity=somebody(), alive=lambda _: False)
+    first = note_tracking_id(S3Runs(run.address, run.objects).records("toy", lease=lease))
+    assert tracking_id(records_on_s3(run)) == first
+    run.objects.remove([entry.key for entry in run.objects.entries("team/runs/toy/tracking/")])
+    assert tracking_id(records_on_s3(run)) is None
+    second = note_tracking_id(S3Runs(run.address, run.objects).records("toy", lease=lease))
+    assert second != first
+    assert tracking_id(records_on_s3(run)) == second
+    lease.release()

@@ -147,3 +147,17 @@ def test_a_run_that_cannot_be_repaired_does_not_keep_others_from_it(
     assert last == "run toy: not repaired: there is no folder data"
     assert done  # what was repaired before is told
     assert open_records(Settings().store_root, "toy").read_spec() is not None
+
+
+def test_after_a_rollback_nothing_is_missed_that_retention_had_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The records that let it go are no part of the run any more."""
+    kept = ("iterations=5", "evaluation.every=9", "registry.metric=kl/reference", "checkpoint.keep_last=2")
+    run = finished(tmp_path / "frugal", kept).own_copy(tmp_path / "home", monkeypatch)
+    context = run.context()
+    context.supersede(4)
+    assert context.lease is not None
+    context.lease.release()
+    assert not run.place(run.records()[3].checkpoint).exists()
+    assert damages() == []

@@ -171,10 +171,10 @@ def test_what_is_needed_is_never_called_unneeded(run: ToyRun) -> None:
 def test_what_one_run_may_have_removed_is_missed_in_another(run: ToyRun) -> None:
     """Also where the whole store is read, and the run that does not miss it comes first."""
     keeping = ("iterations=3", "dataset.evaluation=null")
-    ToyRun(run.home, (*keeping, "checkpoint.keep_last=1"), name="a").train()
+    ToyRun(run.home, (*keeping, "checkpoint.keep_last=2"), name="a").train()
     ToyRun(run.home, keeping, name="b").train()
     lost = ToyRun(run.home, name="b").records()[2].checkpoint
-    assert lost == ToyRun(run.home, name="a").records()[2].checkpoint  # which only b keeps
+    assert lost == ToyRun(run.home, name="a").records()[2].checkpoint  # kept by both, gone on from by neither
     lose_it(run.place(lost))
     everything = {found.run: [damage.what for damage in found.damages] for found in check_store(lambda text: None)}
     assert everything["a"] == []

@@ -68,10 +68,14 @@ def test_no_more_cores_than_a_process_may_run_on(
     assert usable_cores() == usable
 
 
-@pytest.mark.parametrize(("quota", "setting", "threads"), [(None, None, None), (3, None, "3"), (3, 5, "5")])
+@pytest.mark.parametrize(
+    ("quota", "setting", "threads"), [(None, None, None), (3, None, "3"), (9, None, "4"), (3, 5, "5")]
+)
 def test_engines_of_a_container_have_as_many_threads_as_its_quota(
     monkeypatch: pytest.MonkeyPatch, quota: int | None, setting: int | None, threads: str | None
 ) -> None:
     """As many threads as a large machine has cores would stop each other; bytes elsewhere stay what they were."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
+    monkeypatch.setattr(hardware, "quota_cores", lambda: quota)
     monkeypatch.setattr(engine_programs, "quota_cores", lambda: quota)
     assert engine_programs.quiet(Settings(engine_threads=setting)).get("OMP_NUM_THREADS") == threads

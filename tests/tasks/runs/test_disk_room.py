@@ -6,7 +6,7 @@ import errno
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import pytest
 
@@ -101,17 +101,22 @@ class FullDisk(QuickFiles):
     full = True
 
     def write(self, path: Path, blocks: Iterable[bytes]) -> None:
-        """As the kernel refuses it."""
-        if self.full and "partial/000002" in str(path):
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        super().write(path, blocks)
+        """As the kernel refuses it, which names no file."""
+        with pytest.MonkeyPatch.context() as patch:
+            if self.full and "partial/000002" in str(path):
+                patch.setattr("os.write", no_room)
+            super().write(path, blocks)
+
+
+def no_room(*_: object) -> NoReturn:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.usefixtures("prefect_server")
 def test_a_record_that_finds_no_room_is_a_message_and_the_run_goes_on_once_there_is(tmp_path: Path) -> None:
     files = FullDisk()
     run = ToyRun(tmp_path, ("iterations=3", "evaluation.every=9"), files=files)
-    expected = r"the record of iteration 2 of run toy could not be written .*No space left on device\): make room"
+    expected = r"the record of iteration 2 of run toy could not be written to .*/000002.*No space left .*: make room"
     with pytest.raises(DiskSpaceError, match=expected):
         run.train()
     files.full = False

@@ -103,8 +103,9 @@ def test_what_names_the_last_record_may_be_damaged_gone_or_one_behind(run: ToyRu
     assert repair_records("toy") == ["iteration 4 is the last one of run toy now: `ppoflow resume toy` goes on from it"]
     assert place.read_bytes() == good
     place.unlink()
-    assert found() == []
+    assert found() == [("last.json", "records", 5)]
     run.train("iterations=5")
+    assert found() == []
     behind = place.read_bytes()
     run.train("iterations=6")
     replace(place, behind)  # as if its writer had died right after the record
