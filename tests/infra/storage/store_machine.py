@@ -211,7 +211,9 @@ class StoreMachine(RuleBasedStateMachine):
             "version": next(self.versions),
         }
         records.commit(iteration, record)
-        self.must_stay[iteration] = record
+        # Whoever lost the run before this returned has committed, and the next holder may have rolled that back.
+        if self.place.has_the_run(lease):
+            self.must_stay[iteration] = record
         actor.using.clear()
         lease.unpin_all()
 
