@@ -33,12 +33,16 @@ IN_SHARED_MEMORY = re.compile(r"/dev/shm/(\S+)")
 
 class Moment(NamedTuple):
     """While an artifact of a kind is being made (without one: of any kind, while it is written): who is struck then,
-    and at most how long after its beginning; with `after` only once there is one of that kind."""
+    and at most how long after its beginning; with `after` only once there is one of that kind.
+
+    With `first` before the run has a record, so before all others.
+    """
 
     kind: str | None
     victims: tuple[str, ...]
     longest_delay_s: float
     after: str | None = None
+    first: bool = False
 
 
 class Flow(NamedTuple):
@@ -62,10 +66,12 @@ TRAINING = Flow(
     RUN,
     f"runs/{RUN}/iterations/*.json",
     {
+        "finetune": Moment("model", ("flow", "training", "rank 1"), 4.0, first=True),
         "generate": Moment("rollouts", ("flow", "rollout"), 0.2),
         "score": Moment("scores", ("flow", "scoring"), 0.02),
         "advantages": Moment("experience", ("flow", "training", "rank 1"), 0.1),
         "update": Moment("checkpoint", ("flow", "training", "rank 1"), 0.4),
+        "evaluate": Moment("evaluation", ("flow", "scoring"), 0.02),
         "mid-write": MID_WRITE,
     },
 )
@@ -196,9 +202,9 @@ class Victim:
 
     def _at(self, moment: str) -> bool:
         """Whether a stage is under way: what it makes is pinned and not yet in the store."""
-        if self.committed() == 0:
+        kind, _, _, after, first = self.flow.moments[moment]
+        if self.committed() == 0 and not first:
             return False
-        kind, _, _, after = self.flow.moments[moment]
         if after is not None and not any((self.store / after).glob("*")):
             return False
         if kind is None:

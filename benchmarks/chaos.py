@@ -78,7 +78,8 @@ def planned(flow: Flow, variant: str, count: int, stops: int, numbers: random.Ra
     moments = [*flow.moments]
     chosen = numbers.sample(moments, min(count, len(moments)))
     attacks = []
-    for moment in sorted(chosen, key=moments.index) if flow.once else chosen:
+    in_order = moments.index if flow.once else lambda moment: not flow.moments[moment].first
+    for moment in sorted(chosen, key=in_order):
         victim = numbers.choice(
             [one for one in flow.moments[moment].victims if one != "rank 1" or variant == "2 ranks"]
         )
