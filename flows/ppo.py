@@ -99,22 +99,31 @@ def train(
         greet(console, context, last_record(context.records))
         begin_report(context, partial(tell, console), console.say)
         try:
-            for download in download_sources(context):
-                console.say(download.in_words())
-            dataset = prepare_dataset(context)
-            tell_other_data(context, console, dataset)
-            report_dataset(context, dataset)
-            record = last_resumable_record(context, console)
-            shown = partial(show, context, console)
-            record = rerun_iterations(context, console, dataset, record, rerun, shown, flow_run=flow_run)
-            if record is None:
-                record = begin_shown(context, console, dataset)
-            record = train_loop(context, console, dataset, record, Reachability(context.store))
+            record = train_to_the_end(context, console, Reachability(context.store), rerun, flow_run)
             return finish(context, console, record)
         except BaseException:
             stop_waiting()
             leave_best(context, console)
             raise
+
+
+def train_to_the_end(
+    context: RunContext,
+    console: RunConsole,
+    needs: Reachability,
+    rerun: Rerun | None = None,
+    flow_run: str | None = None,
+) -> IterationRecord:
+    """Get the data, and do every iteration that the run lacks; its last record."""
+    for download in download_sources(context):
+        console.say(download.in_words())
+    dataset = prepare_dataset(context)
+    tell_other_data(context, console, dataset)
+    report_dataset(context, dataset)
+    record = last_resumable_record(context, console)
+    shown = partial(show, context, console)
+    record = rerun_iterations(context, console, dataset, record, rerun, shown, flow_run=flow_run)
+    return train_loop(context, console, dataset, record or begin_shown(context, console, dataset), needs)
 
 
 def begin_shown(context: RunContext, console: RunConsole, dataset: DatasetRef) -> IterationRecord:

@@ -15,6 +15,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from infra.empty_databases import begin
+from tests.infra.storage.s3.fault_proxy import FaultProxy
 from tests.infra.storage.s3.s3_server import FOREIGN, S3Server
 from tests.ports import free_port
 from tests.purity import is_pure
@@ -181,6 +182,14 @@ def s3_server() -> Iterator[S3Server]:
     server = S3Server()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
+    """In front of that server."""
+    proxy = FaultProxy(s3_server.port)
+    yield proxy
+    proxy.close()
 
 
 @pytest.fixture

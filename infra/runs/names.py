@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-MAY_GO = "tracking"
-"""The notes that may be moved away where they are damaged: the run gets another one."""
-NOTES = ("rollbacks", "divergences", "reruns", MAY_GO)
+TRACKING = "tracking"
+"""The notes of the id on a tracking server: they may be moved away where they are damaged, the run gets another one."""
+NOTES = ("rollbacks", "divergences", "reruns", TRACKING)
 RUN_NAME_LIMIT = 100
 _RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 

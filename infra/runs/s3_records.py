@@ -20,7 +20,7 @@ from infra.runs.checksummed_json import (
     remedy_for_name,
 )
 from infra.runs.listing import RunListing
-from infra.runs.names import MAY_GO, note_kind
+from infra.runs.names import TRACKING, note_kind
 from infra.runs.s3_lease import S3Lease
 from infra.runs.s3_pointer import RunHead, RunPointer
 from infra.storage.parallel import parallel_map
@@ -195,7 +195,7 @@ class S3Records:
     def notes(self, kind: str) -> list[dict[str, Any]]:
         """Every note of a kind, in order; of the run's id on a tracking server not one that was moved away."""
         names = self._now().notes.get(note_kind(kind), ())
-        if kind == MAY_GO:  # as its remedy says; the head names it all the same
+        if kind == TRACKING:  # as its remedy says; the head names it all the same
             names = tuple(name for name in names if self._head.objects.read(self._head.key(name)) is not None)
         return self._documents.read_all(names)
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from uuid import uuid4
 
+from infra.runs.names import TRACKING
 from infra.runs.records import RunRecords
-
-TRACKING = "tracking"
 
 
 def tracking_id(records: RunRecords) -> str | None:

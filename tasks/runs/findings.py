@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from infra.artifacts import ArtifactCorrupted, ArtifactError, ArtifactMissing, ArtifactRef, ArtifactStore
+from infra.runs.names import TRACKING
 from infra.runs.records import RecordError, RecordFormatTooNew, RunRecords, remedy_for
-from infra.runs.tracked_as import TRACKING
 from infra.storage.rereading import ChangedOnTheWay
 from tasks.runs.iteration_record import NEWER, ChainedRecord, IterationRecord, RecordOfNewerVersion
 from tasks.runs.notes import (

@@ -164,8 +164,3 @@ def with_own_commits(
             return resolved
         commits = page.commits()
     return with_commits(spec, commits or [])
-
-
-def kept(root: str, folder: str = REWARD_MODELS) -> set[tuple[str, str]]:
-    """Kind and key of what all pages in a folder name. Raises RecordError for a page that cannot be read."""
-    return {(ref.kind, ref.key) for page in pages_of(root, folder) for ref in page.artifacts()}

@@ -76,9 +76,9 @@ class Reachability:
         self._pages: dict[Page, set[Name]] = {}
         self._besides = {PROMOTED: promoted or Promoted(store.root).needs}
         if promoted is None:
-            self._besides["the pages of reward models"] = partial(self._kept, REWARD_MODELS)
-            self._besides["the pages of DPO"] = partial(self._kept, DPO_POLICIES)
-            self._besides["the pages of registered policies"] = partial(self._kept, REGISTERED)
+            self._besides["the pages of reward models"] = partial(self.of_pages, REWARD_MODELS)
+            self._besides["the pages of DPO"] = partial(self.of_pages, DPO_POLICIES)
+            self._besides["the pages of registered policies"] = partial(self.of_pages, REGISTERED)
         self.unreadable: dict[str, str] = {}
 
     def of_all(self) -> set[Name]:
@@ -145,8 +145,8 @@ class Reachability:
         """What a run's records need."""
         return {(ref.kind, ref.key) for _, ref in self.named(records)}
 
-    def _kept(self, folder: str) -> set[Name]:
-        """What the pages in a folder name; each is written once, and read once."""
+    def of_pages(self, folder: str) -> set[Name]:
+        """What the pages in a folder name; each is read once. Raises RecordError for a damaged one."""
         pages = pages_of(self._store.root, folder)
         for page in pages:
             if page not in self._pages:

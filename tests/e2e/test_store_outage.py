@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -18,13 +17,6 @@ from tests.infra.storage.s3.s3_server import S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 AWAY_S, SOON_S = 30.0, 300.0
-
-
-@pytest.fixture
-def proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
-    proxy = FaultProxy(s3_server.port)
-    yield proxy
-    proxy.close()
 
 
 def test_a_run_waits_for_its_store_and_an_interrupt_ends_the_wait(

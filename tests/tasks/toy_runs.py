@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ import pytest
 from rich.console import Console
 
 from flows.console import RunConsole
-from flows.iteration import Rerun, begin
-from flows.ppo import finish_interrupted, show, train_loop
-from flows.recovery import last_resumable_record, rerun_iterations, tell_other_data
+from flows.iteration import Rerun
+from flows.ppo import finish_interrupted, train_to_the_end
 from infra.artifacts import ArtifactRef
 from infra.runs.checksummed_json import CHECKSUM, encode
 from infra.runs.local_records import LAST, last_document
@@ -26,12 +24,10 @@ from infra.runs.records import RecordError
 from infra.storage.filesystem import FileSystem
 from infra.storage.objects import StoreUnavailable
 from ppo_core.spec import RunSpec
-from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.iteration_record import IterationRecord, read_record
 from tasks.runs.reachability import Reachability
 from tasks.runs.run_state import effective_spec
 from tasks.stages.context import RunContext
-from tasks.stages.download_source import download_sources
 from tasks.stages.engines import PROGRAMS
 from tasks.stages.references import StageRef
 from tests.tasks.run_contexts import QuickFiles, run_context, smoke_spec
@@ -118,13 +114,7 @@ class ToyRun:
         with ended_well(self.context(*overrides, spec=spec)) as context:
             console = self.console()
             finish_interrupted(context, console)
-            download_sources(context)
-            dataset = prepare_dataset(context)
-            tell_other_data(context, console, dataset)
-            record = last_resumable_record(context, console)
-            shown = partial(show, context, console)
-            record = rerun_iterations(context, console, dataset, record, rerun, shown, flow_run=self.flow_run)
-            train_loop(context, console, dataset, record or begin(context, dataset), self.needs(context))
+            train_to_the_end(context, console, self.needs(context), rerun, self.flow_run)
         return self.records()
 
     def train_until_killed(self, *overrides: str) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, PromptRow
-from ppo_core.scoring import reward
 from ppo_core.scoring.reward import RewardFailed, Sample
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
@@ -90,12 +89,6 @@ async def goes_on(completion, prompt):
     return 7.0
 """
 CHAT = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between rounds, milliseconds."""
-    monkeypatch.setattr(reward, "FIRST_PAUSE_S", 0.001)
 
 
 def made(folder: Path, *names: str, **settings: Any) -> WeightedRewards:

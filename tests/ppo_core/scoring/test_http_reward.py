@@ -18,12 +18,6 @@ from ppo_core.spec import RewardSpec
 from tests.ppo_core.scoring.reward_server import ROWS, RUBRIC, SAMPLES, Answer, lengths, reward_server, rewards, scores
 
 
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between tries, milliseconds."""
-    monkeypatch.setattr(reward, "FIRST_PAUSE_S", 0.001)
-
-
 def test_the_proxy_of_the_environment_is_asked_and_no_login_of_the_user_is_sent(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, PromptRow
-from ppo_core.scoring import reward
 from ppo_core.scoring.reward import RewardFailed, Sample
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
@@ -37,12 +36,6 @@ def none(solution_str):
     return None
 """
 """A sample says how often what is raised for it: `2 OSError`."""
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between rounds, milliseconds."""
-    monkeypatch.setattr(reward, "FIRST_PAUSE_S", 0.001)
 
 
 def scored(folder: Path, name: str, texts: list[str], **settings: Any) -> tuple[list[Any], Counter[str]]:

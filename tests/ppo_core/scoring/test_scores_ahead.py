@@ -14,7 +14,6 @@ from ppo_core.engines.finished import as_document
 from ppo_core.engines.scoring import score_ahead, score_rollouts
 from ppo_core.processes.protocol import Job, JobInput
 from ppo_core.records import InputError, PromptRow, RolloutRow
-from ppo_core.scoring import reward
 from ppo_core.scoring.ahead import ScoresAhead
 from ppo_core.scoring.reward import RewardFailed
 from ppo_core.spec import RewardSpec
@@ -41,12 +40,6 @@ def one_is_not_finite(solution_str):
 def one_raises(solution_str):
     return 1.0 / (solution_str != "bx")
 """
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between tries, milliseconds."""
-    monkeypatch.setattr(reward, "FIRST_PAUSE_S", 0.001)
 
 
 @pytest.fixture

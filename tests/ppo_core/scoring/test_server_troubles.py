@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ppo_core.records import InputError
-from ppo_core.scoring import endpoint, reward
+from ppo_core.scoring import endpoint
 from ppo_core.scoring.reward import RewardFailed
 from tests.ppo_core.scoring.reward_server import SAMPLES, Answer, lengths, reward_server, rewards, scores
 
@@ -15,12 +15,6 @@ BAD: Answer = (500, {}, "cannot score this one")
 PAGE: Answer = (200, {"Content-Type": "text/html"}, "<html>starting")
 SQUARED = "\u00b2".encode().decode("latin-1")
 """A header that is read as U+00B2: a digit, but no number."""
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between tries, milliseconds."""
-    monkeypatch.setattr(reward, "FIRST_PAUSE_S", 0.001)
 
 
 @pytest.mark.parametrize("concurrency", [1, 2, 3])

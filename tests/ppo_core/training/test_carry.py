@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from pathlib import Path
@@ -24,16 +23,12 @@ from tests.ppo_core.training.programs.carry_program import (
     TARGET,
     TEMPERATURES,
 )
+from tests.ppo_core.training.update_cases import facts_of
 
 TRAINED = {0: 3.0, 1: 1.0, 4: 4.0, 5: 2.0}
 """The scores of the rows that have one and an end of their own."""
 FIRST = [4.0, 8.0, *TRAINED.values()]
 SECOND = [*FIRST, *TRAINED.values()]
-
-
-def facts_of(carried: Path, name: str) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads((carried / "runs-1.json").read_text())[name]
-    return facts
 
 
 def logprobs_by(policy: Any) -> Tensor:
@@ -57,7 +52,7 @@ def kl_by_hand() -> float:
 
 @pytest.mark.parametrize(("name", "scores"), [("adaptive", FIRST), ("scheduled", SECOND)])
 def test_the_moments_go_on_over_the_scores_that_were_trained_on(carried: Path, name: str, scores: list[float]) -> None:
-    said = facts_of(carried, name)
+    said = facts_of(carried, "runs")[name]
     mean = statistics.fmean(scores)
     deviations = sum((score - mean) ** 2 for score in scores)
     assert said["carried"] == pytest.approx({"seen": len(scores), "mean": mean, "deviations": deviations}, rel=1e-9)
@@ -77,7 +72,7 @@ def test_rewards_are_at_the_price_of_their_iteration(
         expected[row, :length] = -coef * price[row, :length]
         expected[row, length - 1] += score / statistics.stdev(scores)
     torch.testing.assert_close(experience["rewards"].double(), expected, rtol=0, atol=1e-5)
-    assert facts_of(carried, name)["metrics"]["kl/coef"] == pytest.approx(coef)
+    assert facts_of(carried, "runs")[name]["metrics"]["kl/coef"] == pytest.approx(coef)
 
 
 def test_logprobs_are_at_the_temperatures_of_their_rows(carried: Path) -> None:
@@ -91,17 +86,17 @@ def test_an_adaptive_coefficient_moves_once_the_policy_is_trained(carried: Path)
     observed = kl_by_hand()
     error = observed / TARGET - 1
     assert 0.01 < abs(error) < 0.2
-    said = facts_of(carried, "adaptive")
+    said = facts_of(carried, "runs")["adaptive"]
     assert said["metrics"]["kl/reference"] == pytest.approx(observed, abs=1e-5)
     assert said["next_kl_coef"] == pytest.approx(KL_COEF * (1 + error * len(TRAINED) / HORIZON), abs=1e-7)
-    assert facts_of(carried, "critic alone")["next_kl_coef"] == KL_COEF
-    assert facts_of(carried, "scheduled")["next_kl_coef"] == KL_COEF  # the schedule counts from where it began
+    assert facts_of(carried, "runs")["critic alone"]["next_kl_coef"] == KL_COEF
+    assert facts_of(carried, "runs")["scheduled"]["next_kl_coef"] == KL_COEF  # the schedule counts from where it began
 
 
 @pytest.mark.parametrize(("name", "factor"), [("near", 0.5), ("far", 2.0)])
 def test_the_price_of_the_old_policy_moves_with_each_update(carried: Path, name: str, factor: float) -> None:
     """By rho - 1 - log rho at the tokens that count, of the policy that the update ended with."""
-    said, policy = facts_of(carried, name), AutoModelForCausalLM.from_pretrained(carried / name / "policy")
+    said, policy = facts_of(carried, "runs")[name], AutoModelForCausalLM.from_pretrained(carried / name / "policy")
     assert said["carried"] == {"coef": PENALTY_COEF * factor}
     moved = logprobs_by(policy) - logprobs_of(0)
     ratios = [float(ratio) for row in TRAINED for ratio in moved[row, : len(SEQUENCES[row][1])]]
@@ -110,7 +105,7 @@ def test_the_price_of_the_old_policy_moves_with_each_update(carried: Path, name:
 
 
 def test_nothing_to_learn_from_is_refused(carried: Path) -> None:
-    said = facts_of(carried, "all cut")["said"]
+    said = facts_of(carried, "runs")["all cut"]["said"]
     assert said.startswith("there is nothing to learn from: advantages.truncated=mask left out every response")
     assert "raise that, or set truncated to terminal" in said
     assert not (carried / "all cut/experience.safetensors").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,12 +22,7 @@ from tests.ppo_core.tiny_models import EOS, tiny_policy
 from tests.ppo_core.training.plain_lora import A, B, PlainAdapted, stored, with_products
 from tests.ppo_core.training.programs.lora_program import CASES, SPECS, UPDATE
 from tests.ppo_core.training.test_replay import assert_same_files, bytes_of
-from tests.ppo_core.training.update_cases import TEMPERATURE, make_experience, update_job
-
-
-def facts_of(adapted: Path, scenario: str) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads((adapted / f"{scenario}-1.json").read_text())
-    return facts
+from tests.ppo_core.training.update_cases import TEMPERATURE, facts_of, make_experience, update_job
 
 
 def plain_updates(start: Path, name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,12 +20,7 @@ from tests.ppo_core.plain_torch import (
 from tests.ppo_core.tiny_models import EOS, tiny_policy
 from tests.ppo_core.training.programs.shared_program import ALGORITHM, CASES, UPDATE
 from tests.ppo_core.training.test_replay import assert_same_files, bytes_of
-from tests.ppo_core.training.update_cases import TEMPERATURE, make_experience, update_job
-
-
-def facts_of(shared: Path, scenario: str) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads((shared / f"{scenario}-1.json").read_text())
-    return facts
+from tests.ppo_core.training.update_cases import TEMPERATURE, facts_of, make_experience, update_job
 
 
 def plain_updates(coefficient: float) -> tuple[nn.Module, Tensor, dict[str, float]]:

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from ppo_core.records import canonical_json
-from tests.ppo_core.training.update_cases import BF16, FP32
+from tests.ppo_core.training.update_cases import BF16, FP32, facts_of
 
 CASES = [f"stage{stage}-{dtype}" for stage, dtype in FP32 + BF16] + ["adaptive", "moved", "warmed", "exact"]
 
@@ -30,11 +30,6 @@ def assert_same_files(one: Path, other: Path) -> None:
 def state_of(folder: Path) -> dict[str, Any]:
     state: dict[str, Any] = json.loads((folder / "state.json").read_text())
     return state
-
-
-def facts_of(replayed: Path, scenario: str) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads((replayed / f"{scenario}-1.json").read_text())
-    return facts
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -25,16 +25,11 @@ from tests.ppo_core.plain_torch import (
 )
 from tests.ppo_core.tiny_models import tiny_policy
 from tests.ppo_core.training.programs.deepspeed_program import PENALTY, RECIPES
-from tests.ppo_core.training.update_cases import TEMPERATURE, checkpoint_folder, make_experience, update_job
+from tests.ppo_core.training.update_cases import TEMPERATURE, checkpoint_folder, facts_of, make_experience, update_job
 
 
 def weights_of(trained: Path, case: str, part: str) -> dict[str, Tensor]:
     return load_file(trained / f"{case} {part}.safetensors")
-
-
-def facts_of(trained: Path) -> dict[str, dict[str, float]]:
-    facts: dict[str, dict[str, float]] = json.loads((trained / "updates-1.json").read_text())
-    return facts
 
 
 def assert_same_weights(trained: Path, case: str, other: str) -> None:
@@ -44,7 +39,7 @@ def assert_same_weights(trained: Path, case: str, other: str) -> None:
 
 def test_the_first_ratio_is_one_and_another_cut_into_microbatches_changes_its_last_bits(trained: Path) -> None:
     """Old logprobs by the engine's own pass before the update, cut by 2, 3, 4 and 8 rows; the update's are of 4."""
-    ratios: Any = facts_of(trained)["first ratios"]
+    ratios: Any = facts_of(trained, "updates")["first ratios"]
     assert ratios["4"] == 1.0
     assert all(ratio == pytest.approx(1.0, abs=4e-6) for ratio in ratios.values())
 
@@ -98,7 +93,7 @@ def test_the_update_is_that_of_the_papers(trained: Path, index: int) -> None:
     torch.testing.assert_close(trained_critic["value_head.weight"][0], head.detach(), **close)
     moved = trained_policy["model.embed_tokens.weight"] - tiny_policy("llama-tied").model.embed_tokens.weight
     assert moved.abs().max() > 1e-3
-    metrics = facts_of(trained)[f"recipe{index}"]
+    metrics = facts_of(trained, "updates")[f"recipe{index}"]
     for name, key in (("policy/loss", "policy"), ("critic/loss", "critic"), ("policy/entropy", "entropy")):
         assert metrics[name] == pytest.approx(sum(losses[key]) / len(losses[key]), rel=1e-5, abs=1e-5)
     if "kl_loss_coef" in RECIPES[index]:
@@ -115,7 +110,7 @@ def test_the_update_with_a_penalty_is_that_of_the_paper(trained: Path) -> None:
         return plain_penalised_loss(logprobs, experience, update, PENALTY)
 
     policy, _, _, losses = plain_update(update_job(**RECIPES[0]).update, plain_loss)
-    ours, metrics = weights_of(trained, "penalised", "policy"), facts_of(trained)["penalised"]
+    ours, metrics = weights_of(trained, "penalised", "policy"), facts_of(trained, "updates")["penalised"]
     for name, parameter in policy.named_parameters():
         torch.testing.assert_close(ours[name], parameter.detach(), rtol=0, atol=1e-5)
     assert metrics["policy/loss"] == pytest.approx(sum(losses["policy"]) / len(losses["policy"]), rel=1e-5, abs=1e-5)
@@ -125,7 +120,7 @@ def test_the_update_with_a_penalty_is_that_of_the_paper(trained: Path) -> None:
         after = plain_logprobs(policy, experience.sequences(), TEMPERATURE)
     log_ratio = (after - experience.old_logprobs.double())[experience.response_mask]
     assert metrics["policy/kl_to_old"] == pytest.approx(float((log_ratio.exp() - 1 - log_ratio).mean()), rel=1e-4)
-    assert "policy/kl_to_old" not in facts_of(trained)["recipe0"]
+    assert "policy/kl_to_old" not in facts_of(trained, "updates")["recipe0"]
     assert "policy/clip_fraction" not in metrics
 
 
@@ -209,9 +204,9 @@ def test_coefficients_of_the_loss_begin_to_fall_with_the_policys_rate() -> None:
 
 def test_a_scheduled_coefficient_is_what_the_loss_is_made_with(trained: Path) -> None:
     assert_same_weights(trained, "scheduled", "at its value")
-    facts = facts_of(trained)["scheduled"]
+    facts = facts_of(trained, "updates")["scheduled"]
     assert (facts["policy/entropy_coef"], facts["policy/kl_loss_coef"]) == pytest.approx((0.15, 1.0))
-    assert "policy/entropy_coef" not in facts_of(trained)["at its value"]
+    assert "policy/entropy_coef" not in facts_of(trained, "updates")["at its value"]
 
 
 def test_the_policys_schedule_begins_where_the_critic_no_longer_learns_alone() -> None:
@@ -229,7 +224,8 @@ def test_the_policys_schedule_begins_where_the_critic_no_longer_learns_alone() -
 
 
 def test_the_critic_learns_alone_as_beside_the_policy(trained: Path) -> None:
-    start, alone, beside = tiny_policy("llama-tied"), facts_of(trained)["critic alone"], facts_of(trained)["recipe0"]
+    start, facts = tiny_policy("llama-tied"), facts_of(trained, "updates")
+    alone, beside = facts["critic alone"], facts["recipe0"]
     for name, weight in weights_of(trained, "critic alone", "policy").items():
         assert torch.equal(weight, start.get_parameter(name).detach())
     ours, theirs = (weights_of(trained, case, "critic") for case in ("critic alone", "recipe0"))
@@ -241,7 +237,7 @@ def test_the_critic_learns_alone_as_beside_the_policy(trained: Path) -> None:
 
 
 def test_value_clipping_is_reported(trained: Path) -> None:
-    facts = facts_of(trained)
+    facts = facts_of(trained, "updates")
     assert "critic/clip_fraction" not in facts["recipe0"]
     assert 0 < facts["recipe1"]["critic/clip_fraction"] < 1
 
@@ -249,7 +245,7 @@ def test_value_clipping_is_reported(trained: Path) -> None:
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 def test_the_microbatch_size_changes_memory_only(trained: Path, size: int) -> None:
     assert_same_weights(trained, f"microbatch{size}", "microbatch1")
-    facts = facts_of(trained)
+    facts = facts_of(trained, "updates")
     assert facts[f"microbatch{size}"] == pytest.approx(facts["microbatch1"], rel=5e-5, abs=1e-6)
 
 
@@ -268,12 +264,12 @@ def test_advantages_are_whitened_over_each_minibatch(trained: Path, kind: str) -
 
 def test_rows_without_a_score_contribute_nothing(trained: Path) -> None:
     assert_same_weights(trained, "unscored", "absent")
-    facts = facts_of(trained)
+    facts = facts_of(trained, "updates")
     assert facts["unscored"] == pytest.approx(facts["absent"], rel=1e-5, abs=1e-6)
 
 
 def test_a_minibatch_without_a_scored_row_is_no_step(trained: Path) -> None:
-    facts = facts_of(trained)
+    facts = facts_of(trained, "updates")
     assert facts["three rows scored"]["update/optimizer_steps"] == 3.0
     assert facts["no row scored"]["update/optimizer_steps"] == 0.0
     start = tiny_policy("llama-tied")
@@ -283,7 +279,7 @@ def test_a_minibatch_without_a_scored_row_is_no_step(trained: Path) -> None:
 
 def test_max_kl_stops_the_epochs(trained: Path) -> None:
     """The first epoch's divergence is that of equal policies, 0; the second sees what the first step did."""
-    facts = facts_of(trained)
+    facts = facts_of(trained, "updates")
     assert facts["trust region"]["update/optimizer_steps"] == 2.0
     assert facts["no trust region"]["update/optimizer_steps"] == 5.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,9 @@ from tests.ppo_core.plain_torch import plain_imitation, plain_policy_loss
 from tests.ppo_core.training.programs.vapo_program import ALGORITHM, BY_RESPONSE, CASES, RECIPE, with_examples
 from tests.ppo_core.training.test_replay import assert_same_files, bytes_of
 from tests.ppo_core.training.test_update import plain_update
-from tests.ppo_core.training.update_cases import update_job
+from tests.ppo_core.training.update_cases import facts_of, update_job
 
 PARTS = ("policy", "critic")
-
-
-def facts_of(vapo: Path, scenario: str, ranks: int = 1) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads((vapo / f"{scenario}-{ranks}.json").read_text())
-    return facts
 
 
 def weights_of(vapo: Path, case: str, part: str, ranks: int = 1) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,11 +11,7 @@ from safetensors.torch import load_file
 
 from tests.ppo_core.training.programs.rloo_program import CASES
 from tests.ppo_core.training.test_replay import assert_same_files, bytes_of
-
-
-def facts_of(rloo: Path, scenario: str) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads((rloo / f"{scenario}-1.json").read_text())
-    return facts
+from tests.ppo_core.training.update_cases import facts_of
 
 
 @pytest.mark.parametrize("case", CASES)

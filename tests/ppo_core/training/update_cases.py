@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from dataclasses import fields, replace
@@ -115,3 +116,9 @@ def only_rows(experience: Experience, rows: list[int]) -> Experience:
 
 def checkpoint_folder(root: Path, zero_stage: int, dtype: str, name: str) -> Path:
     return root / f"stage{zero_stage}-{dtype}-{name}"
+
+
+def facts_of(made: Path, scenario: str, ranks: int = 1) -> dict[str, Any]:
+    """What rank 0 of a training program noted of a scenario."""
+    facts: dict[str, Any] = json.loads((made / f"{scenario}-{ranks}.json").read_text())
+    return facts

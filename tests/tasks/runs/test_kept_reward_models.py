@@ -11,7 +11,7 @@ from infra.artifacts.local_store import LocalStore
 from infra.backend import open_log
 from infra.runs.records import RecordError
 from ppo_core.records import InputError
-from tasks.runs.kept import DPO_POLICIES, REWARD_MODELS, keep, kept
+from tasks.runs.kept import DPO_POLICIES, REWARD_MODELS, keep
 from tasks.runs.reachability import Reachability
 from tasks.runs.run_state import committed, spec_of_run
 from tests.tasks.toy_runs import replace
@@ -28,13 +28,13 @@ def test_what_a_page_names_is_needed_and_a_damaged_page_keeps_everything(tmp_pat
         keep(store.root, "mine", made)
     assert len(open_log(store.root, REWARD_MODELS).names()) == 1
     wanted = {(one.kind, one.key) for one in made}
-    assert kept(store.root) == Reachability(store).of_all() == wanted
+    assert Reachability(store).of_pages(REWARD_MODELS) == Reachability(store).of_all() == wanted
     policy = ref("dpo_policy", "e")
     keep(store.root, "mine", [made[0], policy], DPO_POLICIES)
     assert Reachability(store).of_all() == wanted | {(policy.kind, policy.key)}
     open_log(store.root, REWARD_MODELS).create("odd.json", b"{}")
     with pytest.raises(RecordError, match=r"page odd.json of reward-models carries no checksum: remove it"):
-        kept(store.root)
+        Reachability(store).of_pages(REWARD_MODELS)
     needs = Reachability(store)
     other = ("rollouts", "d" * 64)
     assert needs.among([other])() == {other, (made[0].kind, made[0].key), (policy.kind, policy.key)}
@@ -62,7 +62,7 @@ def test_a_page_with_one_character_of_a_key_changed_is_damaged_and_keeps_everyth
     replace(page, page.read_bytes().replace(b"cccc", b"cccd", 1))
     command = {REWARD_MODELS: "reward-model", DPO_POLICIES: "dpo"}[pages]
     with pytest.raises(RecordError, match=rf"its own sha256 .*: remove it, .*`ppoflow {command} SPEC --run mine`"):
-        kept(store.root, pages)
+        Reachability(store).of_pages(pages)
     name = (made.kind, made.key)
     assert Reachability(store).among([name])() == {name}
 
@@ -76,4 +76,4 @@ def test_a_page_speaks_only_where_it_was_written(tmp_path: Path, place: str) -> 
     other.parent.mkdir(exist_ok=True)
     page.rename(other)
     with pytest.raises(RecordError, match=f"page {other.name} of {other.parent.name} does not have its own sha256"):
-        kept(store.root, other.parent.name)
+        Reachability(store).of_pages(other.parent.name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,6 @@ from tests.ports import free_port
 QUICK = Tuning(connect_s=2, read_s=1, attempts=4, threads=4, part_bytes=3 * 2**19)
 LARGE = 7 * 2**19
 LAST_PART = f"bytes={6 * 2**19}-"
-
-
-@pytest.fixture(scope="module")
-def proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
-    proxy = FaultProxy(s3_server.port)
-    yield proxy
-    proxy.close()
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from infra.storage.client import Tuning, open_objects
 from infra.storage.conditions import require_conditional_puts
 from infra.storage.objects import StoreRefused, StoreUnavailable
 from tests.http_server import serving
-from tests.infra.storage.s3.fault_proxy import FaultProxy
 from tests.infra.storage.s3.memory_objects import MemoryObjects
 from tests.infra.storage.s3.s3_server import FOREIGN, S3Server
 
@@ -150,13 +149,6 @@ def test_what_may_pass_is_waited_for(bucket, proxy, monkeypatch, status, code):
     proxy.refuse(status, code)
     with pytest.raises(StoreUnavailable, match="waited for"):
         open_objects(bucket, tuning=QUICK)
-
-
-@pytest.fixture
-def proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
-    proxy = FaultProxy(s3_server.port)
-    yield proxy
-    proxy.close()
 
 
 def no_scheme(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,6 @@ from tests.infra.storage.s3.s3_server import S3Server
 
 QUICK = Tuning(connect_s=2, read_s=1, attempts=3, threads=4, part_bytes=2**20)
 CONTENT = {"large": os.urandom(5 * 2**19), "small": b"small"}
-
-
-@pytest.fixture(scope="module")
-def proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
-    proxy = FaultProxy(s3_server.port)
-    yield proxy
-    proxy.close()
 
 
 @pytest.fixture(scope="module")
