@@ -205,10 +205,7 @@ def stopping_on_sigterm() -> Iterator[None]:
     """
     from prefect.exceptions import TerminationSignal
 
-    signal.signal(signal.SIGTERM, interrupt)
-    signal.signal(signal.SIGALRM, interrupt)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # and not ignored, as under nohup
-        signal.signal(signal.SIGHUP, interrupt)
+    interrupt_on_sigterm()
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # and not ignored, as in the background of a shell
         signal.signal(signal.SIGINT, interrupt)
@@ -217,6 +214,14 @@ def stopping_on_sigterm() -> Iterator[None]:
             yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def interrupt_on_sigterm() -> None:
+    """From now on SIGTERM, and the SIGHUP of a terminal that is gone, are KeyboardInterrupt."""
+    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGALRM, interrupt)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # and not ignored, as under nohup
+        signal.signal(signal.SIGHUP, interrupt)
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:

@@ -12,6 +12,7 @@ import typer
 from flows.cli.friendly_errors import (
     INTERRUPTED,
     REFUSED,
+    interrupt_on_sigterm,
     leave,
     say,
     stopping_on_sigterm,
@@ -37,6 +38,7 @@ def check_first(spec: RunSpec, run: str | None, *, wait: bool = False) -> None:
     from tasks.runs.progress import announced
 
     tell_step(CHECKING)
+    interrupt_on_sigterm()
     try:
         with (
             unwrapped_interrupts(),

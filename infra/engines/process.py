@@ -43,6 +43,7 @@ from infra.engines.protocol import (
     ProtocolViolation,
     decode_reply,
     encode_job,
+    printed,
 )
 from infra.settings import engine_environment
 
@@ -64,8 +65,7 @@ __all__ = [
 GUARDIAN = Path(__file__).with_name("guardian.py")
 CLOSE_GRACE_S = 3.0
 KILL_TIMEOUT_S = 10.0
-TAIL_LINES = 30
-TAIL_BYTES = 2**16
+TAIL_LINES, TAIL_BYTES = 30, 2**16
 
 
 class GuardedProcess:
@@ -144,7 +144,7 @@ class GuardedProcess:
             return "does not end"
         if code < 0:
             return f"lost its guardian to {_signal_name(-code)}"
-        if code > 128:
+        if code - 128 in set(signal.Signals):
             cause = " (often: the machine ran out of memory)" if code == 128 + signal.SIGKILL else ""
             return f"was killed by {_signal_name(code - 128)}{cause}"
         return f"ended with exit code {code}"
@@ -154,7 +154,7 @@ class GuardedProcess:
         try:
             with self.log.open("rb") as log_file:
                 log_file.seek(max(self._log_start, log_file.seek(0, os.SEEK_END) - TAIL_BYTES))
-                lines = log_file.read().decode(errors="replace").splitlines()
+                lines = [printed(line) for line in log_file.read().decode(errors="replace").splitlines()]
         except OSError as error:
             return f"Its log {self.log} cannot be read ({error.strerror})."
         return "\n".join([f"The last lines of {self.log}:", *(lines[-TAIL_LINES:] or ["(nothing)"])])

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 LONGEST_LINE = 64 * 2**20
+SHOWN_OF_A_LINE = 500
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,12 @@ class EngineProgress:
 
 
 OnProgress = Callable[[EngineProgress], None]
+
+
+def printed(line: str) -> str:
+    """A line of an engine's log as a terminal may have it: without control characters, and not endless."""
+    shown = "".join(character for character in line if character.isprintable() or character == "\t")
+    return shown if len(shown) <= SHOWN_OF_A_LINE else f"{shown[:SHOWN_OF_A_LINE]}…"
 
 
 class EngineError(RuntimeError):

@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from infra.engines.protocol import EngineClosed, EngineDied, EngineError, EngineProgress, EngineTimeout, OnProgress
+from infra.engines.protocol import EngineClosed, EngineDied, EngineError, EngineProgress, OnProgress
 from infra.engines.ray_cluster import RayCluster, RayUnavailable
 from infra.engines.ray_host import Blueprint, EngineHost, Greeting, Outcome, Work
 
@@ -196,7 +196,7 @@ class RayEngine:
                     on_progress(progress)
                 question, heard = placed.actor.progress.remote(), time.monotonic()
             elif time.monotonic() - heard > HOST_SILENCE_S:
-                raise EngineTimeout(
+                raise EngineDied(
                     f"engine {self.name!r}: its actor on {placed.place} did not answer for {HOST_SILENCE_S:g} s, "
                     "so it was ended; the next try places a new one"
                 )

@@ -5,6 +5,7 @@ Nothing here knows what an engine computes: work comes as a callable.
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.artifacts.store import ArtifactStore
-from infra.engines.protocol import Engine, EngineProgress, OnProgress
+from infra.engines.protocol import Engine, EngineError, EngineProgress, OnProgress
 from infra.storage.objects import StoreUnavailable
 from infra.storage.outage import under_way
 from infra.storage.telling import messages_to
@@ -48,6 +49,15 @@ class Greeting:
     node: str
     pid: int
     facts: Mapping[str, str]
+
+
+def that_travels(error: Exception) -> Exception:
+    """The error, or what it says where it cannot be made again from its parts, as some of libraries cannot."""
+    try:
+        copy.copy(error)
+    except Exception:
+        return EngineError(f"{type(error).__name__}: {error}")
+    return error
 
 
 class EngineHost:
@@ -86,7 +96,7 @@ class EngineHost:
                         self._store = self._blueprint.open_store()
                 return Outcome(work(self._store, self._engine, self._see))
         except Exception as error:
-            return Outcome(error=error)
+            return Outcome(error=that_travels(error))
 
     def progress(self) -> list[EngineProgress]:
         """What the engine has reported since the last question."""

@@ -87,6 +87,7 @@ def cell(value: object) -> object:
 def send_datasets(run: OpenRun, datasets: Sequence[InputData]) -> None:
     """As inputs of the run."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
+    from mlflow.exceptions import MlflowException
     from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
     inputs = [
@@ -102,4 +103,9 @@ def send_datasets(run: OpenRun, datasets: Sequence[InputData]) -> None:
         )
         for data in datasets
     ]
-    run.client.log_inputs(run.run_id, datasets=inputs)
+    try:
+        run.client.log_inputs(run.run_id, datasets=inputs)
+    except MlflowException as error:
+        if "UNIQUE constraint" not in str(error) and "duplicate key" not in str(error):
+            raise
+        run.client.log_inputs(run.run_id, datasets=inputs)  # another run has just written down the same data

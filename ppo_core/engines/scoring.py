@@ -34,7 +34,7 @@ from ppo_core.engines.reward_models import (
 )
 from ppo_core.engines.selection import scores_beside, select_rollouts, signals
 from ppo_core.engines.start import example_completions, read_start, rows_of_splits, scan, sources_of
-from ppo_core.engines.user_code import describe_sources, require_same_code, require_same_models
+from ppo_core.engines.user_code import as_loaded, describe_sources, require_same_code, require_same_models
 from ppo_core.models.weight_files import tensor_shapes
 from ppo_core.processes.permissions import permissions_of
 from ppo_core.processes.protocol import EngineDefect, Job, serve, take_over_stdout
@@ -106,6 +106,7 @@ def score_ahead(job: Job, ahead: ScoresAhead) -> dict[str, Any]:
         Sample(prompts[row.prompt_id], row.response, row.response_token_ids, row.sample_index) for row in spec.responses
     ]
     sources, column = sources_of(job), spec.answer_column
+    as_loaded([name for reward in spec.rewards for name in reward.code], job)  # for `require_same_code` of all scores
     rewards = [make_remembered(reward, sources, column, job.progress, ahead, once=True) for reward in spec.rewards]
     scored = zip(*(reward.score_ahead(samples) for reward in rewards), strict=True)
     return {"scored": [number for number, there in enumerate(scored) if all(there)]}

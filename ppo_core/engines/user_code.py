@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,19 @@ def require_same_models(job: Job) -> None:
     held_models().compare({given.path: given.digest for name, given in job.inputs.items() if name.startswith(FILES_OF)})
 
 
-def require_same_code(reward: RewardSpec, job: Job) -> None:
-    """Raise InputError where this process has other functions than the key of the job's scores names."""
-    named, sources = job.inputs.get("functions", job.inputs["sources"]), sources_of(job)
-    if not reward.code or not named.digest:
-        return
-    for name in reward.code:
+def as_loaded(code: Iterable[str], job: Job) -> dict[str, str]:
+    """The digests of functions as this process has them; of those that it has not yet loaded, as they are now."""
+    sources = sources_of(job)
+    for name in code:
         if (sources.folder, name) not in LOADED:
             LOADED[sources.folder, name] = source_digest(name, sources)
-    if content_digest({name: LOADED[sources.folder, name] for name in reward.code}) != named.digest:
+    return {name: LOADED[sources.folder, name] for name in code}
+
+
+def require_same_code(reward: RewardSpec, job: Job) -> None:
+    """Raise InputError where this process has other functions than the key of the job's scores names."""
+    named = job.inputs.get("functions", job.inputs["sources"])
+    if reward.code and named.digest and content_digest(as_loaded(reward.code, job)) != named.digest:
         raise InputError(
             f"{', '.join(reward.code)} changed after this run had read it, and the scoring engine was started anew "
             "since: give the run's command again, which goes on with what is there now"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -156,6 +157,26 @@ def test_the_main_thread_imports_nothing_while_it_checks(monkeypatch: pytest.Mon
     monkeypatch.setattr("tasks.checks.run.checking", checking)
     run_training.check_first(smoke_spec(), None)
     assert importing.result(LONG_S) != threading.main_thread().name
+
+
+def test_sigterm_while_it_checks_ends_it_as_ctrl_c_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def checking(*_: Any, **__: Any) -> Iterator[None]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(LONG_S)
+        yield
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("tasks.checks.run.checking", checking)
+    try:
+        with pytest.raises(typer.Exit) as ended:
+            run_training.check_first(smoke_spec(), None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.exit_code == 130
+    assert "interrupted; nothing was started" in capsys.readouterr().out
 
 
 def test_a_command_that_was_stopped_does_not_wait_for_threads_for_long() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.engines.process import EngineDied, EngineProcess
+from infra.engines.protocol import printed
 from tests.infra.engines.test_engines import PROGRAM, ROOT, run
 
 
@@ -24,3 +25,8 @@ def test_an_engine_that_died_says_so_although_its_log_is_gone(tmp_path: Path, mo
         assert run(engine, "echo").result["pid"], "the next job starts it anew"
     finally:
         engine.close()
+
+
+def test_what_it_wrote_last_is_printed_without_control_characters_and_not_for_ever():
+    assert printed("\x1b[31mred\x07\ttext") == "[31mred\ttext"
+    assert printed("x" * 70_000) == "x" * 500 + "…"

@@ -98,6 +98,7 @@ def test_a_refused_job_says_whether_to_try_again_and_keeps_the_process(engine, r
     ("spec", "ending"),
     [
         ({"code": 7}, "ended with exit code 7"),
+        ({"code": 255}, "ended with exit code 255"),
         ({"signal": signal.SIGKILL}, "was killed by SIGKILL (often: the machine ran out of memory)"),
         ({"signal": signal.SIGSEGV}, "was killed by SIGSEGV"),
     ],

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 
 from infra.mlflow.client import in_short, open_client
 from infra.mlflow.run import find_page, front_page, run_page
@@ -83,6 +86,23 @@ def test_data_are_inputs_of_the_run_once(tracker: RunTracker) -> None:
     told = {one.tags[0].value: (one.dataset.name, one.dataset.digest, one.dataset.profile) for one in inputs}
     assert len(inputs) == len(USES)
     assert told == {use: (f"{use} data", "d" * 36, json.dumps({"num_rows": rows})) for use, rows in USES.items()}
+
+
+def test_data_that_another_run_has_just_noted_are_noted_at_the_second_try(
+    tracker: RunTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = [InputData("rows (training)", "training", "e" * 64, "file:///store/e", 3)]
+    log, tries = MlflowClient.log_inputs, list[str]()
+
+    def raced(*arguments: Any, **named: Any) -> None:
+        tries.append("try")
+        if len(tries) == 1:
+            raise MlflowException("(sqlite3.IntegrityError) UNIQUE constraint failed: datasets.name [SQL: INSERT]")
+        log(*arguments, **named)
+
+    monkeypatch.setattr(MlflowClient, "log_inputs", raced)
+    assert tracker.log_datasets(data), tracker.last_error
+    assert len(tries) == 2
 
 
 def test_an_outage_is_one_line_that_names_the_address(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 from ppo_core.data.tables import read_scores, write_rollouts
 from ppo_core.engines.finished import as_document
 from ppo_core.engines.scoring import score_ahead, score_rollouts
+from ppo_core.processes.plugins import Sources, source_digest
 from ppo_core.processes.protocol import Job, JobInput
-from ppo_core.records import InputError, PromptRow, RolloutRow
+from ppo_core.records import InputError, PromptRow, RolloutRow, content_digest
 from ppo_core.scoring.ahead import ScoresAhead
 from ppo_core.scoring.reward import RewardFailed
 from ppo_core.spec import RewardSpec
@@ -278,6 +279,18 @@ def test_a_server_that_refuses_all_or_is_down_is_told_by_the_stage_alone_as_with
             with pytest.raises(error) as without:
                 table(folder, None, reward)
             assert str(with_ahead.value) == str(without.value)
+
+
+def test_code_that_was_other_when_it_scored_ahead_is_refused_although_its_file_is_back(folder: Path) -> None:
+    reward = {"sources": [{"function": "rewards.py:one_raises", "while_sampling": True}]}
+    key = content_digest({"rewards.py:one_raises": source_digest("rewards.py:one_raises", Sources(folder))})
+    (folder / "rewards.py").write_text(CODE.replace("1.0 / ", "2.0 / "))
+    assert ask_ahead(folder, ScoresAhead(), reward, ROLLOUTS[:2]) == [0, 1]
+    (folder / "rewards.py").write_text(CODE)
+    asked = job(folder, reward=reward)
+    named = Job("", {**asked.inputs, "sources": JobInput(folder, key)}, asked.output, asked.spec, asked.progress)
+    with pytest.raises(InputError, match=r"rewards.py:one_raises changed after this run had read it"):
+        score_rollouts(named)
 
 
 def test_no_more_is_remembered_than_there_is_room_for() -> None:
