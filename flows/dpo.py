@@ -25,6 +25,7 @@ from tasks.preferences.context import DpoContext
 from tasks.preferences.prepare_preferences import prepare_preferences
 from tasks.preferences.register_dpo_policy import export_dpo_policy, register_dpo_policy
 from tasks.preferences.report_dpo import all_metrics, report_dpo
+from tasks.preferences.report_reward_model import begin_report
 from tasks.preferences.train_dpo import train_dpo
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.errors import RegistryError
@@ -47,6 +48,7 @@ def train(
     spec, run = requested(spec, run, overrides)
     with preference_run(DpoContext, spec, run, "DPO run", wait=wait) as (context, console, downloads):
         preferences = prepare_preferences(context)
+        begin_report(context, preferences, console.say)
         console.step(preferences.in_words())
         dataset = prepare_dataset(context)
         made = run_stages(context, dataset, None, {}, evaluate=spec.dataset.evaluates)

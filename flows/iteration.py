@@ -19,6 +19,7 @@ from flows.console import RunConsole
 from flows.stages import facts_of, run_stages
 from ppo_core.spec import RunSpec
 from tasks.commit_iteration import commit_iteration, draft_record
+from tasks.report import report_rollback
 from tasks.runs.errors import EngineError, RecordError, not_finite
 from tasks.runs.guards import (
     check_disk,
@@ -145,6 +146,7 @@ def gone_wrong(
         f"! iteration {iteration} diverged: {'; '.join(passed)} (evidence: {evidence}); {count}: back to iteration "
         f"{record.iteration}, with other samples and learning rates times {attempt.rate_factor:g}"
     )
+    report_rollback(context, record)
     context.timings.restart()
     return record
 

@@ -19,7 +19,6 @@ from tasks.prefect.crashed_runs import holder_note, page_is_open
 from tasks.prefect.server import page_url
 from tasks.prefect.store_outages import report_outages
 from tasks.preferences.context import PreferenceContext, with_commits_of
-from tasks.preferences.report_reward_model import begin_report
 from tasks.runs.kept import keep
 from tasks.runs.progress import ProgressFile
 from tasks.stages.context import open_run_context
@@ -78,7 +77,6 @@ def preference_run(
     with console, report_outages(console.say), opened as context:
         console.step(f"{title} {run}; Prefect page {page_url()} (flow {kind.flow})")
         clean_up(context, console)
-        begin_report(context, console.say)
         downloads = download_sources(context)
         for download in downloads:
             console.say(download.in_words())

@@ -96,8 +96,9 @@ def train(
     with console, report_outages(console.say), opened as context:
         console.step(f"run {context.run}; Prefect page {page_url()} (flow ppo-training)")
         finish_interrupted(context, console)
-        greet(console, context, last_record(context.records))
-        begin_report(context, partial(tell, console), console.say)
+        record = last_record(context.records)
+        greet(console, context, record)
+        begin_report(context, record, partial(tell, console), console.say)
         try:
             record = train_to_the_end(context, console, Reachability(context.store), rerun, flow_run)
             return finish(context, console, record)

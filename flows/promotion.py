@@ -28,6 +28,7 @@ from tasks.policies.promote_policy import Approval, Trial, alias_at, move_alias,
 from tasks.prefect.client import deployment_id, go_on_after_pause
 from tasks.prefect.flow_tags import also_tag, tag_run
 from tasks.prefect.server import EmbeddedFlow, page_url
+from tasks.runs.errors import InputError
 from tasks.stages.context import OnProgress, RunContext
 
 HOUR_S = 3600
@@ -60,7 +61,7 @@ def promote(candidate: str, overrides: list[str] | None = None, folder: str | No
     if standing.version == version.version:
         verdict = f"version {version.version} of {version.name} is {alias.name} already"
         return refused(PromotionReport(trial=None, moved=None, verdict=verdict))
-    champion = None if standing.version is None else find_policy(f"models:/{version.name}/{standing.version}", folder)
+    champion = None if standing.version is None else find_champion(alias.name, version.name, standing.version, folder)
     console = RunConsole(f"promotion of {version.name}/{version.version}", 0)
     with console, ExitStack() as kept:
         trial = held_trial(policy, champion, spec, console.progress, kept)
@@ -79,6 +80,17 @@ def promote(candidate: str, overrides: list[str] | None = None, folder: str | No
                 return refused(PromotionReport(trial=trial, moved=None, verdict=verdict))
         moved = move_alias(alias, standing, policy, trial, approval)
         return PromotionReport(trial=trial, moved=moved, verdict=moved)
+
+
+def find_champion(alias: str, name: str, number: str, folder: str | None) -> Policy:
+    """What an alias points to. Raises InputError where no candidate can be compared with that, and says what helps."""
+    try:
+        return find_policy(f"models:/{name}/{number}", folder)
+    except InputError as error:
+        raise InputError(
+            f"{name}@{alias} is version {number}, which no policy can be compared with: {error}. Take the alias "
+            "away in MLflow, or put it on a version of a run, then promote again"
+        ) from error
 
 
 def held_trial(

@@ -19,7 +19,7 @@ from tasks.preferences.context import RewardModelContext
 from tasks.preferences.evaluate_reward_model import evaluate_reward_model
 from tasks.preferences.prepare_preferences import prepare_preferences
 from tasks.preferences.register_reward_model import export_reward_model, register_reward_model
-from tasks.preferences.report_reward_model import report_reward_model
+from tasks.preferences.report_reward_model import begin_report, report_reward_model
 from tasks.preferences.train_reward_model import train_reward_model
 from tasks.runs.errors import RegistryError
 from tasks.runs.kept import keep
@@ -40,6 +40,7 @@ def train(
     with preference_run(RewardModelContext, spec, run, "reward model", wait=wait) as (context, console, downloads):
         from_hub = [download.bare() for download in downloads]
         dataset = prepare_preferences(context)
+        begin_report(context, dataset, console.say)
         console.step(dataset.in_words())
         model = train_reward_model(context, dataset)
         console.step(model.in_words())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from infra.runs.records import RecordExists
 from ppo_core.spec import RunSpec
@@ -15,6 +15,7 @@ from tasks.stages.context import RunContext
 from tasks.stages.jobs import room_for
 from tasks.stages.references import CheckpointRef, DatasetRef, ExperienceRef, RolloutsRef, StageRef
 from tasks.stages.stage import completed, stage
+from tasks.stages.table import GENERATE_ROLLOUTS
 
 
 def draft_record(
@@ -31,7 +32,7 @@ def draft_record(
     metrics = {name: value for ref in made.values() for name, value in ref.metrics.items()}
     metrics |= context.timings.measured()
     if isinstance(rollouts, RolloutsRef):
-        metrics |= throughput(metrics, rollouts)
+        metrics |= throughput(metrics, rollouts, context.timings.cached_stages())
         metrics |= staleness(spec, previous)
     metrics |= gold_trend(context, previous, metrics)
     iteration = 0 if previous is None else previous.iteration + 1
@@ -125,8 +126,10 @@ def staleness(spec: RunSpec, previous: IterationRecord | None) -> dict[str, floa
     return {"rollout/staleness": float(previous.sampler is not None)}
 
 
-def throughput(metrics: dict[str, float], rollouts: RolloutsRef) -> dict[str, float]:
-    """Response tokens per second: of sampling alone, and of the whole iteration."""
+def throughput(metrics: dict[str, float], rollouts: RolloutsRef, cached: Container[str]) -> dict[str, float]:
+    """Response tokens per second: of sampling alone, and of the whole iteration. None where nothing was sampled."""
+    if GENERATE_ROLLOUTS.name in cached:
+        return {}
     tokens = rollouts.num_response_tokens
     sampling, whole = metrics.get("seconds/generate_rollouts", 0.0), metrics["seconds/iteration"]
     return {

@@ -28,8 +28,13 @@ SHOWN_GARBAGE = 1000
 """Rows of the table of garbage."""
 
 
-def begin_report(context: RunContext, complain: Callable[[str | None], None], say: Callable[[str], None]) -> None:
-    """Open the MLflow run and describe it, while engines start; `complain` gets what was not taken.
+def begin_report(
+    context: RunContext,
+    record: IterationRecord | None,
+    complain: Callable[[str | None], None],
+    say: Callable[[str], None],
+) -> None:
+    """Open the MLflow run and describe it, while engines start, with the last `record`; `complain` gets what failed.
 
     Of a server `say` gets the page; the pages of a database are opened by a command, which the end of a run names.
     From now on MLflow shows also how busy the machine is, and the losses of a supervised start as they come.
@@ -38,7 +43,7 @@ def begin_report(context: RunContext, complain: Callable[[str | None], None], sa
 
     def begin() -> None:
         context.tracker.open()
-        reporting.introduced = introduce(context)
+        reporting.introduced = introduce(context, record)
         reporting.shown_in = context.tracker.run_id
         if not reporting.introduced:
             complain(complaint(context))
@@ -71,6 +76,11 @@ def report(context: RunContext, record: IterationRecord) -> str | None:
         get_run_logger().warning(blind)
     missing = _complaint(context, lambda: _report(context, record))
     return completed(missing, missing or f"MLflow has all up to iteration {record.iteration}")
+
+
+def report_rollback(context: RunContext, record: IterationRecord) -> None:
+    """Have the page and the picture of the curves say again how far the run is: at `record`."""
+    context.reporting.aside(lambda: show_progress(context, record))
 
 
 @stage("report_end", retries=0)
@@ -142,7 +152,7 @@ def _send_missing(context: RunContext, record: IterationRecord) -> bool:
     reporting.metrics[record.iteration] = record.metrics
     linked = reporting.linked or link_lineage(context, record)
     complete = log_missing(context, record)
-    reporting.introduced = reporting.introduced or introduce(context)
+    reporting.introduced = reporting.introduced or introduce(context, record)
     if linked and reporting.introduced and not reporting.linked:
         sent = all(context.tracker.log_text(name, text) for name, text in reporting.data.items())
         reporting.linked = sent and context.tracker.log_datasets(input_data(context.spec, record.dataset))

@@ -32,6 +32,10 @@ def fsck(
     Safe while runs are writing. `verify` checks that results follow from their inputs; this, that they are intact.
     """
     with friendly_errors():
+        from tasks.runs.run_state import require_store
+
+        if run is None:
+            require_store()
         left = look(run)
         if left and repair:
             from flows.fsck import repair as repaired
@@ -75,7 +79,9 @@ def gc(
     """Remove what no run needs any more; safe while runs are writing. Lists it first."""
     with friendly_errors():
         from tasks.runs.retention import find_garbage, remove_garbage
+        from tasks.runs.run_state import require_store
 
+        require_store()
         garbage = find_garbage(damaged=damaged)
         for whose, complaint in garbage.unreadable.items():
             say(f"! what {whose} needs cannot be read, so every artifact is kept: {complaint}")

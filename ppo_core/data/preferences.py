@@ -19,6 +19,7 @@ from ppo_core.spec import PreferencesSpec
 ALL = Sieve(0.0, drop_repeats=False)
 PAIR = ("chosen", "rejected")
 SPLITS = ("train", "eval")
+LARGEST_MARGIN = 1e30
 
 
 class Preference(NamedTuple):
@@ -231,6 +232,8 @@ def _margin(row: Mapping[str, Any]) -> float:
     number = _number(margin)
     if number is None or not 0 <= number < math.inf:
         raise _Malformed(f"has margin={_short(margin)}: give a number of 0 or more, or leave it out")
+    if number > LARGEST_MARGIN:
+        raise _Malformed(f"has margin={_short(margin)}: the loss is of float32, so give {LARGEST_MARGIN:g} at most")
     if row.get("responses") is not None:
         raise _Malformed("has margin and responses: a margin needs chosen and rejected; leave it out")
     return number

@@ -22,6 +22,7 @@ from ppo_core.engines.rollout_limits import (
     check_memory,
     machine_memory_gib,
 )
+from ppo_core.models.architectures import require_causal
 from ppo_core.models.critic_start import critic_from, empty_origin, require_tokens
 from ppo_core.models.loading import empty_policy, load_policy
 from ppo_core.models.lora import target_layers
@@ -59,6 +60,8 @@ def check_model(
     attention, ranks = attention_of(config), job.engines.tensor_parallel_size
     if attention is not None:
         check_heads(attention, ranks=ranks, gpu=job.gpu is not False)
+    if folder is not None:
+        require_causal(config, str(folder))
     if folder is not None and not fits(model, tensor_shapes(folder)) and _size(folder) <= LARGEST_TRIAL:
         load_policy(folder, dtype=spec.dtype, trust_remote_code=trust_remote_code)
     if critic is not None:

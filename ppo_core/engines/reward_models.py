@@ -25,8 +25,6 @@ from ppo_core.records import EvaluateRewardModelJob, InputError, PairSamplesJob,
 from ppo_core.scoring.preferences import calibration, distribution, pair_metrics
 from ppo_core.spec import PreferencesSpec
 
-CLASSIFIER = "ForSequenceClassification"
-
 
 @dataclass
 class Side:
@@ -180,17 +178,14 @@ def _start(job: Job, spec: PreparePreferencesJob) -> tuple[Any, Any, int | None,
     """Tokenizer and configuration, which fit each other and a reward model; the length of the model's context; and
     the model, without its weights."""
     from ppo_core.data.tokenization import check_kept, context_length, load_tokenizer, model_config
+    from ppo_core.models.architectures import require_causal
     from ppo_core.models.loading import empty_policy
 
     trusted = job.permissions.trust_remote_code
     tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=trusted)
     model = str(job.inputs["model"].path) if "model" in job.inputs else None
     config = model_config(model, spec.model.config, len(tokenizer), trust_remote_code=trusted)
-    if any(str(name).endswith(CLASSIFIER) for name in config.architectures or ()):
-        raise InputError(
-            f"model {model} is a sequence classifier already ({config.architectures[0]}), and training starts from a "
-            "causal LM: give that, or use this one as it is"
-        )
+    require_causal(config, str(model))
     empty = empty_policy(config, model or str(spec.model.config), trust_remote_code=trusted)
     check_kept(tokenizer, config, trust_remote_code=trusted)
     return tokenizer, config, context_length(config), empty

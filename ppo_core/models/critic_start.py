@@ -12,11 +12,11 @@ from typing import Any
 import transformers
 
 from ppo_core.data.tokenization import any_tokenizer, model_config
+from ppo_core.models.architectures import is_classifier
 from ppo_core.models.classifier import load_classifier, require_one_label
 from ppo_core.models.loading import Critic, critic_from_policy, empty_model, empty_policy, prepared
 from ppo_core.records import InputError
 
-CLASSIFIER = "ForSequenceClassification"
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
@@ -26,7 +26,7 @@ def critic_from(folder: Path, *, dtype: str, trust_remote_code: bool = False) ->
     The value head of any other starts at zero. Raises InputError where the folder is of neither kind.
     """
     config = model_config(str(folder), None, trust_remote_code=trust_remote_code)
-    if not _is_classifier(config):
+    if not is_classifier(config):
         return critic_from_policy(folder, dtype=dtype, trust_remote_code=trust_remote_code)
     model = load_classifier(folder, dtype=dtype, trust_remote_code=trust_remote_code)
     head = model.get_parameter(_head(model, folder)).detach()
@@ -37,7 +37,7 @@ def critic_from(folder: Path, *, dtype: str, trust_remote_code: bool = False) ->
 
 def empty_origin(config: Any, folder: Path, *, trust_remote_code: bool) -> Any:
     """The model of `folder` without memory for its weights. Raises InputError where no critic can begin as it."""
-    if not _is_classifier(config):
+    if not is_classifier(config):
         return empty_policy(config, str(folder), trust_remote_code=trust_remote_code)
     require_one_label(config, folder)
     made_by = transformers.AutoModelForSequenceClassification
@@ -69,10 +69,6 @@ def require_tokens(folder: Path, tokenizer: Any, *, trust_remote_code: bool) -> 
     )
     if other is not None:
         raise InputError(f"model.critic: the tokenizer of {folder} has other tokens than the run's ({other}): {remedy}")
-
-
-def _is_classifier(config: Any) -> bool:
-    return any(str(name).endswith(CLASSIFIER) for name in config.architectures or ())
 
 
 def _head(model: Any, folder: Path) -> str:

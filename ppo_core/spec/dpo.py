@@ -20,6 +20,7 @@ from ppo_core.spec.flow_spec import (
     check_timeouts,
 )
 from ppo_core.spec.hub import HubCommit
+from ppo_core.spec.promotion import CHAMPION
 from ppo_core.spec.reward.kinds import ModelRewardSpec
 from ppo_core.spec.reward.section import RewardSpec
 from ppo_core.spec.reward_model import DescentSpec, PreferencesSpec, RewardRegistrySpec, check_rows_stay_whole
@@ -95,6 +96,8 @@ class DpoSpec(FlowSpec):
         check_left_alone("rollout", self.rollout, own, "applies to prompts to train on, but DPO trains on preferences")
         drawn = "sets the order of prompts to train on, but DPO trains on preferences"
         check_left_alone("dataset", self.dataset, ("curriculum", "shuffle"), drawn)
+        if self.dataset.weights:
+            raise ValueError(f"a weight of dataset.train {drawn}: leave them all out")
         check_left_alone("evaluation", self.evaluation, ("every", "weights"), sampled)
         held = "is of a reference that is held, and DPO asks its start once, before the fit"
         check_left_alone("engines", self.engines, ("offload_reference",), held)
@@ -102,9 +105,22 @@ class DpoSpec(FlowSpec):
         return self
 
     @model_validator(mode="after")
+    def _is_promoted_by_nobody(self) -> Self:
+        if self.registry.alias == CHAMPION:
+            raise ValueError(
+                f"registry.alias={CHAMPION} is where `ppoflow promote` puts policies that passed its gates, and "
+                "those of DPO have passed none: choose another alias (by default candidate)"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _rewards_are_waited_for(self, info: ValidationInfo) -> Self:
         check_timeouts(self.reward, self.engines, written=bool(info.context))
         return self
+
+    def notes(self) -> list[str]:
+        """What a person should know before the run starts."""
+        return self.evaluation.notes(self.dataset) + self.engines.notes()
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -22,7 +22,9 @@ MEASURED = (
 NOT_RECORDED = {"system": "is of the machine, not of an iteration", "sft": "is measured at the start alone"}
 HIGHER_IS_WORSE = ("kl/", "sampler/", "seconds/", "memory/", "policy/loss", "critic/loss")
 LONGEST_ALIAS = 255
-NO_PART_OF_A_NAME = "/:@"
+CHAMPION = "champion"
+"""The alias that policies are promoted to, unless a spec names another."""
+NO_PART_OF_A_NAME = "/:@'"
 
 
 def unmeasured_kl(*, reference: str, evaluated: str) -> str:
@@ -142,7 +144,7 @@ class RegistrySpec(Section):
 class PromotionSpec(Section):
     """The gates that a candidate must pass to become champion. None of them changes what a run computes."""
 
-    alias: str = Field("champion", description="Alias that moves to a candidate that passes every gate")
+    alias: str = Field(CHAMPION, description="Alias that moves to a candidate that passes every gate")
     metric: str = Field(
         "score",
         description="What is compared per prompt: the score, accuracy (whether it reaches evaluation.pass_score), or "

@@ -195,6 +195,10 @@ class RewardModelSpec(FlowSpec):
         check_rows_stay_whole(self.training)
         return self
 
+    def notes(self) -> list[str]:
+        """What a person should know before the run starts."""
+        return self.engines.notes()
+
     @property
     def roles(self) -> tuple[str, ...]:
         """Nothing is sampled."""

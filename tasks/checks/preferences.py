@@ -20,7 +20,7 @@ from tasks.stages.holding import DPO, REWARD_MODEL, lease_name
 
 def before_start(spec: RewardModelSpec | DpoSpec, run: str) -> list[str]:
     """Raise InputError (or another of `tasks.runs.errors`) for what can be found without an engine; else notes."""
-    notes, store = preflight(spec), open_store(Settings().store_root)
+    notes, store = preflight(spec) + spec.notes(), open_store(Settings().store_root)
     _, more, missing = find_sources(with_own_commits(store.root, spec, run, flow_of(spec), keep=False), store)
     return [*notes, *more, *(f"{one}, which is downloaded first" for one in missing)]
 
@@ -45,7 +45,7 @@ def check_preferences(
     """
     started = time.monotonic()
     settings, name = Settings(), run or spec.name
-    notes, store = preflight(spec), open_store(settings.store_root)
+    notes, store = preflight(spec) + spec.notes(), open_store(settings.store_root)
     notes += require_free(spec, name, noted=again) if again or not wait else []
     spec = with_own_commits(store.root, spec, name, flow_of(spec), keep=False)
     downloads, more, missing = find_sources(spec, store)

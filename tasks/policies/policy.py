@@ -77,12 +77,7 @@ def find_policy(name: str, folder: str | None = None) -> Policy:
 def registered_policy(version: Version, name: str, folder: str | None) -> Policy:
     """The policy behind a registered version. Raises InputError where ppoflow did not register it."""
     missing = [tag for tag in (RUN_TAG, ITERATION_TAG, CHECKPOINT_TAG) if tag not in version.tags]
-    if REWARD_MODEL_TAG in version.tags:
-        raise InputError(
-            f"{name} is a reward model, made by `ppoflow reward-model`, not a policy: it cannot be traced, evaluated "
-            "or promoted; a spec of `ppoflow rlhf` takes it as given.reward_model, other specs its exported folder "
-            "as a reward of kind model"
-        )
+    require_no_reward_model(version, name)
     if missing == [ITERATION_TAG]:
         raise InputError(
             f"{name} was made by `ppoflow dpo`, which has no iterations: it cannot be traced, evaluated or promoted; "
@@ -95,7 +90,14 @@ def registered_policy(version: Version, name: str, folder: str | None) -> Policy
         )
     run, iteration = version.tags[RUN_TAG], int(version.tags[ITERATION_TAG])
     checkpoint = ArtifactRef.model_validate(json.loads(version.tags[CHECKPOINT_TAG]))
-    record = committed_at(run, iteration)
+    records = committed(run).records
+    if iteration >= len(records):
+        raise InputError(
+            f"{name} is the policy of iteration {iteration} of run {run}, which was taken out of the run since (a "
+            f"rollback, a rerun or damage) or is of another run of that name; it has 0..{len(records) - 1} now: it "
+            f"cannot be traced, evaluated or promoted any more. `ppoflow sample {name}` asks it"
+        )
+    record = records[iteration]
     if record.checkpoint.digest != checkpoint.digest:
         raise InputError(
             f"{name} is not what iteration {iteration} of run {run} made (digest {checkpoint.digest[:12]} against "
@@ -103,6 +105,16 @@ def registered_policy(version: Version, name: str, folder: str | None) -> Policy
         )
     made = record.checkpoint.model_copy(update={"uri": checkpoint.uri})
     return policy_of(name, run, record, made, folder, version)
+
+
+def require_no_reward_model(version: Version, name: str) -> None:
+    """Raise InputError where a registered version is not a policy, but what scores policies."""
+    if REWARD_MODEL_TAG in version.tags:
+        raise InputError(
+            f"{name} is a reward model, made by `ppoflow reward-model`, not a policy: it cannot be sampled, traced, "
+            "evaluated or promoted; a spec of `ppoflow rlhf` takes it as given.reward_model, other specs its exported "
+            "folder as a reward of kind model"
+        )
 
 
 def policy_of(

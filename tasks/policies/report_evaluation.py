@@ -8,7 +8,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from infra.mlflow.tracking import Point
 from tasks.policies.policy import Policy
-from tasks.reports.prefect import page_key, prompt_text, see_mlflow, tell_prefect
+from tasks.reports.prefect import answer_line, page_key, prompt_text, see_mlflow, tell_prefect
 from tasks.stages.context import RunContext
 from tasks.stages.references import EvaluationRef
 from tasks.stages.stage import stage
@@ -16,7 +16,7 @@ from tasks.stages.stage import stage
 
 @stage("report_evaluation", retries=0)
 def report_evaluation(context: RunContext, policy: Policy, evaluation: EvaluationRef) -> str | None:
-    """One MLflow run for each policy and held-out set. Returns what MLflow did not take, None where it has it all."""
+    """One MLflow run for each evaluation, by its digest. Returns what MLflow did not take, None where it has it all."""
     made = context.store.manifest(evaluation.bare()).created_at
     made_ms = int(datetime.fromisoformat(made).timestamp() * 1000)
     tags = {
@@ -30,6 +30,7 @@ def report_evaluation(context: RunContext, policy: Policy, evaluation: Evaluatio
         tags["ppoflow.version"] = f"models:/{policy.version.name}/{policy.version.version}"
     points = [Point(name, value, policy.iteration, made_ms) for name, value in sorted(evaluation.metrics.items())]
     rows = [[prompt_text(s["prompt"]), s["response"], s["score"]] for s in evaluation.samples]
+    context.tracker.run_key = evaluation.digest
     complete = context.tracker.open() and context.tracker.set_tags(tags) and context.tracker.log_points(points)
     complete = complete and context.tracker.log_table("samples", ("prompt", "response", "score"), rows)
     complete = context.tracker.finish() and complete
@@ -42,6 +43,6 @@ def report_evaluation(context: RunContext, policy: Policy, evaluation: Evaluatio
 def page(policy: Policy, evaluation: EvaluationRef) -> str:
     """The metrics as a table, and a few answers."""
     rows = [f"| {name} | {value:.4f} |" for name, value in sorted(evaluation.metrics.items())]
-    answers = [f"- `{prompt_text(s['prompt'])}` → `{s['response']}` (score {s['score']})" for s in evaluation.samples]
+    answers = [answer_line(sample) for sample in evaluation.samples]
     title = f"# {policy.name}: run {policy.run}, iteration {policy.iteration}"
     return "\n\n".join([title, "\n".join(["| metric | |", "|---|---|", *rows]), "\n".join(answers)])

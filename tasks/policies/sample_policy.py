@@ -14,7 +14,7 @@ from infra.engines.protocol import EngineInput, EngineJob
 from infra.mlflow.registry import SOURCE_TAG, describe
 from infra.settings import Settings
 from ppo_core.records import InputError
-from tasks.policies.policy import CHECKPOINT_TAG, find_policy
+from tasks.policies.policy import CHECKPOINT_TAG, find_policy, require_no_reward_model
 from tasks.runs.state_folder import require_writable_state
 from tasks.stages.engine_programs import EnginePlan, launch
 from tasks.stages.jobs import ask
@@ -50,6 +50,7 @@ def policy_folder(model: str, settings: Settings) -> Path:
     """
     if model.startswith("models:/"):
         version = describe(settings.tracking_uri, model)
+        require_no_reward_model(version, model)
         if CHECKPOINT_TAG in version.tags and (stored := stored_policy(version.tags, settings)):
             return stored
         source = version.source
@@ -58,6 +59,8 @@ def policy_folder(model: str, settings: Settings) -> Path:
         return Path(unquote(urlsplit(source).path))
     if (Path(model) / "config.json").is_file():
         check_export(Path(model))
+        if b'ForSequenceClassification"' in (Path(model) / "config.json").read_bytes():
+            raise InputError(f"{model} is a sequence classifier, such as a reward model: only a policy can be sampled")
         return Path(model).absolute()
     if "/" in model:
         raise InputError(f"{model} is no Hugging Face folder (no config.json): give a folder, a run or models:/…")

@@ -53,9 +53,10 @@ def report_dpo(
         for sample in evaluation.samples
     ]
     files = report_preferences(context, preferences)
+    held_out_prompts = [data for data in prompts(context.spec, dataset) if data.context != "training"]
     complete = (
         introduce(context)
-        and tracker.log_datasets([*input_data(context.spec.preferences, preferences), *prompts(context.spec, dataset)])
+        and tracker.log_datasets([*input_data(context.spec.preferences, preferences), *held_out_prompts])
         and all(tracker.log_text(name, text) for name, text in files.items())
         and tracker.log_points(curves)
         and tracker.log_points(measured)

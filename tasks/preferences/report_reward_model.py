@@ -11,6 +11,7 @@ from prefect.artifacts import create_markdown_artifact
 from infra.mlflow.client import is_server
 from infra.mlflow.learning_curves import Panel, learning_curves
 from infra.mlflow.tracking import InputData, Point
+from ppo_core.records import content_digest
 from ppo_core.spec import PreferencesSpec
 from tasks.preferences.context import PreferenceContext, RewardModelContext
 from tasks.preferences.stages import PreferencesRef, RewardEvaluationRef, RewardModelRef
@@ -23,10 +24,18 @@ from tasks.runs.run_state import flat
 from tasks.stages.stage import completed, stage
 
 SURE = [(0.5, 0.5), (1.0, 1.0)]
+NOT_LEARNED_FROM = {"engines", "folder", "registry"}
+"""Sections of a spec that change nothing in what is trained."""
 
 
-def begin_report(context: PreferenceContext, say: Callable[[str], None]) -> None:
-    """Open the MLflow run and describe it, while engines start; from now on losses are sent as they come."""
+def begin_report(context: PreferenceContext, preferences: PreferencesRef, say: Callable[[str], None]) -> None:
+    """Open the MLflow run and describe it; from now on losses are sent as they come.
+
+    A run of this name that trains something else, by other settings or data, has another MLflow run: curves and
+    figures of two models would stand side by side in one.
+    """
+    trained = content_digest([context.spec.model_dump(mode="json", exclude=NOT_LEARNED_FROM), preferences.digest])
+    context.tracker.run_key = f"{context.tracker.run_key}-{trained[:16]}"
 
     def begin() -> None:
         if introduce(context) and is_server(context.tracker.uri):

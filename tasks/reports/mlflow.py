@@ -41,12 +41,12 @@ SPLITS = {"training": "train", "evaluation": "eval", "supervised": "sft"}
 """What MLflow calls the use of data, and the dataset's name of the split."""
 
 
-def introduce(context: RunContext) -> bool:
-    """Say what this run is: settings, the spec, who started it, from where, and how to go on with it."""
+def introduce(context: RunContext, record: IterationRecord | None) -> bool:
+    """Say what this run is: settings, the spec, who started it, from where, how far it is, and how to go on with it."""
     document = context.spec.document()
     sent = context.tracker.log_parameters(flat(document))
     sent = sent and context.tracker.log_text("spec.json", json.dumps(document, indent=2))
-    return sent and context.tracker.set_tags(origin(context.spec) | {NOTE: description(context)})
+    return sent and context.tracker.set_tags(origin(context.spec) | {NOTE: description(context, record)})
 
 
 def origin(spec: FlowSpec) -> dict[str, str]:
@@ -61,12 +61,13 @@ def origin(spec: FlowSpec) -> dict[str, str]:
     return tags if commit is None else {**tags, "mlflow.source.git.commit": commit}
 
 
-def description(context: RunContext, record: IterationRecord | None = None) -> str:
+def description(context: RunContext, record: IterationRecord | None) -> str:
     """What people read first on the run's page; with a record also how far it is, and which policy is the best."""
     spec, run = context.spec, context.run
     lines = [f"PPO training run **{run}** of spec `{spec.name}`, {spec.iterations} iterations."]
     if record is not None:
-        best = best_in_words(record.best, context.reporting.metrics.get(record.best.iteration, {}))
+        metrics = context.reporting.metrics.get(record.best.iteration)
+        best = best_in_words(record.best, metrics or record_at(context.records, record.best.iteration).metrics)
         lines.append(f"Iteration {record.iteration} of {spec.iterations} is done; {best}.")
     commands = {
         "continue it": f"ppoflow resume {run}",

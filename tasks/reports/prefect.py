@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from typing import Any, TypeVar, cast
@@ -62,9 +63,7 @@ def shown(value: float | None) -> float | None:
 def show_samples(context: RunContext, record: IterationRecord) -> None:
     """A few answers to held-out prompts."""
     assert record.evaluation is not None
-    lines = [
-        f"- `{prompt_text(s['prompt'])}` → `{s['response']}` (score {s['score']})" for s in record.evaluation.samples
-    ]
+    lines = [answer_line(sample) for sample in record.evaluation.samples]
     text = f"# {context.run}, iteration {record.iteration}\n\n" + "\n".join(lines)
     headlines = "".join(f", {name} {record.metrics[name]:.3f}" for name in HEADLINES[:2] if name in record.metrics)
     description = (
@@ -103,6 +102,22 @@ def tell_prefect(context: RunContext, what: str, create: Callable[[], T]) -> T |
 def prompt_text(prompt: Any) -> str:
     """A prompt as one text; the messages of a chat in turn."""
     return prompt if isinstance(prompt, str) else " / ".join(str(message.get("content")) for message in prompt)
+
+
+def answer_line(sample: Mapping[str, Any]) -> str:
+    """A prompt and its answer as an item of a list in markdown."""
+    return f"- {as_code(prompt_text(sample['prompt']))} → {as_code(sample['response'])} (score {sample['score']})"
+
+
+def as_code(text: str) -> str:
+    """A text as it is, in a line of markdown: its own backticks and line breaks must not end the code.
+
+    Source: CommonMark 0.31.2, section 6.1 (code spans).
+    """
+    line = "↵".join(text.splitlines()) + ("↵" if text.endswith("\n") else "") if text.strip() else repr(text)
+    fence = "`" * (max((len(run) for run in re.findall("`+", line)), default=0) + 1)
+    space = " " if "`" in line else ""
+    return f"{fence}{space}{line}{space}{fence}"
 
 
 def page_key(run: str, name: str) -> str:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from infra.artifacts import ArtifactError, ArtifactRef, open_store
-from infra.backend import open_records, open_runs
+from infra.backend import open_collector, open_records, open_runs
 from infra.runs.names import is_run_name
 from infra.runs.records import RunRecords
 from infra.settings import Settings
@@ -99,6 +99,16 @@ def known_runs(root: str) -> list[str]:
     runs = open_runs(root)
     names = {name for name in runs.names(started=False) if not name.startswith(PRIVATE)} | {*runs.names()}
     return sorted(names | {page.run for page in pages_of(root) if is_run_name(page.run)})
+
+
+def require_store() -> None:
+    """Raise InputError where nothing is stored at all, as where a setting names another place than was meant."""
+    root = open_store(Settings().store_root).root
+    collector = open_collector(root)
+    if not known_runs(root) and not collector.artifacts() and not collector.orphans():
+        raise InputError(
+            f"{root} has no run and no artifact: set PPOFLOW_STORE (or PPOFLOW_HOME) to where the runs are"
+        )
 
 
 def restore_lost(records: RunRecords) -> list[str]:

@@ -106,6 +106,8 @@ def chosen_iterations(records: RunRecords, wanted: str | None) -> range:
         chosen = range(int(first), int(last if dots else first) + 1)
     except ValueError:
         raise InputError(f"iterations {wanted!r}: write FIRST..LAST or one number, for example 3..5") from None
-    if not chosen or chosen[0] < have[0] or chosen[-1] > have[-1]:
+    if not chosen:
+        raise InputError(f"iterations {wanted}: the first comes after the last; write FIRST..LAST, for example 3..5")
+    if chosen[0] < have[0] or chosen[-1] > have[-1]:
         raise InputError(f"iterations {wanted}: run {records.run} has {have[0]}..{have[-1]}")
     return chosen

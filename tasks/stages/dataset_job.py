@@ -21,10 +21,11 @@ def dataset_job(spec: RunSpec | DpoSpec) -> PrepareDatasetJob:
         examples["sft_data"] = spec.sft.data
         examples["sft_prompt_column"] = spec.sft.prompt_column
         examples["sft_completion_column"] = spec.sft.completion_column
+    sampled = isinstance(spec, RunSpec) or spec.dataset.evaluates
     return PrepareDatasetJob(
         dataset=spec.dataset,
         model=spec.model,
-        max_response_tokens=spec.rollout.max_response_tokens,
+        max_response_tokens=spec.rollout.max_response_tokens if sampled else 1,
         max_response_tokens_column=spec.rollout.max_response_tokens_column,
         temperature_column=spec.rollout.temperature_column,
         stop_token_ids=spec.rollout.stop_token_ids,

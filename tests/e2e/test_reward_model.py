@@ -148,7 +148,7 @@ def test_a_malformed_row_is_refused_by_line_and_column(tmp_path: Path, case: str
 def test_a_model_that_is_no_causal_lm_is_refused(home: Path, tmp_path: Path) -> None:
     done = project(tmp_path, [{"prompt": "7+5=", "chosen": "7", "rejected": "8"}], folder(home))
     assert done.returncode == 2
-    assert "is a sequence classifier already (LlamaForSequenceClassification)" in done.stderr
+    assert "is a sequence classifier (LlamaForSequenceClassification)" in done.stderr
     (tmp_path / "empty").mkdir()
     done = project(tmp_path / "empty", [], tmp_path / "nothing")
     assert f"there is no folder {tmp_path / 'nothing'}" in done.stderr

@@ -14,6 +14,7 @@ import flows.promotion
 from flows.cli import app
 from flows.iteration import Rerun
 from infra.mlflow.alias_journal import Journals, Move
+from infra.mlflow.client import open_client
 from ppo_core.records import InputError
 from ppo_core.spec import PromotionSpec
 from tasks.policies.policy import KL, find_policy
@@ -21,7 +22,7 @@ from tasks.policies.promote_policy import Approval
 from tasks.register_policy import register_policy
 from tests.flows.hand_over import MODEL, HandOver
 from tests.tasks.toy_reward_models import toy_engines
-from tests.tasks.toy_runs import ToyRun
+from tests.tasks.toy_runs import ToyRun, ended_well
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 BETTER = ("--set", "promotion.min_gain=-1")
@@ -134,6 +135,36 @@ def test_a_version_whose_iteration_was_made_again_is_refused(own: HandOver) -> N
         own.policy(3)
     result = CliRunner().invoke(app, ["promote", f"models:/{MODEL}/3", *BETTER])
     assert (result.exit_code, champion(), len(moves(own))) == (2, 0, 1)
+
+
+def test_a_champion_that_was_taken_out_of_its_run_is_told_with_what_helps(own: HandOver) -> None:
+    """Its iteration was rolled back: it can be sampled, and compared with nothing."""
+    own.promote(3)
+    with ended_well(own.run.context()) as context:
+        context.supersede(1)
+    gone = (
+        r"is the policy of iteration 2 of run toy, which was taken out .*; it has 0..1 now: .*`ppoflow sample models:"
+    )
+    with pytest.raises(InputError, match=gone):
+        own.policy(3)
+    code, said = promote(2, *BETTER)
+    assert (code, len(moves(own))) == (2, 2)
+    told = " ".join(said.split())
+    assert f"{MODEL}@champion is version 3, which no policy can be compared with: models:/{MODEL}/3 is" in told
+    assert "Take the alias away in MLflow, or put it on a version of a run, then promote again" in told
+
+
+def test_each_evaluation_has_an_mlflow_run_of_its_own(own: HandOver) -> None:
+    """Of one policy on two sets of prompts, in turn: no figure of one stands beside the answers of the other."""
+    for count in ("8", "4", "8"):
+        result = CliRunner().invoke(app, ["evaluate", "toy@2", "--set", f"evaluation.num_prompts={count}"])
+        assert result.exit_code == 0, result.output
+    client = open_client(f"sqlite:///{own.run.home}/mlflow.db")
+    (experiment,) = (found for found in client.search_experiments() if found.name == MODEL)
+    runs = client.search_runs([experiment.experiment_id], "tags.`ppoflow.run` = 'evaluation of toy@2'")
+    assert len({run.data.tags["ppoflow.evaluation"] for run in runs}) == len(runs) == 2
+    points = [client.get_metric_history(run.info.run_id, "evaluation/score") for run in runs]
+    assert [len(found) for found in points] == [1, 1]
 
 
 def test_whose_responses_a_divergence_is_of(own: HandOver) -> None:

@@ -1,4 +1,4 @@
-"""`ppoflow reward-model` of a name that another process works on, or that has another model already."""
+"""`ppoflow reward-model` and `dpo` of a name that another process works on, or that has another model already."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from flows.cli import app
 from infra.artifacts import open_store
 from infra.backend import acquire_lease
+from infra.mlflow.client import open_client
 from infra.settings import Settings
 from tasks.stages.holding import REWARD_MODEL, lease_name
 from tests.tasks.toy_reward_models import toy_engines
@@ -50,3 +51,17 @@ def test_another_model_in_the_folder_of_the_name_is_told(home: Path, monkeypatch
     for changes, other in [((), False), ((), False), (("--set", "fit.num_steps=41"), True)]:
         status, said = train(*changes)
         assert (status, told in said) == (0, other), said
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_each_model_of_the_name_has_an_mlflow_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one they would share curves and figures; the same training again has the same one."""
+    toy_engines(monkeypatch)
+    for changes in ((), ("--set", "fit.num_steps=41"), ("--set", "engines.timeout_s=1000"), ()):
+        status, said = train(*changes)
+        assert status == 0, said
+    client = open_client(f"sqlite:///{tmp_path}/mlflow.db")
+    runs = client.search_runs([one.experiment_id for one in client.search_experiments()], "tags.`ppoflow.run` = 'mine'")
+    assert sorted(run.data.params["fit.num_steps"] for run in runs) == ["200", "41"]
+    points = [client.get_metric_history(run.info.run_id, "reward_model/accuracy") for run in runs]
+    assert [len(found) for found in points] == [1, 1]

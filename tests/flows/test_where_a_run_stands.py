@@ -21,6 +21,19 @@ pytestmark = pytest.mark.usefixtures("prefect_server")
 SHORT = ("iterations=2", "dataset.evaluation=null")
 
 
+@pytest.mark.parametrize("command", ["fsck", "gc"])
+def test_a_store_that_has_nothing_is_not_called_intact(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "typo"))
+    monkeypatch.delenv("PPOFLOW_STORE", raising=False)
+    told = CliRunner().invoke(app, [command])
+    assert told.exit_code == 2
+    assert (
+        f"{tmp_path}/typo/store has no run and no artifact: set PPOFLOW_STORE (or PPOFLOW_HOME) to where" in told.output
+    )
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyRun:
     """A finished run, whose state was then moved."""
@@ -53,6 +66,11 @@ def test_asking_a_damaged_copy_of_the_best_policy_is_refused(run: ToyRun) -> Non
     (folder / "config.json").write_text("{}")
     (folder / "manifest.json").unlink()
     assert policy_folder(str(folder), Settings()) == folder  # somebody's own folder
+    (folder / "config.json").write_text('{"architectures": ["LlamaForSequenceClassification"]}')
+    with pytest.raises(
+        InputError, match="is a sequence classifier, such as a reward model: only a policy can be sampled"
+    ):
+        policy_folder(str(folder), Settings())
     (folder / "config.json").unlink()
     folder = export_best(run.context(), run.records()[-1].best)
     flip_a_bit(folder)

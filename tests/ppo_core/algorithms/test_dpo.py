@@ -194,6 +194,11 @@ GIVEN: dict[str, Any] = {
         ("engines.offload_reference=true", r"offload_reference=True is of a reference that is held, .*: leave it out"),
         ("dpo.centring=0.1", r"dpo.centring: unknown key"),
         ("iterations=3", r"iterations: unknown key"),
+        ("registry.alias=champion", r"where `ppoflow promote` puts policies that passed .*\(by default candidate\)"),
+        (
+            "dataset.train=[{path: a.jsonl, weight: 3}, {path: b.jsonl, weight: 1}]",
+            "a weight of dataset.train sets the order of prompts .* but DPO trains on preferences: leave them all out",
+        ),
     ],
 )
 def test_a_spec_that_cannot_be_meant_is_refused(override: str, message: str) -> None:
@@ -206,3 +211,10 @@ def test_without_held_out_prompts_nothing_is_sampled() -> None:
     spec = DpoSpec.model_validate(GIVEN)
     assert "rollout" in spec.roles
     assert "rollout" not in spec.with_overrides(["dataset.evaluation=null"]).roles
+
+
+def test_what_has_no_effect_is_told() -> None:
+    overrides = ["dataset.evaluation=null", "evaluation.num_prompts=3", "engines.placement_timeout_s=5"]
+    told = " ".join(DpoSpec.model_validate(GIVEN).with_overrides(overrides).notes())
+    assert "evaluation.num_prompts=3" in told
+    assert "engines.placement_timeout_s" in told

@@ -201,6 +201,7 @@ GOOD = {"prompt": "w2 ", "chosen": "w3", "rejected": "w4"}
             "row 2 has rejected with a last .* role 'user'",
         ),
         ({**GOOD, "margin": -1}, r"pairs.jsonl: row 2 has margin=-1: give a number of 0 or more, or leave it out"),
+        ({**GOOD, "margin": 1e39}, r"row 2 has margin=1e\+39: the loss is of float32, so give 1e\+30 at most"),
         ({**GOOD, "margin": "much"}, r"pairs.jsonl: row 2 has margin='much': give a number"),
         ({"prompt": "w2", "responses": ["w3", "w4"], "margin": 1}, r"pairs.jsonl: row 2 has margin and responses"),
         ({**GOOD, "chosen": "a\ud800"}, r"row 2 has chosen with '\\ud800' at character 2, a lone surrogate"),

@@ -52,6 +52,14 @@ def checked(folder: Path, **model: Any) -> dict[str, Any]:
     return check_model(model_config(str(folder), None), folder, job, tokens=32, trust_remote_code=False)
 
 
+def test_a_reward_model_is_no_start_of_a_policy(tmp_path: Path) -> None:
+    """With tied embeddings transformers would make a causal LM of its trunk, and leave its head out."""
+    folder = tiny_folder(tmp_path, "llama-tied")
+    configure(folder, architectures=["LlamaForSequenceClassification"])
+    with pytest.raises(InputError, match=r"is a sequence classifier \(LlamaForSequenceClassification\), .* causal LM"):
+        checked(folder)
+
+
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen2", "gpt2"])
 def test_a_folder_as_it_was_saved_fits_by_its_headers_alone(name: str, tmp_path: Path) -> None:
     folder, policy = tiny_folder(tmp_path, name), tiny_policy(name)

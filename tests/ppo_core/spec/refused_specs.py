@@ -194,6 +194,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"registry": {"alias": ""}}, "registry.alias: '' is not a valid MLflow alias: use letters"),
     ({"registry": {"alias": "a" * 256}}, r"registry.alias: a+\.\.\. has 256 characters, MLflow allows 255: shorten it"),
+    ({"registry": {"model": "it's"}}, "has ', which MLflow, or models:/NAME@ALIAS, does not allow .* as in it-s"),
     (
         {"registry": {"alias": "champion"}},
         "registry.alias=champion is promotion.alias too, .* past all gates: set one of them to another alias",
