@@ -196,38 +196,38 @@ def unwrapped_interrupts(*others: type[BaseException]) -> Iterator[None]:
 
 @contextmanager
 def stopping_on_sigterm() -> Iterator[None]:
-    """End on SIGTERM, and on the SIGHUP of a terminal that is gone, as on Ctrl-C.
-
-    Prefect then marks the run Crashed, and everything is closed.
+    """See `interrupting`; Prefect then marks the run Crashed, and everything is closed.
 
     Where SIGTERM comes while Prefect makes a task run, its own handling of the signal fails with a ValueError: an error
     that a signal was made into is KeyboardInterrupt here too.
     """
     from prefect.exceptions import TerminationSignal
 
-    interrupt_on_sigterm()
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # and not ignored, as in the background of a shell
-        signal.signal(signal.SIGINT, interrupt)
-    try:
-        with unwrapped_interrupts(TerminationSignal):
-            yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with interrupting(), unwrapped_interrupts(TerminationSignal):
+        yield
 
 
-def interrupt_on_sigterm() -> None:
-    """From now on SIGTERM, and the SIGHUP of a terminal that is gone, are KeyboardInterrupt."""
+@contextmanager
+def interrupting() -> Iterator[None]:
+    """End on SIGTERM, and on the SIGHUP of a terminal that is gone, as on Ctrl-C: all by `interrupt`."""
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGALRM, interrupt)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # and not ignored, as under nohup
         signal.signal(signal.SIGHUP, interrupt)
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # and not ignored, as in the background of a shell
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt, but in the middle of an import only when it has ended, as SIGALRM then, once.
 
-    Python 3.11 may otherwise keep its import lock, for which all other threads would wait for ever.
+    Python 3.11 may otherwise keep its import lock, for which all other threads would wait for ever; and what it makes
+    classes of in an import by `exec` has it end the process by SIGINT, also where the interrupt was seen to.
     """
     waiting = in_import(frame)
     signal.setitimer(signal.ITIMER_REAL, AGAIN_S if waiting else 0)

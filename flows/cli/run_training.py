@@ -12,7 +12,7 @@ import typer
 from flows.cli.friendly_errors import (
     INTERRUPTED,
     REFUSED,
-    interrupt_on_sigterm,
+    interrupting,
     leave,
     say,
     stopping_on_sigterm,
@@ -38,9 +38,9 @@ def check_first(spec: RunSpec, run: str | None, *, wait: bool = False) -> None:
     from tasks.runs.progress import announced
 
     tell_step(CHECKING)
-    interrupt_on_sigterm()
     try:
         with (
+            interrupting(),
             unwrapped_interrupts(),
             ThreadPoolExecutor(1) as aside,
             announced(run or spec.name, CHECKING),

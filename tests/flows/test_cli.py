@@ -69,7 +69,7 @@ def test_what_cannot_be_done_is_said_in_a_line_and_leaves_nothing(
 
 def test_a_registered_reward_model_is_not_taken_for_a_policy() -> None:
     version = Version("rm", "1", "", {"ppoflow.run": "r", "ppoflow.reward_model": "{}"}, 0)
-    with pytest.raises(InputError, match=r"^models:/rm/1 is a reward model, .* not a policy: it cannot be sampled, traced, "):
+    with pytest.raises(InputError, match=r"^models:/rm/1 is a reward model, .*: it cannot be sampled, traced, "):
         registered_policy(version, "models:/rm/1", None)
     unknown = r"models:/rm/1 has no lineage \(the tags ppoflow.run, .*: only versions that ppoflow has registered"
     with pytest.raises(InputError, match=unknown):

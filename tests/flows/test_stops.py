@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
+from uuid import uuid4
 
 import pytest
 import typer
@@ -59,11 +60,12 @@ def test_of_such_a_run_prefect_knows_that_it_crashed_and_did_not_fail(monkeypatc
     def body() -> None:
         stage()
 
+    name = f"stopped-by-a-signal-{uuid4().hex}"
     monkeypatch.setattr("prefect.task_engine._create_task_run_locally", arrives)
     with pytest.raises(KeyboardInterrupt), stopping_on_sigterm():
-        EmbeddedFlow(fn=body, name="stopped-by-a-signal")()
+        EmbeddedFlow(fn=body, name=name)()
     with get_client(sync_client=True) as client:
-        runs = client.read_flow_runs(flow_filter=FlowFilter(name={"any_": ["stopped-by-a-signal"]}))
+        runs = client.read_flow_runs(flow_filter=FlowFilter(name={"any_": [name]}))
     assert [run.state_name for run in runs] == ["Crashed"]
 
 
@@ -128,7 +130,7 @@ def test_an_import_is_not_interrupted_in_its_middle(
 
     However often the signal came, it is an interrupt once: what ends the run is not interrupted.
     """
-    name, before = f"interrupted_by_{number.name.lower()}", signal.getsignal(signal.SIGINT)
+    name, before = f"interrupted_by_{number.name.lower()}_{uuid4().hex}", signal.getsignal(signal.SIGINT)
     lines = ("import os, time", *[f"os.kill(os.getpid(), {number})", "time.sleep(0.1)"] * 3, "done = True")
     (tmp_path / f"{name}.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(tmp_path)

@@ -263,7 +263,7 @@ def test_a_killed_guardian_takes_engine_and_descendants_along(engine):
     assert outlived(pids[:2]) == []
     with pytest.raises(EngineDied, match="lost its guardian to SIGKILL"):
         run(engine, "echo")
-    assert outlived(pids, within_s=0) == []
+    assert outlived(pids, within_s=5) == []  # they are killed; a busy kernel takes a moment to end them
     pid_of(engine)
 
 
