@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from infra.runs.records import RecordExists
 from ppo_core.spec import RunSpec
@@ -32,7 +32,7 @@ def draft_record(
     metrics = {name: value for ref in made.values() for name, value in ref.metrics.items()}
     metrics |= context.timings.measured()
     if isinstance(rollouts, RolloutsRef):
-        metrics |= throughput(metrics, rollouts, context.timings.cached_stages())
+        metrics |= throughput(metrics, rollouts) if context.timings.worked(GENERATE_ROLLOUTS.name) else {}
         metrics |= staleness(spec, previous)
     metrics |= gold_trend(context, previous, metrics)
     iteration = 0 if previous is None else previous.iteration + 1
@@ -126,10 +126,8 @@ def staleness(spec: RunSpec, previous: IterationRecord | None) -> dict[str, floa
     return {"rollout/staleness": float(previous.sampler is not None)}
 
 
-def throughput(metrics: dict[str, float], rollouts: RolloutsRef, cached: Container[str]) -> dict[str, float]:
-    """Response tokens per second: of sampling alone, and of the whole iteration. None where nothing was sampled."""
-    if GENERATE_ROLLOUTS.name in cached:
-        return {}
+def throughput(metrics: dict[str, float], rollouts: RolloutsRef) -> dict[str, float]:
+    """Response tokens per second: of sampling alone, and of the whole iteration."""
     tokens = rollouts.num_response_tokens
     sampling, whole = metrics.get("seconds/generate_rollouts", 0.0), metrics["seconds/iteration"]
     return {

@@ -79,8 +79,8 @@ def report(context: RunContext, record: IterationRecord) -> str | None:
 
 
 def report_rollback(context: RunContext, record: IterationRecord) -> None:
-    """Have the page and the picture of the curves say again how far the run is: at `record`."""
-    context.reporting.aside(lambda: show_progress(context, record))
+    """Have the description and the picture of the curves say again how far the run is: at `record`."""
+    _complaint(context, lambda: show_progress(context, record))
 
 
 @stage("report_end", retries=0)
@@ -108,8 +108,8 @@ def _complaint(context: RunContext, report: Callable[[], bool]) -> str | None:
 
 def _report(context: RunContext, record: IterationRecord) -> bool:
     complete = _catch_up(context, record)
+    context.reporting.aside(lambda: show_progress(context, record, at_most_every_s=PICTURE_EVERY_S))
     if record.evaluation is not None:
-        context.reporting.aside(lambda: show_progress(context, record, at_most_every_s=PICTURE_EVERY_S))
         show_samples(context, record)
     show_iterations(context)
     return complete

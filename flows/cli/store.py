@@ -81,11 +81,11 @@ def gc(
         from tasks.runs.retention import find_garbage, remove_garbage
         from tasks.runs.run_state import require_store
 
-        require_store()
         garbage = find_garbage(damaged=damaged)
         for whose, complaint in garbage.unreadable.items():
             say(f"! what {whose} needs cannot be read, so every artifact is kept: {complaint}")
         if not garbage.rows():
+            require_store()
             say("nothing to remove: everything in the store is needed")
             return
         table = Table("what", "MiB", "why", title="to be removed", title_justify="left")

@@ -69,7 +69,7 @@ OnProgress = Callable[[EngineProgress], None]
 
 def printed(line: str) -> str:
     """A line of an engine's log as a terminal may have it: without control characters, and not endless."""
-    shown = "".join(character for character in line if character.isprintable() or character == "\t")
+    shown = "".join(" " if c.isspace() else c for c in line if c.isprintable() or c.isspace())
     return shown if len(shown) <= SHOWN_OF_A_LINE else f"{shown[:SHOWN_OF_A_LINE]}…"
 
 

@@ -82,7 +82,7 @@ class EngineHost:
             with suppress(StoreUnavailable):  # the first work waits for it, as any other does
                 self._store = self._blueprint.open_store()
         except Exception as error:
-            return Outcome(Greeting(node, os.getpid(), {}), error)
+            return Outcome(Greeting(node, os.getpid(), {}), that_travels(error))
         return Outcome(Greeting(node, os.getpid(), facts))
 
     def do(self, work: Work) -> Outcome:

@@ -120,7 +120,12 @@ class DpoSpec(FlowSpec):
 
     def notes(self) -> list[str]:
         """What a person should know before the run starts."""
-        return self.evaluation.notes(self.dataset) + self.engines.notes()
+        said = self.evaluation.notes(self.dataset) + self.engines.notes()
+        given = [key for key, value in self.rollout if value != RolloutSpec.model_fields[key].default]
+        if given and not self.dataset.evaluates:
+            named = ", ".join(f"rollout.{key}" for key in given)
+            said.append(f"without held-out prompts nothing is sampled, so without effect: {named}")
+        return said
 
     @property
     def roles(self) -> tuple[str, ...]:

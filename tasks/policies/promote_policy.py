@@ -20,7 +20,7 @@ from ppo_core.spec import PromotionSpec, registered_name
 from tasks.policies.compare_policies import ComparisonRef
 from tasks.policies.gates import Gate
 from tasks.policies.policy import Policy, registered, registered_policy
-from tasks.reports.prefect import page_key, prompt_text, tell_prefect
+from tasks.reports.prefect import as_code, page_key, prompt_text, tell_prefect
 from tasks.stages.context import RunContext
 from tasks.stages.references import EvaluationRef
 from tasks.stages.stage import stage
@@ -71,8 +71,8 @@ class Trial(BaseModel):
         ]
         if self.comparison is not None:
             lost = [
-                f"- `{prompt_text(item['prompt'])}` candidate `{item['candidate']}`, champion `{item['champion']}` "
-                f"({item['difference']:+.3f})"
+                f"- {as_code(prompt_text(item['prompt']))} candidate {as_code(item['candidate'])}, champion "
+                f"{as_code(item['champion'])} ({item['difference']:+.3f})"
                 for item in self.comparison.setbacks
             ]
             counted = f"better on {self.comparison.better}, worse on {self.comparison.worse} of {self.comparison.pairs}"

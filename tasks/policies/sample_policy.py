@@ -59,7 +59,7 @@ def policy_folder(model: str, settings: Settings) -> Path:
         return Path(unquote(urlsplit(source).path))
     if (Path(model) / "config.json").is_file():
         check_export(Path(model))
-        if b'ForSequenceClassification"' in (Path(model) / "config.json").read_bytes():
+        if is_classifier(Path(model)):
             raise InputError(f"{model} is a sequence classifier, such as a reward model: only a policy can be sampled")
         return Path(model).absolute()
     if "/" in model:
@@ -67,6 +67,15 @@ def policy_folder(model: str, settings: Settings) -> Path:
     policy = find_policy(model)
     made, weights = open_store(settings.store_root).fetch(policy.checkpoint.bare()), policy.spec.evaluation.weights
     return made / (weights if (made / weights).is_dir() else "policy")
+
+
+def is_classifier(folder: Path) -> bool:
+    """Whether the model there is a sequence classifier, as reward models are."""
+    try:
+        architectures = json.loads((folder / "config.json").read_bytes())["architectures"]
+    except (ValueError, KeyError, TypeError):
+        return False  # whoever loads it says what is wrong
+    return any(str(name).endswith("ForSequenceClassification") for name in architectures or ())
 
 
 def stored_policy(tags: Mapping[str, str], settings: Settings) -> Path | None:

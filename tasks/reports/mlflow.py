@@ -129,9 +129,11 @@ def show_progress(context: RunContext, record: IterationRecord, *, at_most_every
     described = context.tracker.set_tags({NOTE: description(context, record)})
     if time.monotonic() - context.reporting.drawn_at < at_most_every_s:
         return described
-    curves = learning_curves(context.run, panels(context.reporting.metrics))
+    drawn = panels(context.reporting.metrics)
+    if not drawn:  # nothing was reported yet since the process began; the next report draws all
+        return described
     context.reporting.drawn_at = time.monotonic()
-    return described and context.tracker.log_figure("learning_curves", curves)
+    return described and context.tracker.log_figure("learning_curves", learning_curves(context.run, drawn))
 
 
 def panels(metrics: dict[int, dict[str, float]]) -> list[Panel]:

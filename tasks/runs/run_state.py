@@ -105,7 +105,7 @@ def require_store() -> None:
     """Raise InputError where nothing is stored at all, as where a setting names another place than was meant."""
     root = open_store(Settings().store_root).root
     collector = open_collector(root)
-    if not known_runs(root) and not collector.artifacts() and not collector.orphans():
+    if not known_runs(root) and not any((collector.artifacts(), collector.orphans(), collector.damaged())):
         raise InputError(
             f"{root} has no run and no artifact: set PPOFLOW_STORE (or PPOFLOW_HOME) to where the runs are"
         )

@@ -145,7 +145,7 @@ def run_cached(
     done = context.run_job(stage.engine, job_of(context, stage_spec, key)) if make is None else make(key)
     context.timings.add_outside("store", done.store_s)
     context.timings.add_outside("hops", done.hops_s)
-    context.timings.add(stage.name, wall=time.perf_counter() - started, engine=done.engine_s)
+    context.timings.add(stage.name, wall=time.perf_counter() - started, engine=done.engine_s, cached=False)
     ref = stage.made.of(done.ref, done.result)
     return completed(ref, f"{ref.in_words()} in {time.perf_counter() - (begun or started):.1f} s")
 

@@ -48,13 +48,13 @@ class Timings:
         with self.lock:
             self.parts[part] = self.parts.get(part, 0.0) + seconds
 
-    def add(self, stage: str, *, wall: float = 0.0, engine: float = 0.0, cached: bool = False) -> None:
-        """Add seconds to a stage."""
+    def add(self, stage: str, *, wall: float = 0.0, engine: float = 0.0, cached: bool | None = None) -> None:
+        """Add seconds to a stage, and note whether its result came from the store."""
         with self.lock:
             entry = self.stages.setdefault(stage, StageTime())
             entry.wall += wall
             entry.engine += engine
-            entry.cached = cached
+            entry.cached = entry.cached if cached is None else cached
 
     def freed(self, gib: Mapping[str, float]) -> None:
         """Keep the most that the engines of each role freed at once."""
@@ -89,6 +89,12 @@ class Timings:
         with self.lock:
             self.started, self.stages, self.parts, self.freed_gib = time.perf_counter(), {}, {}, {}
             self.scored_ahead = None
+
+    def worked(self, stage: str) -> bool:
+        """Whether a stage was done in this iteration, and not found in the store or given."""
+        with self.lock:
+            entry = self.stages.get(stage)
+            return entry is not None and entry.wall > 0 and not entry.cached
 
     def cached_stages(self) -> list[str]:
         """Stages whose result came from the store."""

@@ -35,6 +35,15 @@ from tests.tasks.toy_runs import replace
 from tests.waiting import LONG_S
 
 
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Signals of this process do afterwards what they did before."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.thorough
 @pytest.mark.usefixtures("prefect_server")
 def test_a_signal_while_prefect_makes_a_task_run_is_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,13 +179,9 @@ def test_sigterm_while_it_checks_ends_it_as_ctrl_c_does(
         threading.Event().wait(LONG_S)
         yield
 
-    before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("tasks.checks.run.checking", checking)
-    try:
-        with pytest.raises(typer.Exit) as ended:
-            run_training.check_first(smoke_spec(), None)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with pytest.raises(typer.Exit) as ended:
+        run_training.check_first(smoke_spec(), None)
     assert ended.value.exit_code == 130
     assert "interrupted; nothing was started" in capsys.readouterr().out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -66,6 +67,9 @@ def test_asking_a_damaged_copy_of_the_best_policy_is_refused(run: ToyRun) -> Non
     (folder / "config.json").write_text("{}")
     (folder / "manifest.json").unlink()
     assert policy_folder(str(folder), Settings()) == folder  # somebody's own folder
+    own_code = {"AutoModelForSequenceClassification": "modeling.Scores", "AutoModelForCausalLM": "modeling.Answers"}
+    (folder / "config.json").write_text(json.dumps({"architectures": ["Answers"], "auto_map": own_code}))
+    assert policy_folder(str(folder), Settings()) == folder
     (folder / "config.json").write_text('{"architectures": ["LlamaForSequenceClassification"]}')
     with pytest.raises(
         InputError, match="is a sequence classifier, such as a reward model: only a policy can be sampled"

@@ -28,5 +28,5 @@ def test_an_engine_that_died_says_so_although_its_log_is_gone(tmp_path: Path, mo
 
 
 def test_what_it_wrote_last_is_printed_without_control_characters_and_not_for_ever():
-    assert printed("\x1b[31mred\x07\ttext") == "[31mred\ttext"
+    assert printed("\x1b[31mred\x07\ttext\u00a0here") == "[31mred text here"
     assert printed("x" * 70_000) == "x" * 500 + "…"

@@ -215,6 +215,8 @@ def test_without_held_out_prompts_nothing_is_sampled() -> None:
 
 def test_what_has_no_effect_is_told() -> None:
     overrides = ["dataset.evaluation=null", "evaluation.num_prompts=3", "engines.placement_timeout_s=5"]
+    overrides += ["rollout.max_response_tokens=9"]
     told = " ".join(DpoSpec.model_validate(GIVEN).with_overrides(overrides).notes())
     assert "evaluation.num_prompts=3" in told
     assert "engines.placement_timeout_s" in told
+    assert "nothing is sampled, so without effect: rollout.max_response_tokens" in told
