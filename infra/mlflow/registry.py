@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from infra.addresses import sqlite_file
 from infra.mlflow.client import AWAY, in_short, open_client, without_password
 from infra.mlflow.run import RUN_TAG
 
@@ -97,6 +98,11 @@ def describe(uri: str, model: str) -> Version:
     if parts is None:
         raise InvalidModelName(
             f"{model!r} does not name a registered model: write models:/NAME@ALIAS or models:/NAME/VERSION"
+        )
+    if (file := sqlite_file(uri)) is not None and not file.exists():
+        raise RegistryError(
+            f"{model} is not there, for there is no MLflow database {file}: set PPOFLOW_HOME, or PPOFLOW_TRACKING_URI, "
+            "to where it was registered"
         )
     with _registry_errors(uri, f"find {model}"):
         client = open_client(uri)

@@ -100,3 +100,12 @@ def test_what_is_not_there_is_told_with_what_there_is(uri: str, model: str, mess
 def test_an_unreachable_server_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(RegistryError, match=r"MLflow at http://127\.0\.0\.1:9 could not register"):
         register("http://127.0.0.1:9", name="m", source=tmp_path.as_uri(), tags=LINEAGE)
+
+
+def test_to_look_for_a_model_makes_no_database(tmp_path: Path) -> None:
+    file = tmp_path / "typo" / "mlflow.db"
+    with pytest.raises(
+        RegistryError, match=r"models:/policy/1 is not there, for there is no MLflow database .*/typo/m"
+    ):
+        resolve(f"sqlite:///{file}", "models:/policy/1")
+    assert not file.parent.exists()
