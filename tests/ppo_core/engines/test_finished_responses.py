@@ -20,8 +20,10 @@ from tests.ppo_core.tiny_policies import make_policy
 pytest_plugins = ["tests.ppo_core.engines.engine_fixtures"]
 
 PROMPTS = [[4 + (13 * n + k) % 60 for k in range(3 + n)] for n in range(4)]
-# One token in 66 ends a response: of 32 the first end after a few steps, the last after a hundred and more.
-LONG = {"samples_per_prompt": 8, "max_response_tokens": 240}
+# One token in 66 ends a response: the first end after a few steps, the last after hundreds. So many that to sample them
+# takes longer than the half second after which the first are told, on any machine.
+LONG = {"samples_per_prompt": 64, "max_response_tokens": 240}
+RESPONSES = 64 * len(PROMPTS)
 Message = tuple[int, int, list[int]]
 
 
@@ -100,8 +102,8 @@ def test_vllms_responses_come_before_the_last_is_sampled(rollout: Client, tmp_pa
             )
             for row in read_rollouts(output / "rollouts.parquet")
         ]
-        assert len(rows) == len(expected) == 32
+        assert len(rows) == len(expected) == RESPONSES
         assert sorted(rows, key=repr) == sorted(expected, key=repr)
         first = next(progress for progress in seen if progress.rows)
-        assert 0 < first.done < first.total == 32
+        assert 0 < first.done < first.total == RESPONSES
     assert tables[0] == tables[1]
