@@ -72,10 +72,10 @@ def test_a_run_on_ray_survives_two_lost_machines_with_the_bytes_of_the_embedded_
 
         wait_for(committed(1), "iteration 1", run=run)
         nodes.add('{"rollout": 1, "training": 1}')
-        strike(sampling, lambda: True)
+        strike(run, sampling, lambda: True)
         wait_for(committed(2), "iteration 2", run=run)
         made = training.home / "cache" / "artifacts"
-        strike(training, lambda: len(list(made.glob("*/experience.safetensors"))) == 3)
+        strike(run, training, lambda: len(list(made.glob("*/experience.safetensors"))) >= 2)
         assert run.wait(DEADLINE_S) == 0, (tmp_path / "flow.log").read_text()
     finally:
         run.kill()
@@ -97,7 +97,7 @@ def test_a_run_on_ray_survives_two_lost_machines_with_the_bytes_of_the_embedded_
     assert not [line for line in left if any("ppo_core.engines" in word for word in line)]
 
 
-def strike(node: RayNode, ready: Callable[[], bool]) -> None:
+def strike(run: subprocess.Popen[str], node: RayNode, ready: Callable[[], bool]) -> None:
     """Kill a machine in the middle of a job: its output folder is there, and stays for a while."""
     since: dict[Path, float] = {}
 
@@ -108,5 +108,5 @@ def strike(node: RayNode, ready: Callable[[], bool]) -> None:
             since.setdefault(folder, now)
         return any(now - since[folder] > SETTLED_S for folder in folders)
 
-    wait_for(at_work, f"work on {node.address}")
+    wait_for(at_work, f"work on {node.address}", run=run)
     node.kill()
