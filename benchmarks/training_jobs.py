@@ -38,8 +38,6 @@ def measure(
 
     products = "bfloat16" if products_in_bf16(training["compute_dtype"], shape.config["hidden_size"]) else dtype
     engine = open_engine(training["num_ranks"], threads)
-    shared, plain = engine.ranks.threads, training["zero_stage"] == 0 and dtype == "float32"
-    used = shared.count if plain else 1
     try:
         with tempfile.TemporaryDirectory() as folder:
             work = Work(engine, Path(folder), shape, training, dtype)
@@ -48,7 +46,8 @@ def measure(
             for number in range(iterations + 1):
                 rounds.append(work.iterate(number))
                 # On the threads that were at work: how many cores each may use is set for good.
-                rates.append(sum(shared.map(lambda *_: matmul_rate(products), [None] * used)))
+                used = len(engine.learner.trainables["policy"].modules)
+                rates.append(sum(engine.ranks.threads.map(lambda *_: matmul_rate(products), [None] * used)))
     finally:
         engine.ranks.dismiss()
     tokens, flop = sum(work.lengths), flop_of(shape, work.parameters, work.lengths)

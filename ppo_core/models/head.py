@@ -21,6 +21,9 @@ from ppo_core.models.divergence import Head, TokenDivergence, add_product, part_
 from ppo_core.models.loading import INSIDE_POLICY
 from ppo_core.models.precision import factors, in_own_precision
 
+NO_CHANCE = -1e4
+"""In place of a logit of minus infinity less the highest: exp of it is 0 too, and 0 times it no NaN."""
+
 
 class TokenLogprobs(torch.autograd.Function):
     """`[N, 2]` fp32 of hidden states `[N, H]`, `weight` `[V, H]` and targets `[N]`: logprob, entropy.
@@ -90,11 +93,22 @@ def _reduce(
 ) -> None:
     """Fill `total` with the logsumexp and `output` with logprob and entropy."""
     for rows, block in _blocks(logits, temperature):
-        total[rows] = block.logsumexp(1)
+        if entropy is None:
+            total[rows] = block.logsumexp(1)
+        else:
+            total[rows], output[rows, 1] = _with_entropy(block)
         output[rows, 0] = block.gather(1, targets[rows, None])[:, 0] - total[rows]
-        if entropy is not None:
-            shifted = block - total[rows, None]  # log p
-            output[rows, 1] = -(shifted.exp() * shifted.masked_fill_(shifted == -torch.inf, 0.0)).sum(1)
+
+
+def _with_entropy(block: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each row the logsumexp, to the bit as torch has it, and the entropy `log s - sum x exp x / s`, s = sum exp x,
+    where x is the row less its highest: one exponential of each number serves both."""
+    highest = block.amax(1, keepdim=True)
+    shifted = (block - highest).clamp_(min=NO_CHANCE)
+    weights = shifted.exp()
+    total = weights.sum(1)
+    log_total = total.log()
+    return log_total + highest[:, 0], log_total - weights.mul_(shifted).sum(1) / total
 
 
 def _to_gradient(

@@ -29,15 +29,18 @@ def products_in_bf16(wanted: ComputeDtype, hidden_size: int) -> bool:
     return hidden_size >= WORTHWHILE and any(capabilities.get(name, False) for name in UNITS)
 
 
-def multiply_in(module: Any, dtype: ComputeDtype) -> None:
+def multiply_in(module: Any, dtype: ComputeDtype) -> bool:
     """Have the module's forward passes, and the backward passes after them, multiply in `dtype` from now on.
 
-    Within the module and for each pass alone: DeepSpeed switches off on GPUs what is around its engine, threads do not
-    inherit it, and autocast keeps the rounded weights as long as it lasts, also when an optimizer changes them.
+    Returns whether that is bf16. Within the module and for each pass alone: DeepSpeed switches off on GPUs what is
+    around its engine, threads do not inherit it, and autocast keeps the rounded weights as long as it lasts, also when
+    an optimizer changes them.
     """
-    if products_in_bf16(dtype, module.config.get_text_config().hidden_size):
+    rounded = products_in_bf16(dtype, module.config.get_text_config().hidden_size)
+    if rounded:
         # Not a closure: a copy of the module must get a copy of its own `forward`.
         module.forward = partial(_in_bf16, module.forward)
+    return rounded
 
 
 def _in_bf16(forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -25,13 +25,15 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 PERSISTENT = 100_000
 """Parameters of fewer numbers, such as the scales of norms, stay whole on every rank in ZeRO stage 3."""
 SHARED_PARAMETERS = 100_000_000  # in a larger module, threads' own gradients cost more memory than they save time
+SHARED_IN_BF16 = 4_000_000  # in a larger one each thread would round the weights for itself, which costs what it saves
 
 
 class Trainable:
     """A module with its optimizer under DeepSpeed. Gradients accumulate over `backward` calls until `step`.
 
     `modules` are what threads pass rows through, at most `threads` of them: the first is DeepSpeed's, the others are
-    twins of the module. It is that one alone where ranks share the weights out, for weights in bf16, and for many.
+    twins of the module. It is that one alone where ranks share the weights out, for weights in bf16, and for many
+    (fewer where products are in bf16).
     """
 
     def __init__(
@@ -42,14 +44,14 @@ class Trainable:
         self.dtype = next(module.parameters()).dtype
         self.module: nn.Module = module
         enable_packing(module)
-        multiply_in(module, training.compute_dtype)
+        rounded = multiply_in(module, training.compute_dtype)
         if recompute:
             module.gradient_checkpointing_enable({"use_reentrant": False})
         elif zero_stage < 3:  # its hooks would hold the weights that are gathered for one pass until the backward pass
             keep_less(module)
-        small = sum(parameter.numel() for parameter in module.parameters()) <= SHARED_PARAMETERS
-        plain = zero_stage == 0 and dtype == "float32" and small
-        twins = [twin_of(module) for _ in range(threads - 1)] if plain else []
+        whole = zero_stage == 0 and dtype == "float32"
+        shared = whole and shares_rows(sum(p.numel() for p in module.parameters()), rounded=rounded)
+        twins = [twin_of(module) for _ in range(threads - 1)] if shared else []
         learns = [p for p in module.parameters() if p.requires_grad]
         config = _config(settings, zero_stage, dtype, sum(full_shape(p).numel() for p in learns))
         self._engine: Any = deepspeed.initialize(model=module, model_parameters=learns, config=config)[0]
@@ -224,6 +226,14 @@ class Trainable:
             self._inner.state[tensor] = {"step": torch.zeros((), device=tensor.device), **zeros}
         if self.zero_stage in (1, 2):
             self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+
+
+def shares_rows(parameters: int, *, rounded: bool) -> bool:
+    """Whether threads pass rows through a module of so many parameters, each its own; else all work on each operation.
+
+    `rounded`: its products are in bf16.
+    """
+    return parameters <= (SHARED_IN_BF16 if rounded else SHARED_PARAMETERS)
 
 
 def models_of(

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from ppo_core.models.precision import multiply_in
 from ppo_core.processes.threads import Threads, twin_of
 from ppo_core.spec.sections import ComputeDtype
+from ppo_core.training.deepspeed_engine import shares_rows
 from tests.ppo_core.tiny_models import tiny_policy
 from tests.ppo_core.training.programs.threads_program import PARTS, TWICE
 
@@ -77,6 +78,11 @@ def test_an_error_comes_when_all_threads_have_ended() -> None:
     with pytest.raises(ValueError, match="the first one fails"):
         Threads(2).map(work, [0.0, 0.3])
     assert ended == [1]
+
+
+def test_threads_share_rows_of_fewer_parameters_where_each_would_round_them_all() -> None:
+    assert [shares_rows(count, rounded=False) for count in (4_000_001, 100_000_000, 100_000_001)] == [True, True, False]
+    assert [shares_rows(count, rounded=True) for count in (4_000_000, 4_000_001)] == [True, False]
 
 
 @pytest.mark.parametrize(("counts", "expected"), [([4, 2], 2), ([1, 4], 1), ([4, 4], 3)])
