@@ -36,6 +36,7 @@ def generate_rollouts(
         stop_token_ids=spec.rollout.stop_token_ids,
         temperature=spec.rollout.temperature,
         model=spec.model,
+        compute_dtype=spec.rollout.compute_dtype(spec.training),
         kv_cache_gib=spec.engines.kv_cache_gib,
         tensor_parallel_size=spec.engines.tensor_parallel_size,
         deterministic=spec.engines.deterministic,

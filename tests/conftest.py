@@ -37,7 +37,10 @@ TOGETHER = {
         for name in ("dpo_training", "averages", "lora", "ppo_shared", "vapo", "threads", "held_memory", "carry")
     ],
     "engines": [f"ppo_core/engines/test_{name}" for name in ("rollout_engine", "rollout_models", "prepared_engine")]
-    + [f"ppo_core/engines/test_{name}" for name in ("finished_responses", "own_temperatures", "scoring_engine")]
+    + [
+        f"ppo_core/engines/test_{name}"
+        for name in ("rollout_dtype", "finished_responses", "own_temperatures", "scoring_engine")
+    ]
     + ["ppo_core/scoring/test_scoring_facts"],
     "smoke": ["e2e/test_smoke", "e2e/test_pages", "e2e/test_hand_over"],
 }

@@ -79,6 +79,7 @@ class MemoryPlan:
     reward_ranks: int = 1
     gpus: int = 1
     vocabulary: int = 0
+    sampler_dtype: Literal["float32", "bfloat16"] = "float32"
 
     @property
     def resting_gib(self) -> float:
@@ -158,7 +159,8 @@ class MemoryPlan:
     @property
     def rollout_gib(self) -> float:
         """Weights and cache of the rollout engine on each GPU."""
-        return self._size * self.parameters / self.tensor_parallel_size / GIB + self.kv_cache_gib
+        size = 2 if "bfloat16" in (self.dtype, self.sampler_dtype) else 4
+        return size * self.parameters / self.tensor_parallel_size / GIB + self.kv_cache_gib
 
     @property
     def sampler_gib(self) -> float:
@@ -258,6 +260,7 @@ def changed(plan: MemoryPlan, settings: Change) -> MemoryPlan:
         recompute=plan.recompute or "training.activation_checkpointing" in settings,
         zero_stage=int(settings.get("training.zero_stage", plan.zero_stage)),
         dtype="bfloat16" if "model.dtype" in settings else plan.dtype,
+        sampler_dtype="bfloat16" if "rollout.dtype" in settings else plan.sampler_dtype,
         trained=plan.parameters // 100 if adapted else plan.trained,
         references=0 if adapted or OFFLOAD in settings else plan.references,
         reward_gib=on_fullest,
@@ -275,6 +278,8 @@ def _steps(plan: MemoryPlan) -> Iterator[Change]:
     smaller = max(rounded_up(2 * plan.least_cache_gib), rounded_up(plan.kv_cache_gib / 4))
     if smaller < plan.kv_cache_gib:
         yield {"engines.kv_cache_gib": smaller}
+    if "bfloat16" not in (plan.dtype, plan.sampler_dtype):
+        yield {"rollout.dtype": "bfloat16"}
     if plan.tokens > plan.longest:
         yield {"training.microbatch_tokens": plan.longest}
     if plan.references:

@@ -16,11 +16,13 @@ from ppo_core.engines.rollout_limits import (
     GIB,
     GPU_BLOCK,
     Attention,
+    Dtype,
     attention_of,
     check_cache,
     check_heads,
     check_memory,
     machine_memory_gib,
+    sampling_dtype,
 )
 from ppo_core.models.architectures import require_causal
 from ppo_core.models.critic_start import critic_from, empty_origin, require_tokens
@@ -58,6 +60,7 @@ def check_model(
     if spec.lora is not None:
         target_layers(model, spec.lora)
     attention, ranks = attention_of(config), job.engines.tensor_parallel_size
+    dtype = dtype_of_sampler(config, job)
     if attention is not None:
         check_heads(attention, ranks=ranks, gpu=job.gpu is not False)
     if folder is not None:
@@ -70,7 +73,7 @@ def check_model(
         "model_type": config.model_type,
         "parameters": sum(value.numel() for value in model.parameters()),
     }
-    plan = memory_plan(model, attention, job, longest=tokens, rewards=rewards)
+    plan = memory_plan(model, attention, job, dtype=dtype, longest=tokens, rewards=rewards)
     if plan is not None and job.gpu_gib is not None:
         facts["gpu_memory"] = {"needed_gib": check_gpu_memory(plan, job.gpu_gib), "gpu_gib": job.gpu_gib}
         check_main_memory(plan, machine_memory_gib())
@@ -84,11 +87,19 @@ def check_model(
         attention,
         tokens=tokens,
         kv_cache_gib=job.engines.kv_cache_gib,
-        dtype=spec.dtype,
+        dtype=dtype,
         ranks=ranks,
         gpu=job.gpu,
     )
     return {**facts, "sequences": sequences}
+
+
+def dtype_of_sampler(config: Any, job: CheckRunJob) -> Dtype:
+    """What vLLM will compute in: on GPUs, which this process need not see, what the job says, known as it is there."""
+    weights, wanted = job.dataset.model.dtype, job.sampler_dtype
+    if job.gpu:
+        return "float32" if (weights, wanted) == ("float32", "float32") else "bfloat16"
+    return sampling_dtype(config, weights, wanted)
 
 
 def memory_plan(
@@ -96,10 +107,11 @@ def memory_plan(
     attention: Attention | None,
     job: CheckRunJob,
     *,
+    dtype: Dtype,
     longest: int,
     rewards: Sequence[tuple[ModelRewardSpec, Path]] = (),
 ) -> MemoryPlan | None:
-    """What the run asks of a GPU; None for a flow or a model of which that is not known."""
+    """What the run asks of a GPU; None for a flow or a model of which that is not known. `dtype` is the sampler's."""
     learner, engines = job.learner, job.engines
     if learner is None or attention is None:
         return None
@@ -108,7 +120,7 @@ def memory_plan(
     output, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     head = output.weight.numel() if output is not None and output.weight is not embedding.weight else 0
     ranks, trained = engines.tensor_parallel_size, parameters
-    least_cache = attention.cache_bytes(longest, dtype=spec.dtype, ranks=ranks, block=GPU_BLOCK) / GIB
+    least_cache = attention.cache_bytes(longest, dtype=dtype, ranks=ranks, block=GPU_BLOCK) / GIB
     if spec.lora is not None:  # A and B of each layer
         sides = [
             side for layer in target_layers(model, spec.lora).values() for side in layer.get_parameter("weight").shape
@@ -125,6 +137,7 @@ def memory_plan(
         tokens=training.microbatch_tokens or max(MICROBATCH_TOKENS, longest),
         longest=longest,
         dtype=spec.dtype,
+        sampler_dtype=dtype,
         products_in_bf16=training.compute_dtype != "float32",
         recompute=training.activation_checkpointing,
         zero_stage=training.zero_stage,

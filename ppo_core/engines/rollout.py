@@ -221,6 +221,7 @@ class RolloutEngine:
         shape = (
             (policy / "config.json").read_text(),
             spec.model.dtype,
+            spec.compute_dtype,
             spec.kv_cache_gib,
             spec.tensor_parallel_size,
             bool(spec.stop),

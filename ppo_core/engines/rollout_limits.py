@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ppo_core.records import GenerateJob, InputError, SamplingJob
+from ppo_core.spec.sections import ComputeDtype
 
 GIB = 1 << 30
 NOT_FREE = "Available memory on node"
@@ -33,6 +34,9 @@ OTHER_CACHES = (
 """Keys of configurations whose layers do not keep a key and a value of every head and token."""
 
 
+Dtype = Literal["float32", "bfloat16"]
+
+
 def weights_folder(checkpoint: Path, spec: GenerateJob) -> Path:
     """The model in a checkpoint that a job means. Raises InputError where there is none."""
     folder = checkpoint / spec.weights
@@ -44,7 +48,7 @@ def weights_folder(checkpoint: Path, spec: GenerateJob) -> Path:
     return folder
 
 
-def stored_dtype(policy: Path) -> Literal["float32", "bfloat16"]:
+def stored_dtype(policy: Path) -> Dtype:
     """What the folder's config.json says its weights are; float32 where it says nothing, or something else."""
     config = json.loads((policy / "config.json").read_text())
     return "bfloat16" if config.get("dtype", config.get("torch_dtype")) == "bfloat16" else "float32"
@@ -93,18 +97,23 @@ def attention_of(config: Any) -> Attention | None:
     )
 
 
-def check_limits(policy: Path, spec: SamplingJob, context: int, *, gpu: bool, trust_remote_code: bool) -> None:
-    """Raise InputError where vLLM can never sample `context` tokens from this policy here."""
-    from ppo_core.data.tokenization import model_config
+def sampling_dtype(config: Any, weights: Dtype, wanted: ComputeDtype) -> Dtype:
+    """What vLLM computes in here: in bf16 what has such `weights`, else as products in training."""
+    from ppo_core.models.precision import products_in_bf16
 
-    attention = attention_of(model_config(str(policy), None, trust_remote_code=trust_remote_code))
+    rounded = weights == "bfloat16" or products_in_bf16(wanted, config.get_text_config().hidden_size)
+    return "bfloat16" if rounded else "float32"
+
+
+def check_limits(config: Any, spec: SamplingJob, context: int, *, dtype: Dtype, gpu: bool) -> None:
+    """Raise InputError where vLLM can never sample `context` tokens from a policy of this configuration here."""
+    attention = attention_of(config)
     ranks = spec.tensor_parallel_size
     if not gpu:
         check_memory(spec.kv_cache_gib, machine_memory_gib())
     if attention is not None:
         check_heads(attention, ranks=ranks, gpu=gpu)
-        size, dtype = spec.kv_cache_gib, spec.model.dtype
-        check_cache(attention, tokens=context, kv_cache_gib=size, dtype=dtype, ranks=ranks, gpu=gpu)
+        check_cache(attention, tokens=context, kv_cache_gib=spec.kv_cache_gib, dtype=dtype, ranks=ranks, gpu=gpu)
 
 
 def check_heads(attention: Attention, *, ranks: int, gpu: bool) -> None:

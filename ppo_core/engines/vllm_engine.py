@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ppo_core.engines.rollout_limits import GIB, check_limits, engines_refusal
+from ppo_core.engines.rollout_limits import GIB, check_limits, engines_refusal, sampling_dtype
 from ppo_core.engines.vllm_worker import WeightSwap
 from ppo_core.processes.turns import SleepingModel
 from ppo_core.records import SamplingJob
@@ -21,11 +21,14 @@ def start_vllm(
     import torch
     from vllm import LLM
 
+    from ppo_core.data.tokenization import model_config
     from ppo_core.processes.vector_math import prepare_vector_math
 
     prepare_vector_math()
     on_gpu = torch.cuda.is_available()
-    check_limits(policy, spec, context, gpu=on_gpu, trust_remote_code=trust_remote_code)
+    config = model_config(str(policy), None, trust_remote_code=trust_remote_code)
+    dtype = sampling_dtype(config, spec.model.dtype, spec.compute_dtype)
+    check_limits(config, spec, context, dtype=dtype, gpu=on_gpu)
     options: dict[str, Any] = {}
     if on_gpu:
         # vLLM refuses to start where less is free than its share of the card, and the training engine has some already.
@@ -35,7 +38,7 @@ def start_vllm(
     try:
         llm = LLM(
             model=str(policy),
-            dtype=spec.model.dtype,
+            dtype=dtype,
             load_format="safetensors",
             max_model_len=context,
             skip_tokenizer_init=not spec.stop,  # vLLM looks for these in the text

@@ -7,18 +7,21 @@ from typing import Literal
 from pydantic import Field
 
 from ppo_core.spec import CurriculumSpec, EvaluatedWeights, ModelSpec, Section
+from ppo_core.spec.sections import ComputeDtype
 
 
 class SamplingJob(Section):
     """What every job says that needs vLLM. By itself: start it before there is a policy, of a run that begins with
     `model`. Inputs: dataset, tokenizer; model, where the spec names a folder.
 
-    `stop` are texts that end a response beside EOS.
+    `stop` are texts that end a response beside EOS. vLLM computes in bf16 where `model.dtype` says so, else as
+    `compute_dtype` does.
     """
 
     max_response_tokens: int
     stop: tuple[str, ...] = ()
     model: ModelSpec
+    compute_dtype: ComputeDtype = "float32"
     kv_cache_gib: float
     tensor_parallel_size: int
 

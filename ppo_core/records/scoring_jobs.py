@@ -12,6 +12,7 @@ from pydantic import Field
 from ppo_core.records.training_jobs import TrainingJob
 from ppo_core.spec import DatasetSpec, EnginesSpec, ModelSpec, RewardSpec, Section
 from ppo_core.spec.reward.kinds import RewardKind
+from ppo_core.spec.sections import ComputeDtype
 
 Sharing = Literal["turns", "same", "own"]
 """How engines have GPUs: they take turns, work on the same ones with all that they hold, or have their own."""
@@ -37,15 +38,17 @@ class CheckRunJob(Section):
     """Check what `prepare_dataset` checks, and what the model asks of the engines; writes nothing. Inputs as there.
 
     `gpu`: whether the rollout engines have one; None where that is another machine's. `gpu_gib` is the memory of the
-    smallest of the `gpus`, where it is known, and `sharing` how engines share it; `learner` is what is trained there.
-    `fixed` are keys of the spec that it could not have otherwise, `learned` the prompts that its reward model learns
-    from, as `check_preferences` gives them. `new`: no run has begun by this spec yet.
+    smallest of the `gpus`, where it is known, and `sharing` how engines share it; `learner` is what is trained there,
+    and `sampler_dtype` what responses are sampled in. `fixed` are keys of the spec that it could not have otherwise,
+    `learned` the prompts that its reward model learns from, as `check_preferences` gives them. `new`: no run has begun
+    by this spec yet.
     """
 
     dataset: PrepareDatasetJob
     learned: str = ""
     new: bool = False
     engines: EnginesSpec
+    sampler_dtype: ComputeDtype = "float32"
     gpu: bool | None
     gpu_gib: float | None = None
     gpus: int = 1

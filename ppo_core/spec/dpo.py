@@ -84,7 +84,7 @@ class DpoSpec(FlowSpec):
         if self.sft is not None:
             batches["an SFT batch"] = self.sft.batch_size
         check_ranks_divide(self.training, batches)
-        check_master_weights(self.model, self.training, written=bool(info.context))
+        check_master_weights(self.model, self.training, self.rollout, written=bool(info.context))
         return self
 
     @model_validator(mode="after")

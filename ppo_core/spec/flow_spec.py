@@ -14,7 +14,7 @@ from ppo_core.spec.reward.kinds import FunctionRewardSpec, HttpRewardSpec, Judge
 from ppo_core.spec.reward.rules import UnitTestsSpec
 from ppo_core.spec.reward.section import RewardSpec
 from ppo_core.spec.section import Section
-from ppo_core.spec.sections import EnginesSpec, ModelSpec, RunModelSpec, TrainingSpec
+from ppo_core.spec.sections import EnginesSpec, ModelSpec, RolloutSpec, RunModelSpec, TrainingSpec
 
 COMMITS = "Commits that hf:// names were resolved to; filled in when the run starts"
 LARGEST_TRIED, MOST_DIVISORS = 10**5, 8
@@ -95,7 +95,9 @@ class FlowSpec(NamedSpec):
         return ()
 
 
-def check_master_weights(model: ModelSpec, training: TrainingSpec, *, written: bool) -> None:
+def check_master_weights(
+    model: ModelSpec, training: TrainingSpec, rollout: RolloutSpec | None = None, *, written: bool
+) -> None:
     """Raise ValueError where training in bfloat16 would keep no fp32 weights to add small steps to.
 
     In a spec that is `written` by a person also where products are to be in a precision that the weights have not.
@@ -104,6 +106,11 @@ def check_master_weights(model: ModelSpec, training: TrainingSpec, *, written: b
         raise ValueError(
             "training.compute_dtype=float32 with model.dtype=bfloat16, whose products are in bfloat16: set model.dtype "
             "to float32, or leave compute_dtype out"
+        )
+    if written and rollout is not None and model.dtype == "bfloat16" and rollout.dtype == "float32":
+        raise ValueError(
+            "rollout.dtype=float32 with model.dtype=bfloat16, whose weights are in bfloat16: set model.dtype to "
+            "float32, or leave rollout.dtype out"
         )
     if model.dtype == "bfloat16" and training.zero_stage == 0:
         raise ValueError(

@@ -94,7 +94,7 @@ class RunSpec(FlowSpec):
                 f"{divisors_near(responses, minibatches)}"
             )
         check_ranks_divide(self.training, self._trained_batches())
-        check_master_weights(self.model, self.training, written=bool(info.context))
+        check_master_weights(self.model, self.training, self.rollout, written=bool(info.context))
         return self
 
     @model_validator(mode="after")

@@ -130,6 +130,11 @@ class RolloutSpec(Section):
         min_length=1,
         description="Column with a temperature for single prompts; empty, and for held-out prompts: the spec's",
     )
+    dtype: ComputeDtype = Field(
+        "auto",
+        description="Data type of weights, products and cache of the sampler, while the policy's weights stay as "
+        "model.dtype has them; auto: that of products in training (training.compute_dtype)",
+    )
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Must stay 1 while logprobs are trained on")
     top_k: int = Field(-1, ge=-1, description="Must stay -1 (off) while logprobs are trained on")
 
@@ -137,6 +142,10 @@ class RolloutSpec(Section):
     def num_responses(self) -> int:
         """Responses of one iteration, B."""
         return self.prompts_per_iteration * self.samples_per_prompt
+
+    def compute_dtype(self, training: TrainingSpec) -> ComputeDtype:
+        """What the sampler computes in; auto: what suits the machine and the model."""
+        return training.compute_dtype if self.dtype == "auto" else self.dtype
 
     def problems(self, dataset: DatasetSpec) -> list[str]:
         """Columns of numbers that hold something else, and so are none of those that a prompt has besides."""

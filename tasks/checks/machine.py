@@ -36,11 +36,13 @@ def machine_notes(spec: RunSpec) -> list[str]:
             f"training.num_ranks={ranks} is more than the {cores} cores here, and ranks wait for each other: lower it "
             f"to {most_ranks(spec, cores)}"
         )
-    if here and spec.training.compute_dtype == "bfloat16" and not has_bf16_units():
-        said.append(
-            "training.compute_dtype=bfloat16 gains nothing here: this CPU lacks AVX512-BF16 and AMX, and may take "
-            "several times as long as in float32; compute_dtype=auto chooses the faster one"
-        )
+    asked = {"training.compute_dtype": spec.training.compute_dtype, "rollout.dtype": spec.rollout.dtype}
+    said += [
+        f"{key}=bfloat16 gains nothing here: this CPU lacks AVX512-BF16 and AMX, and may take several times as long as "
+        "in float32; auto chooses the faster one"
+        for key, dtype in asked.items()
+        if here and dtype == "bfloat16" and not has_bf16_units()
+    ]
     if here and spec.engines.offload_reference:
         said.append("engines.offload_reference=true has no effect here: without a GPU all is in main memory anyway")
     return said
@@ -71,12 +73,14 @@ def check_job(spec: RunSpec | DpoSpec, dataset: PrepareDatasetJob) -> CheckRunJo
     check_reward_gpus(spec, len(visible_gpus()))
     gpu = None if spec.engines.backend == "ray" else has_nvidia_gpu()
     if not gpu:
-        return CheckRunJob(dataset=dataset, engines=spec.engines, gpu=gpu)
+        dtype = spec.rollout.compute_dtype(spec.training)
+        return CheckRunJob(dataset=dataset, engines=spec.engines, sampler_dtype=dtype, gpu=gpu)
     gpus = visible_gpus()
     check_gpus(spec, len(gpus))
-    learner: dict[str, Any] = {}
+    training = on_gpus(spec, gpus)
+    learner: dict[str, Any] = {"sampler_dtype": spec.rollout.compute_dtype(training)}
     if isinstance(spec, RunSpec):
-        learner["learner"] = TrainingJob(model=spec.model, algorithm=spec.algorithm, training=on_gpus(spec, gpus))
+        learner["learner"] = TrainingJob(model=spec.model, algorithm=spec.algorithm, training=training)
         learner["fixed"] = [key for key, change in CHANGES.items() if not accepts(spec, change)]
     memory, sharing = smallest_memory_gib(nvidia_smi("index,uuid,memory.total"), gpus), sharing_of(spec, len(gpus))
     return CheckRunJob(
@@ -84,7 +88,7 @@ def check_job(spec: RunSpec | DpoSpec, dataset: PrepareDatasetJob) -> CheckRunJo
     )
 
 
-def on_gpus(spec: RunSpec, gpus: Sequence[str]) -> TrainingSpec:
+def on_gpus(spec: RunSpec | DpoSpec, gpus: Sequence[str]) -> TrainingSpec:
     """The section with what `compute_dtype: auto` is on these GPUs, as the training engine resolves it."""
     if spec.training.compute_dtype == "auto" and lacks_bf16(nvidia_smi("index,uuid,compute_cap"), gpus):
         return spec.training.model_copy(update={"compute_dtype": "float32"})

@@ -46,6 +46,7 @@ def prepare_sampling(context: RunContext, dataset: DatasetRef) -> None:
         max_response_tokens=spec.rollout.max_response_tokens,
         stop=spec.rollout.stop,
         model=spec.model,
+        compute_dtype=spec.rollout.compute_dtype(spec.training),
         kv_cache_gib=engines.kv_cache_gib,
         tensor_parallel_size=engines.tensor_parallel_size,
     )

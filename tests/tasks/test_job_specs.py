@@ -99,6 +99,7 @@ OTHER_NAMES = {
     "num_eval_prompts": "evaluation.num_prompts",
     "num_prompts": "rollout.prompts_per_iteration",
     "ema": "averages",
+    "dtype": "model.dtype",
     "optimizer": "update",
     "whitening": "advantages.minibatch_whitening",
     "score_clip": "advantages.raw_score_clip",

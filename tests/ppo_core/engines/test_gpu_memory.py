@@ -96,6 +96,8 @@ def test_the_fullest_gpu_holds_one_side_or_both() -> None:
     assert BILLION.needed_gib() == pytest.approx(training + activations + 2 * PROCESS_GIB)
     assert replace(BILLION, sharing="same").needed_gib(surely=True) == training + sampling
     assert replace(BILLION, sharing="own").needed_gib() == pytest.approx(training + activations + PROCESS_GIB)
+    rounded = replace(BILLION, sharing="same", sampler_dtype="bfloat16")
+    assert rounded.needed_gib(surely=True) == training + 2.0 + 10.0
     cached = replace(BILLION, kv_cache_gib=60.0, tensor_parallel_size=2)
     assert cached.needed_gib(surely=True) == 2.0 + 60.0
     checkpointed = replace(BILLION, recompute=True, products_in_bf16=True)
@@ -197,7 +199,7 @@ def test_weights_of_reward_models_are_counted_by_their_files(tmp_path: Path) -> 
         (
             {"sharing": "same", "fixed": frozenset({"engines.placement", "engines.offload_reference"})},
             41.0,
-            "Set engines.kv_cache_gib=2.5, [^l]*true$",
+            "Set engines.kv_cache_gib=2.5, rollout.dtype=bfloat16, training.activation_checkpointing=true$",
         ),
         ({"fixed": frozenset({"model.lora.rank", "model.dtype"})}, 20.0, "Take a smaller model, or more GPUs"),
         (

@@ -49,6 +49,14 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], str]] = [
         "compute_dtype=float32 with model.dtype=bfloat16, .*: set model.dtype to float32, or leave compute_dtype out",
     ),
     (
+        {
+            "model": {"path": "folder", "dtype": "bfloat16"},
+            "rollout": {"dtype": "float32"},
+            "training": {"zero_stage": 1},
+        },
+        "rollout.dtype=float32 with model.dtype=bfloat16, .*: set model.dtype to float32, or leave rollout.dtype out",
+    ),
+    (
         {"dataset": {"train": [{"path": "a.jsonl"}, {"path": "b.jsonl"}], "evaluation": "b.jsonl"}},
         "evaluation=b.jsonl is in train too, so that nothing would be held out: give another file, or evaluation_frac",
     ),

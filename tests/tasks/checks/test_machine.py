@@ -41,8 +41,9 @@ def test_products_in_bf16_without_units_are_noted(
 ) -> None:
     monkeypatch.setattr(machine, "has_bf16_units", lambda: units)
     monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: gpu)
-    notes = machine_notes(smoke_spec(f"training.compute_dtype={dtype}"))
-    assert [note.startswith("training.compute_dtype=bfloat16 gains nothing here") for note in notes] == [True] * noted
+    for key in ("training.compute_dtype", "rollout.dtype"):
+        notes = machine_notes(smoke_spec(f"{key}={dtype}"))
+        assert [note.startswith(f"{key}=bfloat16 gains nothing here") for note in notes] == [True] * noted
 
 
 @pytest.mark.usefixtures("shared_engine")

@@ -102,6 +102,7 @@ def test_every_engine_that_samples_is_prepared_for_the_jobs_that_come(tmp_path: 
         max_response_tokens=spec.rollout.max_response_tokens,
         stop=(";",),
         model=spec.model,
+        compute_dtype="auto",
         kv_cache_gib=spec.engines.kv_cache_gib,
         tensor_parallel_size=1,
     )

@@ -210,7 +210,7 @@ def test_the_check_counts_products_in_bf16_where_the_gpus_have_units_for_them(
     spec = smoke_spec(f"training.compute_dtype={asked}")
     job = check_job(spec, dataset_job(spec))
     assert job.learner is not None
-    assert job.learner.training.compute_dtype == counted
+    assert job.learner.training.compute_dtype == job.sampler_dtype == counted
 
 
 def test_remedies_that_the_spec_would_refuse_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
