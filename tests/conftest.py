@@ -87,8 +87,6 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Those of one group are neighbours, in the order that it gives its files; the longest groups begin.
 
-    Whoever needs the programs of tests/ppo_core or a warm vLLM and is not in the group that shares it is an error: two
-    workers would start it.
     Tests on a GPU are left out where torch has none, unless they are asked for.
     """
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
@@ -100,12 +98,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item.path.parent == TESTS / "architecture" or is_pure(item):
                 item.add_marker("check")
 
-    for item in items:
-        file = str(item.path.relative_to(TESTS).with_suffix(""))
-        for fixture, group in SHARED.items() if isinstance(item, pytest.Function) else ():
-            if fixture in item.fixturenames and group_of(file) != group:
-                raise pytest.UsageError(f"add {file} to the group `{group}` of TOGETHER in tests/conftest.py")
-
     def place(item: pytest.Item) -> tuple[int, str, int]:
         file = str(item.path.relative_to(TESTS).with_suffix(""))
         group = group_of(file)
@@ -113,6 +105,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return (rank, group, TOGETHER[group].index(file)) if group in TOGETHER else (rank, "", 0)
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Whoever needs the programs of tests/ppo_core or a warm vLLM is in the group that shares it, or two workers would
+    start it. To fail at the collection would be seen by nobody: it happens in xdist's workers."""
+    file = str(item.path.relative_to(TESTS).with_suffix(""))
+    for fixture, group in SHARED.items() if isinstance(item, pytest.Function) else ():
+        if fixture in item.fixturenames and group_of(file) != group:
+            pytest.fail(f"add {file} to the group `{group}` of TOGETHER in tests/conftest.py", pytrace=False)
 
 
 def gpu_is_there() -> bool:
