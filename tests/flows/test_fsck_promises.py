@@ -23,6 +23,7 @@ from tasks.register_policy import export_best
 from tasks.runs.findings import Damage
 from tasks.runs.fsck import check_run, check_store
 from tasks.runs.repair import repair_records
+from tests.tasks.toy_engines import better_each_time
 from tests.tasks.toy_runs import ToyRun, finished
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -111,6 +112,7 @@ def test_a_checkpoint_that_is_promised_is_missed(run: ToyRun, iteration: int, fo
 
 def test_a_retention_that_was_stricter_once_promises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = ToyRun(tmp_path / "strict", ("iterations=3", "evaluation.every=1", "checkpoint.keep_last=1"))
+    run.engines.jobs["score_evaluation"] = better_each_time()
     run.train()
     run.overrides = (*run.overrides, "checkpoint.keep_every=2")
     run.train("iterations=5")

@@ -24,7 +24,7 @@ from tasks.stages.context import RunContext
 from tasks.stages.engines import PROGRAMS
 from tasks.stages.references import StageRef
 from tests.tasks.run_contexts import ignore
-from tests.tasks.toy_engines import ToyEngines
+from tests.tasks.toy_engines import ToyEngines, better_each_time
 from tests.tasks.toy_runs import ToyRun, flip_a_bit, lose_it, snapshot, with_artifact
 from tests.tasks.toy_tracker import ToyTracker
 
@@ -92,6 +92,7 @@ def test_what_it_starts_from_must_be_kept(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path))
     monkeypatch.delenv("PPOFLOW_STORE", raising=False)
     run = ToyRun(tmp_path, ("iterations=4", "evaluation.every=2", "checkpoint.keep_last=1"))
+    run.engines.jobs["score_evaluation"] = better_each_time()
     run.train()
     expected = r"iteration 3 of run toy starts from the checkpoint of iteration 2, which is not kept .*: verify an"
     with pytest.raises(InputError, match=expected):

@@ -5,6 +5,7 @@ They keep no state between jobs: a policy-only checkpoint is always replayed fro
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -237,6 +238,18 @@ def score_evaluation(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     score = fraction(write(engines, job, "metrics.json", engines.reward, *read))
     samples = [{"prompt": "1+1=", "response": "2", "score": score}]
     return {"metrics": {"evaluation/score": score, "evaluation/accuracy": score}, "samples": samples}
+
+
+def better_each_time() -> Callable[[ToyEngines, EngineJob], dict[str, Any]]:
+    """In place of `score_evaluation`: every evaluation is better than those before, so that the last policy is best."""
+    numbers = itertools.count(1)
+
+    def score(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
+        accuracy = 1 - 1 / next(numbers)
+        made = score_evaluation(engines, job)
+        return {**made, "metrics": {"evaluation/score": accuracy, "evaluation/accuracy": accuracy}}
+
+    return score
 
 
 def compare_evaluations(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
