@@ -50,9 +50,9 @@ class MemoryPlan:
     `parameters` of the policy, of which `trained` learn; `networks` under training, of which all but one lack the
     `head`, an output embedding of its own, of `vocabulary` rows; `references` beside them. `tokens` in a microbatch, of
     which `longest` are the longest sequence. The cache is `kv_cache_gib` on each GPU, and `least_cache_gib` holds one
-    sequence. `fixed` are keys of the spec that this run cannot change. Weights of reward models take
-    `reward_total_gib`, and `reward_gib` of the fullest GPU: they are on `reward_ranks` of all `gpus`, from the first
-    on.
+    sequence; vLLM computes in `sampler_dtype`. `fixed` are keys of the spec that this run cannot change. Weights of
+    reward models take `reward_total_gib`, and `reward_gib` of the fullest GPU: they are on `reward_ranks` of all
+    `gpus`, from the first on.
     """
 
     parameters: int
@@ -278,14 +278,14 @@ def _steps(plan: MemoryPlan) -> Iterator[Change]:
     smaller = max(rounded_up(2 * plan.least_cache_gib), rounded_up(plan.kv_cache_gib / 4))
     if smaller < plan.kv_cache_gib:
         yield {"engines.kv_cache_gib": smaller}
-    if "bfloat16" not in (plan.dtype, plan.sampler_dtype):
-        yield {"rollout.dtype": "bfloat16"}
     if plan.tokens > plan.longest:
         yield {"training.microbatch_tokens": plan.longest}
     if plan.references:
         yield {OFFLOAD: "true"}
     if not plan.recompute:
         yield {"training.activation_checkpointing": "true"}
+    if "bfloat16" not in (plan.dtype, plan.sampler_dtype):
+        yield {"rollout.dtype": "bfloat16"}
     if plan.ranks > 1 and plan.zero_stage < 2:
         yield {"training.zero_stage": 2}
     if plan.reward_gib:

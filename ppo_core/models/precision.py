@@ -20,7 +20,7 @@ WORTHWHILE = 256
 
 
 def products_in_bf16(wanted: ComputeDtype, hidden_size: int) -> bool:
-    """What `training.compute_dtype` means on this machine, for a model of that hidden size."""
+    """What a setting (`training.compute_dtype`, or that of the sampler) means here, for a model of that hidden size."""
     if wanted != "auto":
         return wanted == "bfloat16"
     if torch.cuda.is_available():

@@ -133,7 +133,7 @@ class RolloutSpec(Section):
     dtype: ComputeDtype = Field(
         "auto",
         description="Data type of weights, products and cache of the sampler, while the policy's weights stay as "
-        "model.dtype has them; auto: that of products in training (training.compute_dtype)",
+        "model.dtype has them; auto: as training.compute_dtype says, on the sampler's own machine",
     )
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Must stay 1 while logprobs are trained on")
     top_k: int = Field(-1, ge=-1, description="Must stay -1 (off) while logprobs are trained on")

@@ -16,6 +16,7 @@ from infra.engines.hardware import (
 from infra.settings import visible_gpus
 from ppo_core.records import CheckRunJob, InputError, PrepareDatasetJob, TrainingJob
 from ppo_core.spec import DpoSpec, RolloutSpec, RunSpec, SpecError, TrainingSpec, UpdateSpec
+from ppo_core.spec.sections import ComputeDtype
 from tasks.stages.engine_programs import sharing_of
 
 CHANGES: Mapping[str, Sequence[str]] = {
@@ -68,7 +69,7 @@ def notes_of_defaults(spec: RunSpec) -> list[str]:
 def check_job(spec: RunSpec | DpoSpec, dataset: PrepareDatasetJob) -> CheckRunJob:
     """The check of a run on this machine, or on those of its Ray cluster.
 
-    Raises InputError where the run asks for more GPUs than are here.
+    Raises InputError where the run asks for more GPUs than are here, or for sampling in a precision that they lack.
     """
     check_reward_gpus(spec, len(visible_gpus()))
     gpu = None if spec.engines.backend == "ray" else has_nvidia_gpu()
@@ -77,20 +78,35 @@ def check_job(spec: RunSpec | DpoSpec, dataset: PrepareDatasetJob) -> CheckRunJo
         return CheckRunJob(dataset=dataset, engines=spec.engines, sampler_dtype=dtype, gpu=gpu)
     gpus = visible_gpus()
     check_gpus(spec, len(gpus))
-    training = on_gpus(spec, gpus)
+    lacking = lacks_bf16(nvidia_smi("index,uuid,compute_cap"), gpus)
+    training = on_gpus(spec, lacking=lacking)
     learner: dict[str, Any] = {"sampler_dtype": spec.rollout.compute_dtype(training)}
+    if lacking and "rollout" in spec.roles:
+        check_sampler(spec, learner["sampler_dtype"])
     if isinstance(spec, RunSpec):
         learner["learner"] = TrainingJob(model=spec.model, algorithm=spec.algorithm, training=training)
         learner["fixed"] = [key for key, change in CHANGES.items() if not accepts(spec, change)]
+        learner["fixed"] += ["model.dtype", "rollout.dtype"] if lacking else []
     memory, sharing = smallest_memory_gib(nvidia_smi("index,uuid,memory.total"), gpus), sharing_of(spec, len(gpus))
     return CheckRunJob(
         dataset=dataset, engines=spec.engines, gpu=True, gpu_gib=memory, gpus=len(gpus), sharing=sharing, **learner
     )
 
 
-def on_gpus(spec: RunSpec | DpoSpec, gpus: Sequence[str]) -> TrainingSpec:
-    """The section with what `compute_dtype: auto` is on these GPUs, as the training engine resolves it."""
-    if spec.training.compute_dtype == "auto" and lacks_bf16(nvidia_smi("index,uuid,compute_cap"), gpus):
+def check_sampler(spec: RunSpec | DpoSpec, dtype: ComputeDtype) -> None:
+    """Raise InputError where GPUs without units for bf16 would have to sample in it: vLLM refuses that."""
+    key = "model.dtype" if spec.model.dtype == "bfloat16" else "rollout.dtype"
+    if "bfloat16" in (spec.model.dtype, dtype):
+        raise InputError(
+            f"vLLM samples in bfloat16 only on GPUs of compute capability 8 or more, and one here has less: set "
+            f"{key}=float32"
+        )
+
+
+def on_gpus(spec: RunSpec | DpoSpec, *, lacking: bool) -> TrainingSpec:
+    """The section with what `compute_dtype: auto` is as the training engine resolves it; `lacking`: GPUs that have no
+    units for bf16."""
+    if spec.training.compute_dtype == "auto" and lacking:
         return spec.training.model_copy(update={"compute_dtype": "float32"})
     return spec.training
 

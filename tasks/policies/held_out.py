@@ -115,7 +115,10 @@ def adapt_spec(context: RunContext, policy: Policy, like: Policy) -> RunSpec:
     else:
         model = absolute(policy.spec.model, Path(policy.spec.folder), policy.spec.hub_commits)
     evaluation = context.spec.evaluation.model_copy(update={"weights": policy.spec.evaluation.weights})
-    return with_commits(context.spec.model_copy(update={"model": model, "evaluation": evaluation}))
+    precision = policy.spec.rollout.compute_dtype(policy.spec.training)
+    rollout = context.spec.rollout.model_copy(update={"dtype": precision})
+    changes = {"model": model, "rollout": rollout, "evaluation": evaluation}
+    return with_commits(context.spec.model_copy(update=changes))
 
 
 def absolute(model: M, folder: Path, commits: Iterable[HubCommit] = ()) -> M:

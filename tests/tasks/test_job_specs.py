@@ -60,6 +60,7 @@ SAMPLING = (
     *("engines.kv_cache_gib=0.5", "engines.tensor_parallel_size=2", "engines.deterministic=true", "seed=3"),
     *("dataset.answer_column=solution", "evaluation.pass_score=0.5", "evaluation.num_prompts=20"),
     *("sft.prompt_column=asked", "sft.completion_column=said", "model.dtype=bfloat16", "training.zero_stage=1"),
+    "rollout.dtype=bfloat16",
 )
 PPO = (
     *("iterations=1", "evaluation.every=1", "evaluation.weights=ema", "update.ema_decay=0.9", "algorithm.kind=grpo"),
@@ -100,6 +101,7 @@ OTHER_NAMES = {
     "num_prompts": "rollout.prompts_per_iteration",
     "ema": "averages",
     "dtype": "model.dtype",
+    "compute_dtype": "rollout.dtype",
     "optimizer": "update",
     "whitening": "advantages.minibatch_whitening",
     "score_clip": "advantages.raw_score_clip",

@@ -168,6 +168,16 @@ def test_the_fused_head_keeps_the_product_as_it_is_and_counts_in_fp32(
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(found[0], others, strict=True))
 
 
+@pytest.mark.parametrize("entropy", [None, "detached", "differentiable"])
+def test_a_token_that_can_never_be_said_changes_no_other(entropy: str | None) -> None:
+    """The last logit is minus infinity."""
+    hidden, weight = torch.ones(1, 1), torch.tensor([[0.5], [2.0], [-1.0], [-torch.inf]])
+    made = TokenLogprobs.apply(hidden.requires_grad_(), weight, torch.tensor([1]), 1.0, entropy, True)
+    said = torch.distributions.Categorical(logits=weight[:3, 0])
+    expected = [said.log_prob(torch.tensor(1)).item(), said.entropy().item() if entropy else 0.0]
+    assert made[0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
 def test_a_product_is_added_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     dice = torch.Generator().manual_seed(0)
     left, right = (torch.randn(size, generator=dice).bfloat16() for size in ((30, 7), (7, 16)))

@@ -93,7 +93,7 @@ def test_every_engine_that_samples_is_prepared_for_the_jobs_that_come(tmp_path: 
         seen.append(job)
         return {}
 
-    run = ToyRun(tmp_path, ("rollout.stop=[';']",), engines=ToyEngines(rollout_engines=3))
+    run = ToyRun(tmp_path, ("rollout.stop=[';']", "rollout.dtype=bfloat16"), engines=ToyEngines(rollout_engines=3))
     run.engines.jobs["prepare_sampling"] = note
     with ended_well(run.context()) as context:
         start(context)
@@ -102,7 +102,7 @@ def test_every_engine_that_samples_is_prepared_for_the_jobs_that_come(tmp_path: 
         max_response_tokens=spec.rollout.max_response_tokens,
         stop=(";",),
         model=spec.model,
-        compute_dtype="auto",
+        compute_dtype="bfloat16",
         kv_cache_gib=spec.engines.kv_cache_gib,
         tensor_parallel_size=1,
     )

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
 from infra import settings as settings_module
 from infra.engines.protocol import EngineDied
+from ppo_core.engines.model_checks import dtype_of_sampler
+from ppo_core.records import InputError
 from ppo_core.spec import RunSpec, SpecError
 from tasks.checks import machine
 from tasks.checks.machine import check_job
@@ -208,9 +211,38 @@ def test_the_check_counts_products_in_bf16_where_the_gpus_have_units_for_them(
     with_gpus(monkeypatch, 2)
     monkeypatch.setattr(machine, "nvidia_smi", lambda query: capabilities if query.endswith("compute_cap") else "")
     spec = smoke_spec(f"training.compute_dtype={asked}")
+    if "bfloat16" in (asked, counted):
+        with pytest.raises(
+            InputError, match=r"bfloat16 only on GPUs of compute capability 8 .*: set rollout.dtype=float"
+        ):
+            check_job(spec, dataset_job(spec))
+        spec = spec.with_overrides(["rollout.dtype=float32"])
+        assert check_job(spec, dataset_job(spec)).sampler_dtype == "float32"
+    else:
+        assert check_job(spec, dataset_job(spec)).sampler_dtype == counted
     job = check_job(spec, dataset_job(spec))
     assert job.learner is not None
-    assert job.learner.training.compute_dtype == job.sampler_dtype == counted
+    assert job.learner.training.compute_dtype == counted
+    assert ("rollout.dtype" in job.fixed) == ("0, GPU-a, 7.5" in capabilities)
+
+
+def test_weights_in_bf16_are_not_sampled_from_on_gpus_without_units_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, 1)
+    monkeypatch.setattr(machine, "nvidia_smi", lambda query: "0, GPU-a, 7.5" if query.endswith("compute_cap") else "")
+    spec = smoke_spec("model.dtype=bfloat16", "training.zero_stage=1")
+    with pytest.raises(InputError, match=r"one here has less: set model.dtype=float32$"):
+        check_job(spec, dataset_job(spec))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_sampler_is_counted_as_the_spec_has_it(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    other = "float32" if dtype == "bfloat16" else "bfloat16"
+    spec = smoke_spec(f"rollout.dtype={dtype}", f"training.compute_dtype={other}")
+    for gpus in (0, 2):
+        with_gpus(monkeypatch, gpus)
+        job = check_job(spec, dataset_job(spec))
+        assert job.sampler_dtype == dtype
+        assert dtype_of_sampler(AutoConfig.for_model("llama", hidden_size=64), job) == dtype
 
 
 def test_remedies_that_the_spec_would_refuse_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
