@@ -21,9 +21,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from ppo_core.engines.rollout_limits import rounded_up
+from ppo_core.engines.rollout_limits import Dtype, rounded_up
 from ppo_core.models.divergence import ON_CUDA
 from ppo_core.processes.ranks import BUCKET
 from ppo_core.records import InputError, Sharing
@@ -64,7 +63,7 @@ class MemoryPlan:
     hidden: int
     tokens: int
     longest: int
-    dtype: Literal["float32", "bfloat16"]
+    dtype: Dtype
     products_in_bf16: bool
     recompute: bool
     zero_stage: int
@@ -79,7 +78,7 @@ class MemoryPlan:
     reward_ranks: int = 1
     gpus: int = 1
     vocabulary: int = 0
-    sampler_dtype: Literal["float32", "bfloat16"] = "float32"
+    sampler_dtype: Dtype = "float32"
 
     @property
     def resting_gib(self) -> float:
