@@ -53,6 +53,20 @@ SHAPES = {
 }
 
 
+def flop_of(shape: Shape, parameters: int, lengths: list[int]) -> dict[str, float]:
+    """Of real tokens alone: linear layers, causal attention, and the policy's head at response positions.
+
+    A backward pass is two forward passes; nothing that is recomputed counts. `parameters` are the policy's. `steps` are
+    the update's.
+    """
+    hidden, layers = shape.config["hidden_size"], shape.config["num_hidden_layers"]
+    linear = parameters - shape.vocabulary * hidden
+    totals = [PROMPT + length for length in lengths]
+    trunk = sum(2 * linear * total + 2 * total * total * hidden * layers for total in totals)
+    policy, critic = trunk + 2 * sum(lengths) * hidden * shape.vocabulary, trunk
+    return {"experience": 2 * policy + critic, "steps": 3 * (policy + critic) * shape.epochs}
+
+
 def write_tokenizer(vocabulary: int, folder: Path) -> None:
     """Words w0, w1, …"""
     from tokenizers import Tokenizer, models, pre_tokenizers

@@ -15,25 +15,35 @@ import json
 import os
 import shutil
 import statistics
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report import machine
-from benchmarks.shapes import PROMPT, SHAPES, Shape, write_rollouts_and_scores, write_tokenizer
+from benchmarks.shapes import PROMPT, SHAPES, Shape, flop_of, write_rollouts_and_scores, write_tokenizer
 
 OF_SHAPES = ("vocabulary", "responses", "shortest", "longest")
 
 
 def measure(
-    shape: Shape, *, iterations: int, training: dict[str, Any], dtype: str, threads: int | None = None
+    shape: Shape,
+    *,
+    iterations: int,
+    training: dict[str, Any],
+    dtype: str,
+    threads: int | None = None,
+    begun: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Seconds and useful FLOP of experience and update, medians without the first iteration, and memory."""
+    """Seconds and useful FLOP of experience and update, medians without the first iteration, and memory.
+
+    `begun` is called before the first, with the model and rollouts on the disk.
+    """
     from ppo_core.models.precision import products_in_bf16
 
     products = "bfloat16" if products_in_bf16(training["compute_dtype"], shape.config["hidden_size"]) else dtype
@@ -42,6 +52,7 @@ def measure(
         with tempfile.TemporaryDirectory() as folder:
             work = Work(engine, Path(folder), shape, training, dtype)
             work.start()
+            begun()
             rounds, rates = list[dict[str, float]](), list[float]()
             for number in range(iterations + 1):
                 rounds.append(work.iterate(number))
@@ -178,20 +189,6 @@ class Work:
         return made
 
 
-def flop_of(shape: Shape, parameters: int, lengths: list[int]) -> dict[str, float]:
-    """Of real tokens alone: linear layers, causal attention, and the policy's head at response positions.
-
-    A backward pass is two forward passes; nothing that is recomputed counts. `parameters` are the policy's. `steps` are
-    the update's.
-    """
-    hidden, layers = shape.config["hidden_size"], shape.config["num_hidden_layers"]
-    linear = parameters - shape.vocabulary * hidden
-    totals = [PROMPT + length for length in lengths]
-    trunk = sum(2 * linear * total + 2 * total * total * hidden * layers for total in totals)
-    policy, critic = trunk + 2 * sum(lengths) * hidden * shape.vocabulary, trunk
-    return {"experience": 2 * policy + critic, "steps": 3 * (policy + critic) * shape.epochs}
-
-
 def matmul_rate(dtype: str, size: int = 2048) -> float:
     """FLOP/s of a large matrix product here: what no update can pass."""
     import torch
@@ -259,6 +256,12 @@ def watched() -> Iterator[list[float]]:
         thread.join()
 
 
+def wait_for_a_line() -> None:
+    """Whoever started this process measures others before it."""
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+
 def main() -> None:
     """One shape, one setting."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -270,6 +273,7 @@ def main() -> None:
     parser.add_argument("--zero-stage", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--threads", type=int, help="that share rows; else as the engine chooses")
+    parser.add_argument("--wait", action="store_true", help="before the first iteration say so, and wait for a line")
     for name in OF_SHAPES:
         parser.add_argument(f"--{name}", type=int, help="another than the shape's")
     given = parser.parse_args()
@@ -284,6 +288,8 @@ def main() -> None:
     }
     shape = replace(SHAPES[given.shape], **changes)
     settings = {"iterations": given.iterations, "training": training, "dtype": given.dtype, "threads": given.threads}
+    if given.wait:
+        settings["begun"] = wait_for_a_line
     print(json.dumps(measure(shape, **settings)), flush=True)
 
 

@@ -38,8 +38,6 @@ SEQUENCES = 1024
 """At most so many does vLLM sample a token for at once, on large GPUs; their logits are fp32."""
 SUB_GROUP = 1_000_000_000
 """Parameters that a rank steps together in stage 3, at most: DeepSpeed's own."""
-BLOCKS = 4.5
-"""What the output layer makes of a block of logits, in blocks of fp32, about."""
 
 
 @dataclass(frozen=True)
@@ -140,13 +138,14 @@ class MemoryPlan:
 
     @property
     def output_gib(self) -> float:
-        """About what the output layer needs of a microbatch: logits, work on a block, and its gradient in fp32 beside
-        that of the input embedding, which is as large."""
+        """About what the output layer needs of a microbatch: logits, and its gradient in fp32, of which a part is made
+        at a time, beside that of the input embedding, which is as large."""
         size = 2 if self.products_in_bf16 or self.dtype == "bfloat16" else 4
         logits = self.tokens * self.vocabulary
         gradient = self.vocabulary * self.hidden * (4 + (2 if self.dtype == "bfloat16" else 4))
         whole = gradient if self.trained == self.parameters else 0
-        return (size * min(logits, ON_CUDA.kept) + 4 * BLOCKS * min(logits, ON_CUDA.block) + whole) / GIB
+        part = min(self.vocabulary * self.hidden, ON_CUDA.product)
+        return (size * (min(logits, ON_CUDA.kept) + part) + whole) / GIB
 
     @property
     def activations_gib(self) -> float:

@@ -3,11 +3,16 @@
 Of a gated MLP, `down(silu(gate) * up)`, autograd keeps gate, up, the activation and the product; of a norm, its input
 and the scaled input. Here it keeps gate and up alone, and the input: the rest is made again, by the operations that
 made it first. That takes a pass or two over those tensors and no matrix product.
+
+On a GPU each of these is one kernel, Liger's, where that package is installed: torch's operations read and write
+memory for longer than the matrix products take. Those round as transformers does, but not to the same bits.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import cache, partial
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -22,6 +27,8 @@ WEIGHED_IN_FLOAT32 = frozenset({"olmo2"})
 SILU = ("silu", "swish")
 MLP = {"gate_proj", "up_proj", "down_proj"}
 NORM = "variance_epsilon"
+ATTENTION = {"q_proj", "k_proj"}
+ROTATION = "apply_rotary_pos_emb"
 
 
 def keep_less(model: Any) -> None:
@@ -36,17 +43,49 @@ def keep_less(model: Any) -> None:
             module.forward = MethodType(_mlp, module)
         if NORM in vars(module):
             module.forward = MethodType(norm, module)
+        if dict(module.named_children()).keys() >= ATTENTION:
+            _rotate_in_one(sys.modules[type(module).__module__])
+
+
+class _Kernels(NamedTuple):
+    """`silu(gate) * up`, with and without a backward pass, which writes into the two; the norm; and the rotation of
+    queries and keys by their positions, which writes into them."""
+
+    gated: Callable[[Tensor, Tensor], Tensor]
+    gated_again: Callable[[Tensor, Tensor], Tensor]
+    norm: Callable[..., Tensor]
+    rotate: Callable[..., tuple[Tensor, Tensor]]
+
+
+@cache
+def _kernels() -> _Kernels | None:
+    """Those of the package liger_kernel, where it is."""
+    try:
+        from liger_kernel.ops import LigerRMSNormFunction, LigerRopeFunction, LigerSiLUMulFunction
+        from liger_kernel.ops.swiglu import swiglu_forward
+    except ImportError:
+        return None
+    return _Kernels(
+        LigerSiLUMulFunction.apply,
+        lambda gate, up: swiglu_forward(gate, up)[2],
+        LigerRMSNormFunction.apply,
+        LigerRopeFunction.apply,
+    )
 
 
 def _mlp(module: Any, hidden: Tensor) -> Tensor:
     gate, up = module.gate_proj(hidden), module.up_proj(hidden)
-    product = _Gated.apply(gate, up)
-    with _made_again(product, _gated, gate, up):
+    kernels = _kernels() if hidden.is_cuda else None
+    gated, again = (_Gated.apply, _gated) if kernels is None else (kernels.gated, kernels.gated_again)
+    product = gated(gate, up)
+    with _made_again(product, again, gate, up):
         found: Tensor = module.down_proj(product)
         return found
 
 
 def _norm(module: Any, hidden: Tensor) -> Tensor:
+    if hidden.is_cuda and (kernels := _kernels()) is not None:
+        return kernels.norm(hidden, module.weight, module.variance_epsilon, 0.0, "llama", False)
     exact, rate, scaled = _scaled(module, hidden)
     with _made_again(scaled, torch.mul, exact, rate):
         found: Tensor = module.weight * scaled.to(hidden.dtype)
@@ -54,10 +93,30 @@ def _norm(module: Any, hidden: Tensor) -> Tensor:
 
 
 def _norm_in_float32(module: Any, hidden: Tensor) -> Tensor:
+    if hidden.is_cuda and (kernels := _kernels()) is not None:
+        return kernels.norm(hidden, module.weight, module.variance_epsilon, 0.0, "gemma", False)
     exact, rate, scaled = _scaled(module, hidden)
     with _made_again(scaled, torch.mul, exact, rate):
         found: Tensor = (module.weight * scaled).to(hidden.dtype)
         return found
+
+
+def _rotate_in_one(architecture: Any) -> None:
+    """Have the layers of an architecture, a module of transformers, rotate by one kernel what is on a GPU.
+
+    They look the function up there, so it is replaced for all models of that kind.
+    """
+    plain = vars(architecture).get(ROTATION)
+    if plain is not None and not isinstance(plain, partial):
+        vars(architecture)[ROTATION] = partial(_rotated, plain)
+
+
+def _rotated(
+    plain: Callable[..., tuple[Tensor, Tensor]], query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, **options: Any
+) -> tuple[Tensor, Tensor]:
+    if not options and query.is_cuda and (kernels := _kernels()) is not None:
+        return kernels.rotate(query, key, cos, sin)
+    return plain(query, key, cos, sin, **options)
 
 
 def _scaled(module: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -92,6 +92,11 @@ def _reduce(
     logits: Tensor, temperature: float | Tensor, targets: Tensor, total: Tensor, output: Tensor, entropy: str | None
 ) -> None:
     """Fill `total` with the logsumexp and `output` with logprob and entropy."""
+    if logits.is_cuda:
+        from ppo_core.models.head_kernels import fill_statistics
+
+        fill_statistics(logits, temperature, targets, total, output, entropy=entropy is not None)
+        return
     for rows, block in _blocks(logits, temperature):
         if entropy is None:
             total[rows] = block.logsumexp(1)
@@ -122,6 +127,11 @@ def _to_gradient(
     differentiable: bool,
 ) -> None:
     """Turn the logits into the gradient of what was made of them, in place; `gradient` is `[N, 2]`."""
+    if logits.is_cuda:
+        from ppo_core.models.head_kernels import turn_into_gradient
+
+        turn_into_gradient(logits, temperature, targets, total, output, gradient, differentiable=differentiable)
+        return
     for rows, block in _blocks(logits, temperature):
         to_logprob, to_entropy = gradient[rows].unbind(1)
         block.sub_(total[rows, None])  # log p

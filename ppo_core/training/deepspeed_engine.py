@@ -146,7 +146,7 @@ class Trainable:
     def weight(self, parameter: nn.Parameter) -> Tensor:
         """The full fp32 master weight, gathered from all ranks (every rank must call this), on the CPU."""
         full = parameter.detach() if self.zero_stage == 0 else deepspeed.utils.safe_get_full_fp32_param(parameter)
-        return full.reshape(full_shape(parameter)).float().cpu().clone()
+        return _copied(full.reshape(full_shape(parameter)))
 
     def moment(self, parameter: nn.Parameter, key: str) -> Tensor:
         """A full fp32 optimizer moment, gathered from all ranks, on the CPU."""
@@ -154,7 +154,7 @@ class Trainable:
             full = self._inner.state[parameter][key]
         else:
             full = deepspeed.utils.safe_get_full_optimizer_state(parameter, key)
-        return full.reshape(full_shape(parameter)).float().cpu().clone()
+        return _copied(full.reshape(full_shape(parameter)))
 
     def set_weight(self, parameter: nn.Parameter, value: Tensor) -> None:
         """Set the fp32 master; the module's own copy must already hold its rounding."""
@@ -254,6 +254,11 @@ def models_of(
         )
         for thread in range(count)
     ]
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """In fp32 on the CPU."""
+    return tensor.to("cpu", torch.float32, copy=True)
 
 
 def full_shape(parameter: nn.Parameter) -> torch.Size:

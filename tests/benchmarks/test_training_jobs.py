@@ -13,8 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.shapes import PROMPT, SHAPES, write_rollouts_and_scores
-from benchmarks.training_jobs import flop_of
+from benchmarks.shapes import PROMPT, SHAPES, flop_of, write_rollouts_and_scores
 from ppo_core.data.tables import read_rollouts, read_scores
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +73,7 @@ def test_the_disk_holds_the_start_and_one_policy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", ["qwen-0.5B", "qwen-1.5B"])
 def test_a_minibatch_of_a_large_model_fills_a_microbatch(shape: str) -> None:
-    """Of 16,384 tokens, as `benchmarks.gpu` has them unless it is told otherwise."""
+    """Of some 20,000 tokens: what a GPU of 80 GB holds of them at once is `benchmarks.gpu.TOKENS`."""
     given = SHAPES[shape]
     tokens = given.responses * (PROMPT + (given.shortest + given.longest) / 2)
     assert tokens / given.minibatches >= 16_384

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ppo_core.logprobs import response_logprobs
+from ppo_core.models.activations import keep_less
 from ppo_core.models.loading import create_policy, load_policy
 from ppo_core.models.packing import enable_packing
 from ppo_core.models.precision import multiply_in
@@ -55,8 +56,9 @@ def passes(root: Path, ranks: Ranks) -> Facts:
     for name, (_, compute, wanted) in PASSES.items():
         for rows in ("packed", "padded"):
             model = policy_of(name).to(device)
-            if rows == "packed":
+            if rows == "packed":  # as in training
                 enable_packing(model)
+                keep_less(model)
             multiply_in(model, compute)
             with deterministic(wanted):
                 logprobs, entropy = response_logprobs(model, SEQUENCES, temperature=TEMPERATURE, with_entropy=True)
@@ -106,15 +108,15 @@ def moved(root: Path, ranks: Ranks) -> Facts:
                     for parameter in held.parameters():  # a mapped file has no room of its own
                         parameter.data = parameter.data.clone()
                     offloaded = learner.offload_reference()
-                    facts[folder.name] = made_room(learner)
+                    facts[folder.name] = {**made_room(learner), "offloaded": offloaded}
                     learner.bring_back()
-                    there = learner.reference(*reference, model=job.model, training=job.training)
+                    held = learner.reference(*reference, model=job.model, training=job.training)
                     whole = load_policy(start / "policy", dtype=dtype, trust_remote_code=False).state_dict()
                     facts[folder.name] |= {
-                        "offloaded": offloaded,
-                        "reference": sum(tensor.nbytes for tensor in set(there.parameters())),
-                        "same": all(torch.equal(whole[key], now.cpu()) for key, now in there.state_dict().items()),
+                        "reference": sum(tensor.nbytes for tensor in set(held.parameters())),
+                        "same": all(torch.equal(whole[key], now.cpu()) for key, now in held.state_dict().items()),
                     }
+                del held  # the next stage would find it on the device
                 train(learner, root / f"{folder.name}-before", folder, job, make_experience())
             learner.forget()
     return facts

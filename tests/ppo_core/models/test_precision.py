@@ -181,7 +181,7 @@ def test_a_token_that_can_never_be_said_changes_no_other(entropy: str | None) ->
 def test_a_product_is_added_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     dice = torch.Generator().manual_seed(0)
     left, right = (torch.randn(size, generator=dice).bfloat16() for size in ((30, 7), (7, 16)))
-    monkeypatch.setattr(divergence, "PRODUCT", 100)
+    monkeypatch.setattr(divergence, "ON_CPU", divergence.ON_CPU._replace(product=100))
     total = torch.ones(30, 16)
     divergence.add_product(total, left, right)
     assert torch.equal(total, 1 + (left @ right).float())
