@@ -10,6 +10,10 @@ after its last record, and finds the finished stages of the broken iteration in 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -122,16 +126,16 @@ def train_to_the_end(
     tell_other_data(context, console, dataset)
     report_dataset(context, dataset)
     record = last_resumable_record(context, console)
-    shown = partial(show, context, console)
-    record = rerun_iterations(context, console, dataset, record, rerun, shown, flow_run=flow_run)
-    return train_loop(context, console, dataset, record or begin_shown(context, console, dataset), needs)
+    with showing(context, console) as show:
+        record = rerun_iterations(context, console, dataset, record, rerun, show, flow_run=flow_run)
+        return train_loop(show, dataset, record or begin_shown(show, dataset), needs)
 
 
-def begin_shown(context: RunContext, console: RunConsole, dataset: DatasetRef) -> IterationRecord:
+def begin_shown(show: Show, dataset: DatasetRef) -> IterationRecord:
     """Record 0, and what its policy answers."""
-    record = begin(context, dataset)
-    show(context, console, record)
-    console.samples("answers before PPO", record, record)
+    record = begin(show.context, dataset)
+    show(record)
+    show.console.samples("answers before PPO", record, record)
     return record
 
 
@@ -143,25 +147,18 @@ def finish_interrupted(context: RunContext, console: RunConsole) -> None:
     finish_rollback(context)
 
 
-def train_loop(
-    context: RunContext, console: RunConsole, dataset: DatasetRef, record: IterationRecord, needs: Reachability
-) -> IterationRecord:
+def train_loop(show: Show, dataset: DatasetRef, record: IterationRecord, needs: Reachability) -> IterationRecord:
     """Iterate up to the last iteration. What is found damaged on the way is made again; what no run needs is let go."""
-    context.timings.iteration = record.iteration
-    with sampling_ahead(context) as ahead:
-        return iterate_to_the_end(context, console, dataset, record, needs, ahead)
+    show.context.timings.iteration = record.iteration
+    with sampling_ahead(show.context) as ahead:
+        return iterate_to_the_end(show, dataset, record, needs, ahead)
 
 
 def iterate_to_the_end(
-    context: RunContext,
-    console: RunConsole,
-    dataset: DatasetRef,
-    record: IterationRecord,
-    needs: Reachability,
-    ahead: Ahead,
+    show: Show, dataset: DatasetRef, record: IterationRecord, needs: Reachability, ahead: Ahead
 ) -> IterationRecord:
     """See `train_loop`."""
-    damages = 0
+    context, console, damages = show.context, show.console, 0
     while record.iteration < context.spec.iterations:
         try:
             after = iterate(context, console, dataset, record, ahead=ahead)
@@ -174,11 +171,11 @@ def iterate_to_the_end(
             download_sources(context)
             dataset = prepare_dataset(context)
             report_dataset(context, dataset)
-            record = last_resumable_record(context, console) or begin_shown(context, console, dataset)
+            record = last_resumable_record(context, console) or begin_shown(show, dataset)
             continue
         damages = 0
         if after.iteration > record.iteration:  # not rolled back
-            show(context, console, after)
+            show(after)
             release(context, needs)
             for whose, complaint in needs.unreadable.items():
                 console.say_once(f"! what {whose} needs cannot be read, so no checkpoint is removed: {complaint}")
@@ -209,14 +206,38 @@ def finish(context: RunContext, console: RunConsole, record: IterationRecord) ->
     )
 
 
-def show(context: RunContext, console: RunConsole, record: IterationRecord) -> None:
-    """Tell people, Prefect and MLflow of a committed iteration."""
-    console.iteration(record)
-    if record.cached_stages:
-        console.say(f"iteration {record.iteration}: reused from the store: {', '.join(record.cached_stages)}")
-    tell(console, report(context, record))
-    if record.best.iteration == record.iteration:
-        leave_best(context, console, record)
+@dataclass
+class Show:
+    """Tells people, Prefect and MLflow of a committed iteration. The best policy is copied beside the next one."""
+
+    context: RunContext
+    console: RunConsole
+    beside: ThreadPoolExecutor
+    copy: Future[None] | None = None
+
+    def __call__(self, record: IterationRecord) -> None:
+        self.console.iteration(record)
+        if record.cached_stages:
+            reused = ", ".join(record.cached_stages)
+            self.console.say(f"iteration {record.iteration}: reused from the store: {reused}")
+        tell(self.console, report(self.context, record))
+        if record.best.iteration == record.iteration:
+            self.wait()
+            self.copy = self.beside.submit(leave_best, self.context, self.console, record)
+
+    def wait(self) -> None:
+        """Until the last best policy is copied; raises what nobody expected of it."""
+        if self.copy is not None:
+            self.copy.result()
+
+
+@contextmanager
+def showing(context: RunContext, console: RunConsole) -> Iterator[Show]:
+    """However it ends, no copy is under way afterwards."""
+    with ThreadPoolExecutor(1, thread_name_prefix="best-policy") as beside:
+        show = Show(context, console, beside)
+        yield show
+        show.wait()
 
 
 def leave_best(context: RunContext, console: RunConsole, record: IterationRecord | None = None) -> None:
