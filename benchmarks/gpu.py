@@ -1,12 +1,13 @@
 """The training engine's own jobs on a GPU: Qwen2-shaped models of 0.5B and 1.5B with random weights, in bfloat16.
 
-    python -m benchmarks.gpu [--cases qwen-0.5B/weights qwen-1.5B/weights ...] [--iterations 3] [--tokens 16384]
+    python -m benchmarks.gpu [--cases qwen-0.5B/weights qwen-1.5B/weights ...] [--iterations 3] [--tokens N]
     python -m benchmarks.gpu --tiny
 
-Response tokens a second of experience and update, model FLOP utilisation (useful FLOP of the update over what the GPU's
-maker promises in bfloat16, and over a large matrix product here), and the highest memory. It needs torch, transformers,
-deepspeed, safetensors, pydantic and pyarrow, and no more; liger_kernel makes it faster. `--tiny` is the same at a tiny
-size, also without a GPU. Writes `benchmarks/results/gpu.json`.
+Response tokens a second of experience and of the update's steps, which leave out loading and writing; model FLOP
+utilisation (useful FLOP of those steps over what the GPU's maker promises in bfloat16, and over a large matrix product
+here), and the highest memory. It needs torch, transformers, deepspeed, safetensors, pydantic and pyarrow, and no more;
+liger_kernel makes it faster. `--tiny` is the same at a tiny size, also without a GPU.
+Writes `benchmarks/results/gpu.json`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from benchmarks import report
 SETTINGS = {"weights": ("--dtype", "bfloat16", "--zero-stage", "1"), "products": ("--compute-dtype", "bfloat16")}
 """What is in bfloat16: the weights, with fp32 masters beside them, or the matrix products alone."""
 TOKENS = {"qwen-tiny": 128, "qwen-0.5B": 24_576, "qwen-1.5B": 10_240}
-"""In a microbatch of each shape, at most, unless told: a GPU of 80 GB holds no many more."""
+"""In a microbatch of each shape, at most, unless told: a GPU of 80 GB holds not many more."""
 # Dense bfloat16 TFLOP/s in the makers' data sheets, by a part of the name.
 PROMISED = {"H100 PCIe": 756.0, "H100": 989.0, "H200": 989.0, "A100": 312.0, "L40S": 362.0, "L40": 181.0, "L4": 121.0}
 
@@ -43,16 +44,20 @@ def main() -> None:
     if given.tiny:
         given.cases, given.iterations = cases[: len(SETTINGS)], 1
     begun = [Case(*name.split("/"), given) for name in given.cases]
-    for case in begun:  # models are made side by side, and measured one after the other
-        case.wait_until_ready()
     figures = list[dict[str, Any]]()
-    for case in begun:
-        figures.append(case.measured())
-        report.save("gpu", given, figures)
+    try:
+        for case in begun:  # models are made side by side, and measured one after the other
+            case.wait_until_ready()
+        for case in begun:
+            figures.append(case.measured())
+            report.save("gpu", given, figures)
+    finally:
+        for case in begun:
+            case.end()
     columns = (
         "model, setting",
         "experience tokens/s",
-        "update tokens/s",
+        "steps tokens/s",
         "update MFU",
         "of the matmul rate",
         "peak GiB",
@@ -82,10 +87,15 @@ class Case:
         )
 
     def wait_until_ready(self) -> None:
-        """Or until it ends."""
+        """Returns when its model is made, or when it has ended."""
         assert self._process.stdout is not None
         while self._process.stdout.readline() not in ("ready\n", ""):
             pass
+
+    def end(self) -> None:
+        """Leave no process behind."""
+        self._process.kill()
+        self._process.wait()
 
     def measured(self) -> dict[str, Any]:
         """What it says, or why it says nothing: the memory may be too small."""

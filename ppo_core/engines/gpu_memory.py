@@ -36,6 +36,8 @@ KEPT_PER_UNIT = 17
 """Values that a layer keeps for each token and hidden unit until its backward pass."""
 SEQUENCES = 1024
 """At most so many does vLLM sample a token for at once, on large GPUs; their logits are fp32."""
+UNPACKED = 4
+"""Logits in fp32, and what is as large as they are, where the output layer makes all of them at once."""
 SUB_GROUP = 1_000_000_000
 """Parameters that a rank steps together in stage 3, at most: DeepSpeed's own."""
 
@@ -45,7 +47,8 @@ class MemoryPlan:
     """What decides how much each GPU has to hold.
 
     `parameters` of the policy, of which `trained` learn; `networks` under training, of which all but one lack the
-    `head`, an output embedding of its own, of `vocabulary` rows; `references` beside them. `tokens` in a microbatch, of
+    `head`, an output embedding of its own, of `vocabulary` rows, that makes logits a part at a time where the model
+    `packs`; `references` beside them. `tokens` in a microbatch, of
     which `longest` are the longest sequence. The cache is `kv_cache_gib` on each GPU, and `least_cache_gib` holds one
     sequence; vLLM computes in `sampler_dtype`. `fixed` are keys of the spec that this run cannot change. Weights of
     reward models take `reward_total_gib`, and `reward_gib` of the fullest GPU: they are on `reward_ranks` of all
@@ -76,6 +79,7 @@ class MemoryPlan:
     reward_ranks: int = 1
     gpus: int = 1
     vocabulary: int = 0
+    packs: bool = True
     sampler_dtype: Dtype = "float32"
 
     @property
@@ -144,8 +148,10 @@ class MemoryPlan:
         logits = self.tokens * self.vocabulary
         gradient = self.vocabulary * self.hidden * (4 + (2 if self.dtype == "bfloat16" else 4))
         whole = gradient if self.trained == self.parameters else 0
-        part = min(self.vocabulary * self.hidden, ON_CUDA.product)
-        return (size * (min(logits, ON_CUDA.kept) + part) + whole) / GIB
+        if not self.packs:
+            return (4 * UNPACKED * logits + whole) / GIB
+        part = size * min(self.vocabulary * self.hidden, ON_CUDA.product) if whole and size == 2 else 0
+        return (size * min(logits, ON_CUDA.kept) + part + whole) / GIB
 
     @property
     def activations_gib(self) -> float:

@@ -28,6 +28,7 @@ from ppo_core.models.architectures import require_causal
 from ppo_core.models.critic_start import critic_from, empty_origin, require_tokens
 from ppo_core.models.loading import empty_policy, load_policy
 from ppo_core.models.lora import target_layers
+from ppo_core.models.packing import MODEL_TYPES
 from ppo_core.models.weight_files import tensor_shapes, weight_files
 from ppo_core.records import CheckRunJob, InputError
 from ppo_core.spec import ModelSpec
@@ -136,6 +137,7 @@ def memory_plan(
         hidden=attention.heads * attention.head_dim,
         tokens=training.microbatch_tokens or max(MICROBATCH_TOKENS, longest),
         longest=longest,
+        packs=model.config.model_type in MODEL_TYPES,
         dtype=spec.dtype,
         sampler_dtype=dtype,
         products_in_bf16=training.compute_dtype != "float32",

@@ -1,4 +1,4 @@
-"""Layers that keep less for their backward pass, and give the same bits.
+"""Layers that keep less for their backward pass, and on a CPU give the same bits.
 
 Of a gated MLP, `down(silu(gate) * up)`, autograd keeps gate, up, the activation and the product; of a norm, its input
 and the scaled input. Here it keeps gate and up alone, and the input: the rest is made again, by the operations that
@@ -27,7 +27,6 @@ WEIGHED_IN_FLOAT32 = frozenset({"olmo2"})
 SILU = ("silu", "swish")
 MLP = {"gate_proj", "up_proj", "down_proj"}
 NORM = "variance_epsilon"
-ATTENTION = {"q_proj", "k_proj"}
 ROTATION = "apply_rotary_pos_emb"
 
 
@@ -43,8 +42,20 @@ def keep_less(model: Any) -> None:
             module.forward = MethodType(_mlp, module)
         if NORM in vars(module):
             module.forward = MethodType(norm, module)
-        if dict(module.named_children()).keys() >= ATTENTION:
-            _rotate_in_one(sys.modules[type(module).__module__])
+
+
+def rotate_in_one(model: Any) -> None:
+    """Have the model's layers rotate queries and keys by one kernel where they are on a GPU.
+
+    They look the function up in transformers' module of their architecture, so it is replaced there, for all models of
+    that kind in this process. Code that comes with a model is left as it is.
+    """
+    if model.config.model_type not in MODEL_TYPES:
+        return
+    for name in {type(module).__module__ for module in model.modules()}:
+        plain = vars(sys.modules[name]).get(ROTATION) if name.startswith("transformers.models.") else None
+        if plain is not None and not isinstance(plain, partial):
+            vars(sys.modules[name])[ROTATION] = partial(_rotated, plain)
 
 
 class _Kernels(NamedTuple):
@@ -84,7 +95,8 @@ def _mlp(module: Any, hidden: Tensor) -> Tensor:
 
 
 def _norm(module: Any, hidden: Tensor) -> Tensor:
-    if hidden.is_cuda and (kernels := _kernels()) is not None:
+    # Of two types Liger's result has the input's, and torch's the more precise.
+    if hidden.is_cuda and hidden.dtype == module.weight.dtype and (kernels := _kernels()) is not None:
         return kernels.norm(hidden, module.weight, module.variance_epsilon, 0.0, "llama", False)
     exact, rate, scaled = _scaled(module, hidden)
     with _made_again(scaled, torch.mul, exact, rate):
@@ -101,22 +113,18 @@ def _norm_in_float32(module: Any, hidden: Tensor) -> Tensor:
         return found
 
 
-def _rotate_in_one(architecture: Any) -> None:
-    """Have the layers of an architecture, a module of transformers, rotate by one kernel what is on a GPU.
-
-    They look the function up there, so it is replaced for all models of that kind.
-    """
-    plain = vars(architecture).get(ROTATION)
-    if plain is not None and not isinstance(plain, partial):
-        vars(architecture)[ROTATION] = partial(_rotated, plain)
-
-
 def _rotated(
-    plain: Callable[..., tuple[Tensor, Tensor]], query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, **options: Any
+    plain: Callable[..., tuple[Tensor, Tensor]],
+    query: Tensor,
+    key: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *more: Any,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    if not options and query.is_cuda and (kernels := _kernels()) is not None:
+    if not more and not options and query.is_cuda and (kernels := _kernels()) is not None:
         return kernels.rotate(query, key, cos, sin)
-    return plain(query, key, cos, sin, **options)
+    return plain(query, key, cos, sin, *more, **options)
 
 
 def _scaled(module: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:

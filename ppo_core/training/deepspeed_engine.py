@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ppo_core.models.activations import keep_less
+from ppo_core.models.activations import keep_less, rotate_in_one
 from ppo_core.models.deepspeed_import import deepspeed
 from ppo_core.models.forward import Models
 from ppo_core.models.packing import enable_packing
@@ -44,6 +44,7 @@ class Trainable:
         self.dtype = next(module.parameters()).dtype
         self.module: nn.Module = module
         enable_packing(module)
+        rotate_in_one(module)
         rounded = multiply_in(module, training.compute_dtype)
         if recompute:
             module.gradient_checkpointing_enable({"use_reentrant": False})

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.tokenization import load_tokenizer
-from ppo_core.models.activations import keep_less
+from ppo_core.models.activations import keep_less, rotate_in_one
 from ppo_core.models.adapter_files import load_adapters
 from ppo_core.models.loading import VALUE_HEAD, load_policy, load_value_head
 from ppo_core.models.lora import adapt
@@ -105,6 +105,7 @@ class Learner:
             self._reference = None
             reference = load_policy(folder, dtype=model.dtype, trust_remote_code=self.trust_remote_code)
             enable_packing(reference)
+            rotate_in_one(reference)
             keep_less(reference)  # a GPU's fast kernels
             multiply_in(reference, training.compute_dtype)
             device = self.trainables["policy"].device if self.trainables else "cpu"

@@ -73,7 +73,7 @@ def test_the_disk_holds_the_start_and_one_policy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", ["qwen-0.5B", "qwen-1.5B"])
 def test_a_minibatch_of_a_large_model_fills_a_microbatch(shape: str) -> None:
-    """Of some 20,000 tokens: what a GPU of 80 GB holds of them at once is `benchmarks.gpu.TOKENS`."""
+    """Of at least 16,384 tokens; `benchmarks.gpu.TOKENS` has how many a GPU of 80 GB holds at once."""
     given = SHAPES[shape]
     tokens = given.responses * (PROMPT + (given.shortest + given.longest) / 2)
     assert tokens / given.minibatches >= 16_384

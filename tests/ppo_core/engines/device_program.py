@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ppo_core.logprobs import response_logprobs
-from ppo_core.models.activations import keep_less
+from ppo_core.models.activations import keep_less, rotate_in_one
 from ppo_core.models.loading import create_policy, load_policy
 from ppo_core.models.packing import enable_packing
 from ppo_core.models.precision import multiply_in
@@ -58,6 +58,7 @@ def passes(root: Path, ranks: Ranks) -> Facts:
             model = policy_of(name).to(device)
             if rows == "packed":  # as in training
                 enable_packing(model)
+                rotate_in_one(model)
                 keep_less(model)
             multiply_in(model, compute)
             with deterministic(wanted):

@@ -117,7 +117,9 @@ def test_rounded_weights_and_the_output_layer_are_estimated() -> None:
     part = 2 * 2**26 / GIB  # of the gradient, as it is multiplied
     assert small.output_gib == pytest.approx(0.25 + part + gradient)
     assert replace(small, tokens=2**14).output_gib == pytest.approx(1.0 + part + gradient)  # in chunks
-    assert replace(small, trained=GIB // 128).output_gib == pytest.approx(0.25 + part)
+    assert replace(small, trained=GIB // 128).output_gib == pytest.approx(0.25)
+    assert replace(small, products_in_bf16=False).output_gib == pytest.approx(0.5 + gradient)  # added as it is made
+    assert replace(small, packs=False).output_gib == pytest.approx(4 * 0.5 + gradient)
     training = 32.0 + 2.0 + small.activations_gib + small.output_gib
     assert small.needed_gib() == pytest.approx(2 * PROCESS_GIB + training)
     sampling = replace(small, sharing="own", kv_cache_gib=80.0)

@@ -14,8 +14,8 @@ VOCABULARY = 151_936
 
 def compile_kernels(capability: int) -> None:
     """For NVIDIA's GPUs of a compute capability such as 90, in both types of logits."""
-    for dtype, own in (("*bf16", 0), ("*fp32", 1)):
-        constants = {"vocabulary": VOCABULARY, "own": own, "entropy": True, "block": head_kernels.BLOCK}
+    for dtype, own, entropy in (("*bf16", 0, True), ("*bf16", 1, False), ("*fp32", 1, True)):
+        constants = {"vocabulary": VOCABULARY, "own": own, "entropy": entropy, "block": head_kernels.BLOCK}
         kinds = {"logits": dtype, "stride": "i32", **TENSORS, **dict.fromkeys(constants, "constexpr")}
         for kernel in (head_kernels._statistics, head_kernels._gradient):
             signature = {name: kinds[name] for name in kernel.arg_names}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from ppo_core.models.activations import MODEL_TYPES, keep_less
+from ppo_core.models.activations import MODEL_TYPES, ROTATION, keep_less, rotate_in_one
 from ppo_core.models.lora import adapt
 from ppo_core.models.precision import multiply_in
 from ppo_core.processes.threads import twin_of
@@ -119,3 +121,30 @@ def test_an_architecture_with_other_layers_stays_as_it_is() -> None:
     model = model_of("gemma")
     keep_less(model)
     assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_on_a_cpu_queries_and_keys_are_rotated_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of()
+    architecture = sys.modules[type(model.model.layers[0]).__module__]
+    plain = vars(architecture)[ROTATION]
+    monkeypatch.setattr(architecture, ROTATION, plain)  # and what follows is undone
+    for _ in range(2):
+        rotate_in_one(model)
+    replaced = vars(architecture)[ROTATION]
+    assert replaced.args == (plain,)  # once
+    query, key, cos, sin = torch.randn((4, 1, 2, 3, 8), generator=torch.Generator().manual_seed(0))
+    for ours, theirs in zip(replaced(query, key, cos[0], sin[0], 0), plain(query, key, cos[0], sin[0], 0), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_code_that_comes_with_a_model_rotates_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of()
+    architecture = sys.modules[type(model.model.layers[0]).__module__]
+    plain = vars(architecture)[ROTATION]
+    own = ModuleType("transformers_modules.own")
+    vars(own)[ROTATION] = plain
+    monkeypatch.setitem(sys.modules, own.__name__, own)
+    monkeypatch.setattr(architecture, ROTATION, plain)
+    monkeypatch.setattr(type(model.model.layers[0].self_attn), "__module__", own.__name__)
+    rotate_in_one(model)
+    assert vars(own)[ROTATION] is plain

@@ -41,7 +41,7 @@ def test_they_compute_what_a_cpu_computes(said: dict[str, Any]) -> None:
     assert len(said["cases"]) == 24
     for case in said["cases"]:
         *statistics, gradient = case["differences"]
-        assert max(statistics) < 2e-5, case
+        assert all(difference < 2e-5 for difference in statistics), case  # of which none is a NaN
         assert gradient < NEAR[case["dtype"]], case
 
 
