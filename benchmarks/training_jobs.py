@@ -257,7 +257,7 @@ def watched() -> Iterator[list[float]]:
 
 
 def wait_for_a_line() -> None:
-    """Whoever started this process measures others before it."""
+    """Say that the model is made, and wait for a line on the standard input: others may be measured first."""
     print("ready", flush=True)
     if not sys.stdin.readline():
         raise SystemExit("whoever started this has ended")

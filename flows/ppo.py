@@ -235,7 +235,7 @@ class Show:
 
 @contextmanager
 def showing(context: RunContext, console: RunConsole) -> Iterator[Show]:
-    """No copy is under way afterwards."""
+    """Give what shows committed iterations; on the way out its last copy is waited for."""
     with ThreadPoolExecutor(1, thread_name_prefix="best-policy") as beside:
         show = Show(context, console, beside)
         yield show

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePosixPath
 from typing import Any
@@ -212,8 +213,9 @@ def is_foreign(name: str) -> bool:
     return PurePosixPath(name).name in FOREIGN_NAMES
 
 
-def installed_libraries() -> dict[str, str]:
-    """The versions of the libraries that can influence an artifact, of those that are installed."""
+@cache
+def installed_libraries() -> Mapping[str, str]:
+    """The versions of the libraries that can influence an artifact, of those that are installed; read once."""
     found: dict[str, str] = {}
     for name in RECORDED_LIBRARIES:
         try:

@@ -47,12 +47,11 @@ class MemoryPlan:
     """What decides how much each GPU has to hold.
 
     `parameters` of the policy, of which `trained` learn; `networks` under training, of which all but one lack the
-    `head`, an output embedding of its own, of `vocabulary` rows, that makes logits a part at a time where the model
-    `packs`; `references` beside them. `tokens` in a microbatch, of
-    which `longest` are the longest sequence. The cache is `kv_cache_gib` on each GPU, and `least_cache_gib` holds one
-    sequence; vLLM computes in `sampler_dtype`. `fixed` are keys of the spec that this run cannot change. Weights of
-    reward models take `reward_total_gib`, and `reward_gib` of the fullest GPU: they are on `reward_ranks` of all
-    `gpus`, from the first on.
+    `head`, an output embedding of its own, of `vocabulary` rows; `references` beside them. `tokens` in a microbatch, of
+    which `longest` are the longest sequence; where the model `packs` them, logits are made a part at a time. The cache
+    is `kv_cache_gib` on each GPU, and `least_cache_gib` holds one sequence; vLLM computes in `sampler_dtype`. `fixed`
+    are keys of the spec that this run cannot change. Weights of reward models take `reward_total_gib`, and `reward_gib`
+    of the fullest GPU: they are on `reward_ranks` of all `gpus`, from the first on.
     """
 
     parameters: int

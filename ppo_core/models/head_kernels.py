@@ -56,7 +56,7 @@ def turn_into_gradient(
 
 
 def _numbers(logits: Tensor, temperature: float | Tensor, targets: Tensor, total: Tensor, output: Tensor) -> list[Any]:
-    """What both kernels are given. A temperature for each row is a tensor, else a number."""
+    """The arguments that both kernels begin with: one temperature for all rows (`own` is 0), or one for each (1)."""
     assert logits.stride(1) == 1
     assert all(tensor.is_contiguous() for tensor in (targets, total, output))
     if not isinstance(temperature, Tensor):
@@ -81,13 +81,13 @@ def _statistics(
     """One row. Each of `block` lanes keeps its highest number so far, and sums relative to it."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
-    heat = tl.load(temperature + row * own)
+    divisor = tl.load(temperature + row * own)
     highest = tl.full((block,), LOWEST, tl.float32)
     weight = tl.zeros((block,), tl.float32)  # sum of exp(x - highest)
     moment = tl.zeros((block,), tl.float32)  # sum of (x - highest) exp(x - highest)
     for start in range(0, vocabulary, block):
         at = start + tl.arange(0, block)
-        x = tl.load(logits + at, mask=at < vocabulary, other=-float("inf")).to(tl.float32) / heat
+        x = tl.load(logits + at, mask=at < vocabulary, other=-float("inf")).to(tl.float32) / divisor
         x = tl.where(x < LOWEST, LOWEST, x)  # a NaN stays one
         above = tl.maximum(highest, x)
         shrink, new = tl.exp(highest - above), tl.exp(x - above)
@@ -102,7 +102,7 @@ def _statistics(
     if entropy:
         mean = tl.sum((moment + (highest - top) * weight) * shrink, 0) / of_all
         tl.store(output + 2 * row + 1, log_of_all - mean)
-    chosen = tl.load(logits + tl.load(targets + row)).to(tl.float32) / heat
+    chosen = tl.load(logits + tl.load(targets + row)).to(tl.float32) / divisor
     tl.store(total + row, top + log_of_all)
     tl.store(output + 2 * row, chosen - (top + log_of_all))
 
