@@ -7,9 +7,9 @@ it was before, under the digest of what it is.
 
 from __future__ import annotations
 
-import importlib
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import cache
 from importlib.machinery import (
     BYTECODE_SUFFIXES,
     EXTENSION_SUFFIXES,
@@ -40,28 +40,30 @@ LOADERS = (
 )
 
 
-@dataclass(frozen=True)
-class ImportsFrom:
-    """An entry of sys.path_hooks: modules in `folder` and its packages, but for installed ones, by `CurrentSource`."""
+def import_from(folder: Path) -> None:
+    """Let imports look into the folder first, and read what is there by `CurrentSource`."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    hook = hook_of(folder)
+    if hook not in sys.path_hooks:
+        sys.path_hooks.insert(0, hook)
+        for entry in list(sys.path_importer_cache):
+            if _is_code_of(folder, entry):
+                del sys.path_importer_cache[entry]
 
-    folder: Path
 
-    def __call__(self, entry: str) -> FileFinder:
-        """The finder of a folder of modules. Raises ImportError for those of others, as Python asks for."""
-        if not self._holds(entry):
-            raise ImportError(f"{entry} is not in {self.folder}")
+@cache
+def hook_of(folder: Path) -> Callable[[str], FileFinder]:
+    """The one of `sys.path_hooks` for modules in a folder and its packages, but for installed ones."""
+
+    def find_current_source(entry: str) -> FileFinder:  # a function: beartype asks all hooks for their name
+        if not _is_code_of(folder, entry):
+            raise ImportError(f"{entry} is not in {folder}")
         return FileFinder(entry, *LOADERS)
 
-    def begin(self) -> None:
-        """Let imports look into the folder first."""
-        if str(self.folder) not in sys.path:
-            sys.path.insert(0, str(self.folder))
-        if self not in sys.path_hooks:
-            sys.path_hooks.insert(0, self)
-            for entry in filter(self._holds, list(sys.path_importer_cache)):
-                del sys.path_importer_cache[entry]
-            importlib.invalidate_caches()
+    return find_current_source
 
-    def _holds(self, entry: str) -> bool:
-        path = Path(entry)
-        return path.is_relative_to(self.folder) and not set(path.relative_to(self.folder).parts) & set(INSTALLED)
+
+def _is_code_of(folder: Path, entry: str) -> bool:
+    path = Path(entry)
+    return path.is_relative_to(folder) and not set(path.relative_to(folder).parts) & set(INSTALLED)

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
-from ppo_core.processes.current_source import CurrentSource, ImportsFrom
+from ppo_core.processes.current_source import CurrentSource, import_from
 from ppo_core.processes.permissions import OWN_FOLDER
 from ppo_core.records import InputError
 
@@ -150,7 +150,7 @@ def _load_file(name: str, path: Path, sources: Sources) -> ModuleType:
         module_name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
     if module_name in sys.modules:
         return sys.modules[module_name]
-    ImportsFrom(path.parent).begin()
+    import_from(path.parent)
     loader = CurrentSource(module_name, str(path))
     spec = importlib.util.spec_from_file_location(module_name, path, loader=loader)
     assert spec is not None
@@ -175,7 +175,7 @@ def _is_loaded_from_elsewhere(module_name: str, path: Path) -> bool:
 
 
 def _load_module(name: str, sources: Sources) -> ModuleType:
-    ImportsFrom(sources.folder.resolve()).begin()
+    import_from(sources.folder.resolve())
     module_name = name.rpartition(":")[0]
     _require_allowed_package(name, sources)
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ppo_core.processes.current_source import ImportsFrom
+from ppo_core.processes.current_source import hook_of, import_from
 from ppo_core.processes.plugins import Sources, load_function
 
 FILES = {
@@ -47,16 +47,12 @@ def test_what_was_compiled_before_an_edit_does_not_run(edited: Path, name: str) 
     assert {file: file.read_bytes() for file in edited.rglob("*.pyc")} == compiled
 
 
-def test_a_folder_is_entered_once_and_installed_packages_in_it_are_left_alone(tmp_path: Path) -> None:
-    imports = ImportsFrom(tmp_path)
-    before = list(sys.path), list(sys.path_hooks)
-    try:
-        for _ in range(2):
-            ImportsFrom(tmp_path).begin()
-        assert (sys.path.count(str(tmp_path)), sys.path_hooks.count(imports)) == (1, 1)
-    finally:
-        sys.path[:], sys.path_hooks[:] = before
-    for entry in (tmp_path / ".venv" / "site-packages", tmp_path.parent):
+def test_a_folder_is_entered_once_and_installed_packages_in_it_are_left_alone(edited: Path) -> None:
+    for _ in range(2):
+        import_from(edited)
+    assert (sys.path.count(str(edited)), sys.path_hooks.count(hook_of(edited))) == (1, 1)
+    assert all(hasattr(hook, "__name__") for hook in sys.path_hooks)
+    for entry in (edited / ".venv" / "site-packages", edited.parent):
         with pytest.raises(ImportError, match="is not in"):
-            imports(str(entry))
-    assert imports(str(tmp_path / "package")).path == str(tmp_path / "package")
+            hook_of(edited)(str(entry))
+    assert hook_of(edited)(str(edited / "held")).path == str(edited / "held")
