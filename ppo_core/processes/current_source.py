@@ -22,8 +22,6 @@ from importlib.machinery import (
 from pathlib import Path
 from typing import Never
 
-INSTALLED = ("site-packages", "dist-packages")
-
 
 class CurrentSource(SourceFileLoader):
     """Compiles a module's source, and neither reads nor writes a compiled file beside it."""
@@ -54,7 +52,10 @@ def import_from(folder: Path) -> None:
 
 @cache
 def hook_of(folder: Path) -> Callable[[str], FileFinder]:
-    """The one of `sys.path_hooks` for modules in a folder and its packages, but for installed ones."""
+    """The one of `sys.path_hooks` for modules in a folder and its packages.
+
+    What else of sys.path lies in that folder, as an environment's packages and Python's own modules may, is left alone.
+    """
 
     def find_current_source(entry: str) -> FileFinder:  # a function: beartype asks all hooks for their name
         if not _is_code_of(folder, entry):
@@ -66,4 +67,7 @@ def hook_of(folder: Path) -> Callable[[str], FileFinder]:
 
 def _is_code_of(folder: Path, entry: str) -> bool:
     path = Path(entry)
-    return path.is_relative_to(folder) and not set(path.relative_to(folder).parts) & set(INSTALLED)
+    others = [Path(place) for place in sys.path if place and Path(place) != folder]
+    return path.is_relative_to(folder) and not any(
+        other.is_relative_to(folder) and path.is_relative_to(other) for other in others
+    )

@@ -47,12 +47,14 @@ def test_what_was_compiled_before_an_edit_does_not_run(edited: Path, name: str) 
     assert {file: file.read_bytes() for file in edited.rglob("*.pyc")} == compiled
 
 
-def test_a_folder_is_entered_once_and_installed_packages_in_it_are_left_alone(edited: Path) -> None:
+def test_a_folder_is_entered_once_and_an_environment_in_it_is_left_alone(edited: Path) -> None:
     for _ in range(2):
         import_from(edited)
     assert (sys.path.count(str(edited)), sys.path_hooks.count(hook_of(edited))) == (1, 1)
     assert all(hasattr(hook, "__name__") for hook in sys.path_hooks)
-    for entry in (edited / ".venv" / "site-packages", edited.parent):
+    packages = edited / ".venv" / "packages"
+    sys.path.append(str(packages))
+    for entry in (packages, packages / "one", edited.parent):
         with pytest.raises(ImportError, match="is not in"):
             hook_of(edited)(str(entry))
     assert hook_of(edited)(str(edited / "held")).path == str(edited / "held")
