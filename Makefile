@@ -20,8 +20,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 BIN := $(VENV)/bin
-# In the groups and the order of tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder --durations=10
+# In the groups and the order of tests/conftest.py; three processes, because tests often wait.
+PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadscope --no-loadscope-reorder --durations=10
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCK := requirements.lock
 STAMP := $(VENV)/.installed
@@ -47,14 +47,11 @@ begin-demo:
 check: lint ## the inner loop: lint, the rules of the code, and the tests that start no process
 	@$(PYTEST) -m check tests/architecture tests/ppo_core tests/tasks $(PYTEST_ARGS)
 
-test: $(STAMP) ## run the tests, but for the longest
-	@# Whole runs after the rest, and in processes of their own: they have servers of their own.
-	$(PYTEST) -m "not slow and not thorough" $(PYTEST_ARGS)
-	$(PYTEST) -m "slow and not thorough" $(PYTEST_ARGS)
+test: $(STAMP) ## run the tests of all but real engines, and one whole run with them
+	@$(PYTEST) -m "not thorough" $(PYTEST_ARGS)
 
-test-thorough: $(STAMP) ## run the others, which take longest: whole runs on S3 and Ray, the servers of the stack, the pages in a browser
-	@$(PYTEST) -m "thorough and not slow" $(PYTEST_ARGS)
-	$(PYTEST) -m "thorough and slow" $(PYTEST_ARGS)
+test-thorough: $(STAMP) ## run the others, which take longest: real engines, whole runs on S3 and Ray, servers of the stack, pages in a browser
+	@$(PYTEST) -m thorough $(PYTEST_ARGS)
 
 test-gpu: $(STAMP) ## run the tests of what has to hold on a GPU, on one or two of them
 	@$(BIN)/python -m pytest -q -m gpu tests/ppo_core $(PYTEST_ARGS)

@@ -46,11 +46,16 @@ TOGETHER = {
 }
 SHARED = {"programs": "programs", "rollout": "engines"}
 """Session fixtures that take longest to make, and the group of all tests that use one."""
+REAL_ENGINES = {*SHARED, "scored"}
+"""Fixtures that start real engines: `make test-thorough` runs what uses one."""
 # They take longest: begun last, one of them would run on alone. Of two that begin, only one should need the smoke run.
 FIRST = (
-    *("programs", "engines", "flows/test_runs_on_s3", "flows/test_prefect_outage", "infra/storage/test_power_loss"),
-    *("experience/test_mistakes", "ppo_core/engines/test_killed_engine", "infra/storage/test_store_machine"),
-    *("e2e/test_chaos", "e2e/test_s3_run", "e2e/test_ray", "infra/stack/test_stack_servers", "smoke"),
+    *("e2e/test_chaos", "e2e/test_rlhf", "flows/test_runs_on_s3", "e2e/test_ray", "engines", "programs"),
+    *("e2e/test_dpo", "e2e/test_s3_run", "e2e/test_prefect_outage", "e2e/test_store_outage", "e2e/test_sockets"),
+    *("e2e/test_reward_model", "smoke", "flows/test_worker", "e2e/test_interruptions"),
+    *("infra/stack/test_stack_servers", "ppo_core/engines/test_killed_engine", "ppo_core/scoring/test_ranked_model"),
+    *("flows/test_prefect_outage", "infra/stack/test_stack_processes", "flows/test_rlhf", "experience/test_mistakes"),
+    *("infra/storage/test_power_loss", "infra/storage/test_store_machine", "infra/runs/test_crash_points"),
 )
 
 
@@ -87,12 +92,15 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Those of one group are neighbours, in the order that it gives its files; the longest groups begin.
 
-    Tests on a GPU are left out where torch has none, unless they are asked for.
+    What uses real engines is thorough. Tests on a GPU are left out where torch has none, unless they are asked for.
     """
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and "gpu" not in config.option.markexpr and not gpu_is_there():
         config.hook.pytest_deselected(items=on_gpu)
         items[:] = [item for item in items if item not in on_gpu]
+    for item in items:
+        if isinstance(item, pytest.Function) and REAL_ENGINES.intersection(item.fixturenames):
+            item.add_marker("thorough")
     if "check" in config.option.markexpr:  # to read all sources takes seconds
         for item in items:
             if item.path.parent == TESTS / "architecture" or is_pure(item):

@@ -103,7 +103,6 @@ def test_a_reward_model_says_what_a_plain_loop_says(tmp_path: Path) -> None:
     assert len(found["seconds"]) == 5
 
 
-@pytest.mark.slow
 def test_rollouts_are_measured_beside_generate(tmp_path: Path) -> None:
     options = ("--shapes", "demo", "--responses", "64", "--rounds", "1")
     found = figures_of("rollout", tmp_path, *options)["demo, float32"]

@@ -62,6 +62,7 @@ def test_lengths_are_spread_evenly(tmp_path: Path) -> None:
     assert [row.prompt_id for row in rows] == [row.prompt_id for row in scores]
 
 
+@pytest.mark.thorough
 def test_the_disk_holds_the_start_and_one_policy(tmp_path: Path) -> None:
     environment = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     command = [sys.executable, "-c", TWO_ITERATIONS, str(tmp_path)]
@@ -79,6 +80,7 @@ def test_a_minibatch_of_a_large_model_fills_a_microbatch(shape: str) -> None:
     assert tokens / given.minibatches >= 16_384
 
 
+@pytest.mark.thorough
 def test_two_ranks_do_it_too_at_another_size() -> None:
     sizes = ["--responses", "4", "--shortest", "3", "--longest", "3", "--vocabulary", "50"]
     command = [sys.executable, "-m", "benchmarks.training_jobs", "tiny", "--iterations", "1", "--ranks", "2", *sizes]

@@ -11,7 +11,7 @@ from benchmarks.attacks import RUN, Attack, Victim, delay, policies
 from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import flow_states, policy_bytes, records
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 ATTACKS = (
     Attack("rollout", "generate"),
     Attack("flow", "score"),

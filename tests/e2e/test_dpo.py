@@ -18,7 +18,7 @@ from infra.artifacts.local_store import LocalStore
 from infra.process_identity import this_process
 from tests.e2e.launch import ROOT, command, environment, ppoflow, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 HELPFUL = ROOT / "examples" / "helpful"
 RUN, STEPS = "preferred", 120
 # One run of pytest pays for two of these: so the start learns less, and fewer prompts are answered.

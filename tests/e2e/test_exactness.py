@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import SMOKE, artifact, flip_a_bit, policy_bytes, ppoflow, records
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 
 
 @pytest.fixture(scope="module")

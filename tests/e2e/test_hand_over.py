@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import ppoflow
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 CANDIDATE = "models:/arithmetic-smoke@candidate"
 
 

@@ -11,7 +11,7 @@ from tests.e2e.launch import ppoflow, records, train
 from tests.experience.project import make_model
 from tests.hub_server import toy_hub
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 RUN = "of-the-hub"
 SPEC = """
 name: of-the-hub

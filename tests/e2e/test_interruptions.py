@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.launch import DEADLINE_S, ppoflow, processes_of, record_files, start, train, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.thorough
 
 
 def test_a_run_shows_what_it_does_and_ends_cleanly_on_sigterm_saying_how_to_go_on(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.e2e.launch import ROOT, environment, wait_for
 from tests.infra.mlflow.mlflow_server import Server
 from tests.waiting import LONG_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 DEPLOY = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "-n", "arithmetic"]
 
 

@@ -11,7 +11,7 @@ from infra.prefect_server import PrefectServer
 from tests.e2e.launch import DEADLINE_S, flow_states, record_files, start, train, wait_for
 from tests.infra.storage.s3.fault_proxy import FaultProxy
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 
 
 def test_a_run_outlives_a_server_that_fails_and_the_next_one_puts_its_page_right(tmp_path: Path) -> None:

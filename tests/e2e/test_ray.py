@@ -26,7 +26,7 @@ from tests.e2e.launch import (
 from tests.infra.engines.ray_nodes import RayNode, RayNodes
 from tests.processes import command_line
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 SETTLED_S = 0.1
 
 

@@ -24,7 +24,7 @@ from ppo_core.spec import RewardSpec
 from tests.e2e.launch import ROOT, environment, ppoflow
 from tests.experience.project import make_model
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.thorough
 HELPFUL = ROOT / "examples" / "helpful"
 RUN = "learned"
 VLLM = """

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from tests.e2e.launch import ROOT, artifact, command, digests, environment, ppoflow, record_files, records, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 SPEC = ROOT / "examples" / "helpful" / "rlhf.yaml"
 RUN = "way"
 SMALL = {

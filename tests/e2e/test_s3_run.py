@@ -12,7 +12,7 @@ from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import digests, processes_of, records, start, train, wait_for
 from tests.infra.storage.s3.s3_server import S3Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "canary-of-the-store",
     "AWS_SESSION_TOKEN": "canary-of-the-session",

@@ -19,7 +19,6 @@ from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import artifact, flip_a_bit, policy_bytes, processes_of, records, train
 from tests.processes import command_line
 
-pytestmark = pytest.mark.slow
 DAMAGED = "compute_advantages"
 STAGES = ("generate_rollouts", "score_rollouts", DAMAGED, "update_policy")
 

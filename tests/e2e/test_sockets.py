@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassificat
 from tests.e2e.launch import DEADLINE_S, ROOT, start, wait_for
 from tests.e2e.sockets import OpenSocket, SocketWatch
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 SERVERS = {"uvicorn", "ppo_core.engines.rollout", "ppo_core.engines.training"}
 TWO_OF_EACH = ("training.num_ranks=2", "engines.rollout_engines=2", "iterations=1", "evaluation.every=1")
 

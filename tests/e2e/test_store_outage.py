@@ -15,7 +15,7 @@ from tests.e2e.launch import DEADLINE_S, digests, processes_of, records, start, 
 from tests.infra.storage.s3.fault_proxy import FaultProxy
 from tests.infra.storage.s3.s3_server import S3Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 AWAY_S, SOON_S = 30.0, 300.0
 
 

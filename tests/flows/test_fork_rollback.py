@@ -133,6 +133,7 @@ def test_with_other_settings_it_goes_on_with_other_samples_at_lower_rates(source
     assert damages(fork) == []
 
 
+@pytest.mark.thorough
 def test_its_own_rollbacks_count_on_however_often_it_dies(
     trained: ToyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +208,7 @@ def test_a_changed_attempt_of_its_last_shared_iteration_is_found(source: ToyRun)
     assert told.startswith("its attempt is {'number': 1, 'rate_factor': 0.75}, and {'number': 1, 'rate_factor': 0.5}")
 
 
+@pytest.mark.thorough
 def test_on_s3_it_is_the_same_killed_at_each_change_of_its_head(tmp_path: Path) -> None:
     def fork_there(home: Path) -> tuple[MemoryObjects, RunSpec]:
         source = BucketRun(home / "toy", SETTINGS, engines=ToyEngines(diverges_in_the_fourth))

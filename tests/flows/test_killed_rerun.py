@@ -243,6 +243,7 @@ def test_a_note_that_was_written_over_is_told(run: ToyRun) -> None:
     assert len(run.train()) == 5
 
 
+@pytest.mark.thorough
 def test_on_s3_the_same_is_true_of_every_change_of_the_run(tmp_path: Path) -> None:
     def begun(objects: FaultyObjects, home: Path) -> BucketRun:
         run = BucketRun(home, ("iterations=2", "evaluation.every=2"), objects=objects)

@@ -114,6 +114,7 @@ KILLS = {
 """In each process before so many such jobs, by what the reward model starts from."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("start", KILLS)
 def test_killed_again_and_again_it_ends_with_the_same_bytes(
     home: Path, toys: ToyEngines, monkeypatch: pytest.MonkeyPatch, start: str

@@ -30,7 +30,7 @@ from tests.processes import command_line
 from tests.tasks.run_contexts import smoke_spec
 from tests.waiting import LONG_S
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.thorough
 ROOT = Path(__file__).parents[2]
 
 

@@ -25,7 +25,7 @@ from tests.infra.engines.ray_nodes import RayNodes
 from tests.processes import outlived
 from tests.waiting import FOR_EVER_S, LONG_S, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 ROOT = Path(__file__).resolve().parents[3]
 Open = Callable[..., RayEngine]
 

@@ -32,7 +32,7 @@ from tests.infra.storage.s3.s3_server import FOREIGN, S3Server
 from tests.processes import command_line, runs
 from tests.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 CEPH = {"ceph-mon", "ceph-osd", "s3"}
 CLIENT = """
 from infra.mlflow.client import open_client

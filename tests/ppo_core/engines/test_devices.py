@@ -20,6 +20,9 @@ from tests.ppo_core.training.update_cases import TEMPERATURE, checkpoint_folder
 NEAR = {"float32": 1e-5, "deterministic": 1e-5, "bf16 products": 0.05, "bf16 weights": 0.05}
 
 
+pytestmark = pytest.mark.thorough
+
+
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
     """Where the program runs."""

@@ -15,6 +15,7 @@ from tests.ppo_core.engines.engine_jobs import Client, generate_spec, open_engin
 from tests.ppo_core.tiny_policies import CONTEXT, greedy_tokens, make_policy, make_tokenizer
 
 pytest_plugins = ["tests.ppo_core.engines.engine_fixtures"]
+pytestmark = pytest.mark.thorough
 
 SHARED = ("max_response_tokens", "stop", "model", "kv_cache_gib", "tensor_parallel_size")
 PROMPTS = [[4 + (13 * n + k) % 60 for k in range(3 + n)] for n in range(4)]
@@ -47,7 +48,7 @@ def trained(spec: ModelSpec, given: Path | None, tokenizer: Path, folder: Path) 
     return folder / "checkpoint"
 
 
-@pytest.mark.parametrize("made", ["from a configuration", pytest.param("from a folder", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("made", ["from a configuration", "from a folder"])
 def test_what_it_samples_is_what_an_engine_samples_that_loaded_the_weights_itself(
     rollout: Client, tmp_path: Path, made: str
 ) -> None:

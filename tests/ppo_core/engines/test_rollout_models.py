@@ -27,6 +27,7 @@ from tests.ppo_core.tiny_policies import (
 )
 
 pytest_plugins = ["tests.ppo_core.engines.engine_fixtures"]
+pytestmark = pytest.mark.thorough
 
 REWARD = """
 def small_letters(prompts, completions, answer):
@@ -135,7 +136,7 @@ def write_sources(folder: Path, *, chat: bool) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("chat", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["text", "chat"])
+@pytest.mark.parametrize("chat", [False, True], ids=["text", "chat"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_sampler_and_the_trainer_agree_before_and_after_an_update(
     rollout: Client, scoring: Client, training: Client, tmp_path: Path, architecture: str, chat: bool

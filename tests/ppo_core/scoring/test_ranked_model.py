@@ -21,6 +21,7 @@ from tests.ppo_core.scoring.test_model_reward import SAMPLES, alone, reward_mode
 from tests.ppo_core.tiny_models import tiny_folder
 from tests.processes import command_line, outlived
 
+pytestmark = pytest.mark.thorough
 SECRETS = {"PPO_JUDGE_API_KEY": "s3cret", "TORCH_TOKEN": "s3cret", "SOME_SETTING": "s3cret"}
 
 

@@ -96,6 +96,7 @@ def test_a_reward_function_sees_none_of_the_teams_keys(reward: Path, tmp_path: P
     assert {"PATH", "HOME"} <= set(seen)
 
 
+@pytest.mark.thorough
 def test_it_sees_what_the_owner_passes_on_and_nothing_else(reward: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PPOFLOW_REWARD_ENV", "OPENAI_API_KEY, HTTPS_PROXY")
     monkeypatch.setenv("PPOFLOW_PLUGINS", f".,{reward.parent}")
@@ -202,6 +203,7 @@ def test_several_rollout_engines_share_the_cores(changes: list[str], *, shared: 
     assert not plans["training"].accompanied
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("switch", ["true", "false"])
 def test_updates_of_a_time_with_the_other_setting_can_be_done_again(switch: str, tmp_path: Path) -> None:
     """Torch takes no deterministic cuBLAS without it, and a replayed update is as deterministic as at its time."""
@@ -210,6 +212,7 @@ def test_updates_of_a_time_with_the_other_setting_can_be_done_again(switch: str,
     assert environment["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
+@pytest.mark.thorough
 def test_the_training_engine_is_told_that_its_reference_rests_in_main_memory(tmp_path: Path) -> None:
     plan = plan_engines(smoke_spec("engines.offload_reference=true"))["training"]
     (_, (command, _)) = started(partial(launch, plan, Settings(), tmp_path), 1)
