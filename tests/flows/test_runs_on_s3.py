@@ -109,6 +109,7 @@ def test_killed_again_and_again_it_gets_there(undisturbed: tuple[list[Any], list
     assert number > 5
 
 
+@pytest.mark.thorough
 def test_a_call_that_fails_for_a_while_costs_a_wait_at_most(
     undisturbed: tuple[list[Any], list[str]], tmp_path: Path
 ) -> None:

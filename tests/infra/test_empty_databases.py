@@ -29,6 +29,7 @@ def query(database: Path, sql: str) -> list[tuple]:
         return connection.execute(sql).fetchall()
 
 
+@pytest.mark.thorough
 def test_one_is_made_for_each_package_and_old_ones_go(made):
     assert sorted(file.name for file in made.iterdir()) == sorted(f"{name}-{version(name)}.db" for name in PACKAGES)
     before = [file.stat().st_mtime_ns for file in sorted(made.iterdir())]
@@ -45,6 +46,7 @@ def test_they_hold_nothing_of_the_place_they_were_made_in(made):
         assert str(made).encode() not in database.read_bytes()
 
 
+@pytest.mark.thorough
 def test_the_prefect_server_of_a_new_home_begins_with_a_copy(made, tmp_path, monkeypatch):
     monkeypatch.setattr(empty_databases, "FOLDER", made)
     server = PrefectServer(tmp_path / "home", port=0)

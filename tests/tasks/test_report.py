@@ -22,7 +22,7 @@ from tests.tasks.toy_engines import LOSSES
 from tests.tasks.toy_runs import ToyRun, stored_record
 from tests.waiting import FOR_EVER_S, LONG_S
 
-pytestmark = pytest.mark.usefixtures("prefect_server")
+pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.thorough]
 MLFLOWS_OWN_S = 246.0
 """How long one refused call takes with MLflow's defaults."""
 SHORT = ("evaluation.every=2", "guards.min_free_disk=0")

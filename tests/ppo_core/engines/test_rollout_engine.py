@@ -294,5 +294,6 @@ def test_an_output_that_cannot_be_written_is_said_and_the_engine_goes_on(
     assert len(rollout.generate(policies[True, "A"], dataset)) == 4
 
 
+@pytest.mark.thorough
 def test_the_process_ends_by_itself_when_there_are_no_more_jobs(fresh: Fresh) -> None:
     assert fresh.ended_by_itself

@@ -47,6 +47,7 @@ def scores(folder: Path, known: dict[Path, str], progress: Progress = ignore_pro
     return [part.scores["model"] for part in WeightedRewards(spec, sources, "answer", progress).score(SAMPLES)]
 
 
+@pytest.mark.thorough
 def test_files_that_changed_are_refused_once_the_model_must_be_loaded_again(tmp_path: Path) -> None:
     folders = [reward_model(tmp_path / f"rm-{number}", seed=number) for number in range(MOST + 1)]
     known = read(*folders)
