@@ -151,6 +151,7 @@ def test_prefect_shows_every_stage_completed(smoke: FinishedRun) -> None:
     assert {f"{stage}-{number}" for stage in STAGES for number in range(1, 5)} <= set(names)
 
 
+@pytest.mark.thorough
 def test_another_run_takes_everything_from_the_store_but_what_is_damaged(smoke: FinishedRun, tmp_path: Path) -> None:
     home = tmp_path / "elsewhere"
     shutil.copytree(smoke.home / "store", home / "store")  # the store alone, in another place

@@ -110,6 +110,7 @@ def test_the_next_start_finishes_it(death: str, run: ToyRun, expected: list[tupl
     assert check_run("toy", lambda text: None).damages == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_flow_run_that_is_started_again_does_it_once(
     death: str, run: ToyRun, expected: list[tuple[str | None, ...]]

@@ -73,7 +73,8 @@ def test_a_killed_writer_leaves_whole_artifacts_only(tmp_path: Path):
         first = [writer.stdout.readline().strip() for _ in range(dice.randint(1, 5))]
         time.sleep(dice.uniform(0, 0.01))
         writer.send_signal(signal.SIGKILL)
-        announced = [*first, *writer.communicate()[0].split()]
+        announced = [*first, *writer.stdout.read().split()]  # communicate() would not see what readline() has buffered
+        writer.wait()
         written.append(len(announced))
         keys = [f"k{1000 * attempt + number}" for number in range(40)]
         found = [ref for key in keys if (ref := store.find("scores", key)) is not None]

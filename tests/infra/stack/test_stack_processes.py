@@ -39,6 +39,7 @@ bring_up(site, small_service(site, "small", "parent"))
 print("up", flush=True)
 sys.stdin.read()
 """
+pytestmark = pytest.mark.thorough
 SLEEPER = [sys.executable, "-c", f"import time; time.sleep({FOR_EVER_S})"]
 
 
