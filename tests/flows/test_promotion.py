@@ -274,10 +274,13 @@ def test_a_person_is_asked_in_prefects_ui(given: HandOver) -> None:
     thread.start()
     with get_client(sync_client=True) as client:
 
-        def is_paused() -> bool:
-            return "id" in asked and client.read_flow_run(asked["id"]).state_name == "Paused"
+        def is_asked() -> bool:
+            """Prefect pauses a flow run first, and then says in which form it wants an answer."""
+            state = client.read_flow_run(asked["id"]).state if "id" in asked else None
+            form = state.state_details.run_input_keyset if state is not None and state.name == "Paused" else None
+            return bool(form and client.filter_flow_run_input(asked["id"], form["schema"], 1, set()))
 
-        until(lambda: not thread.is_alive() or is_paused(), "the flow run is paused")
+        until(lambda: not thread.is_alive() or is_asked(), "the flow run is paused and takes an answer")
         resume_flow_run(asked["id"], run_input=Approval(approve=True, by="anna").model_dump())
     thread.join(LONG_S)
     assert answers == ["True anna"]
