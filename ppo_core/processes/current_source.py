@@ -20,15 +20,18 @@ from importlib.machinery import (
     SourcelessFileLoader,
 )
 from pathlib import Path
-from typing import Never
+from types import CodeType
 
 
 class CurrentSource(SourceFileLoader):
-    """Compiles a module's source, and neither reads nor writes a compiled file beside it."""
+    """Compiles a module's source, and neither reads nor writes a compiled file beside it.
 
-    def path_stats(self, path: str) -> Never:
-        """Refuse, by which importlib knows that there are no compiled files (SourceLoader.path_stats)."""
-        raise OSError("compiled files are not used here")
+    `AsWritten` of scoring/run_unit_tests.py does the same in a program that imports nothing of ours.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Raises SyntaxError or ValueError."""
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 LOADERS = (
