@@ -8,9 +8,21 @@ do not count. Imports by a computed name (importlib) and files other than .py ar
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+
+TYPE_CHECKING = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+@dataclass(frozen=True)
+class _Module:
+    """`digest` is of its code without docstrings, `imported` names all that could be modules."""
+
+    digest: str
+    imported: tuple[str, ...]
 
 
 def code_fingerprint(module: str, package_root: Path) -> str:
@@ -22,19 +34,20 @@ def code_fingerprint(module: str, package_root: Path) -> str:
         raise ValueError(
             f"module {module!r} is not in the package {package_root}: name one as {package_root.name}.<name>"
         )
-    trees: dict[str, ast.Module] = {}
+    found: dict[str, _Module | None] = {}
     waiting = [module]
     while waiting:
         for name in _with_parents(waiting.pop()):  # importing a.b.c runs a and a.b first
-            source = _source(name, package_root)
-            if name in trees or source is None:
+            if name in found:
                 continue
-            trees[name] = ast.parse(source.read_bytes(), filename=str(source))
-            waiting += _imported(trees[name], name, is_package=source.name == "__init__.py")
-    sha256 = hashlib.sha256()
-    for name, tree in sorted(trees.items()):
-        sha256.update(f"{name}\n{ast.dump(_without_docstrings(tree))}\n".encode())
-    return sha256.hexdigest()
+            source = _source(name, package_root)
+            if source is None:
+                found[name] = None
+                continue
+            read = found[name] = _read(source.read_bytes(), name, is_package=source.name == "__init__.py")
+            waiting += read.imported
+    digests = [f"{name} {read.digest}\n" for name, read in sorted(found.items()) if read is not None]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def file_digest(path: Path) -> str:
@@ -65,35 +78,44 @@ def _with_parents(module: str) -> list[str]:
     return [".".join(parts[: count + 1]) for count in range(len(parts))]
 
 
-def _imported(tree: ast.Module, module: str, *, is_package: bool) -> list[str]:
+@functools.cache  # the programs of a run's engines share most of their modules
+def _read(source: bytes, module: str, *, is_package: bool) -> _Module:
+    tree = ast.parse(source, filename=module)
+    imported = tuple(_imported(tree, module, is_package=is_package))
+    dump = ast.dump(_without_docstrings(tree))
+    return _Module(hashlib.sha256(dump.encode()).hexdigest(), imported)
+
+
+def _imported(tree: ast.Module, module: str, *, is_package: bool) -> Iterator[str]:
     """Every name that could be a module; of `from a import b` both a and a.b, since b may be a module or a name."""
-    names: list[str] = []
-    for node in _running(tree):
+    for node in _statements(tree, running=True):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             origin = node.module or ""
             if node.level:
                 above = module.split(".")[: None if is_package and node.level == 1 else -(node.level - is_package)]
                 origin = ".".join([*above, *filter(None, [node.module])])
-            names += [origin, *(f"{origin}.{alias.name}" for alias in node.names)]
-    return names
+            yield origin
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
 
 
-def _running(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that can run: all but the bodies of `if TYPE_CHECKING:`."""
+def _statements(node: ast.AST, *, running: bool = False) -> Iterator[ast.AST]:
+    """The statements below a node, and what holds them; `running`: all but the bodies of `if TYPE_CHECKING:`."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+        if not isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+            continue  # expressions, which are most of a tree, hold no statements
+        if running and isinstance(child, ast.If) and ast.unparse(child.test) in TYPE_CHECKING:
             for otherwise in child.orelse:
                 yield otherwise
-                yield from _running(otherwise)
+                yield from _statements(otherwise, running=True)
         else:
             yield child
-            yield from _running(child)
+            yield from _statements(child, running=running)
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:
-    for node in ast.walk(tree):
+    for node in (tree, *_statements(tree)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             match node.body:
                 case [ast.Expr(value=ast.Constant(value=str())), *rest]:

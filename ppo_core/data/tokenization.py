@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 import transformers
 
+from ppo_core.processes.lean_imports import leave_out_unused
 from ppo_core.records import InputError, Messages, needs_own_code
 
 REMOTE_CODE = "trust_remote_code"
@@ -35,8 +36,7 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Any:
 
 def any_tokenizer(path: str | Path, remedy: str, *, trust_remote_code: bool) -> Any:
     """The fast or slow tokenizer at `path`. Raises InputError, which ends with the remedy, when there is none."""
-    # transformers would import scikit-learn with it, for assisted generation, which nothing here uses: a whole second.
-    transformers.utils.is_sklearn_available = _not_wanted
+    leave_out_unused()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code)
         # Some tokenizer classes come up empty in a folder that has a config.json and no tokenizer.
@@ -49,10 +49,6 @@ def any_tokenizer(path: str | Path, remedy: str, *, trust_remote_code: bool) -> 
         why = f" that can be loaded ({type(error).__name__}: {shortened(error)})" if there else ""
         raise InputError(f"{path} has no tokenizer{why}: {remedy}") from error
     return tokenizer
-
-
-def _not_wanted() -> bool:
-    return False
 
 
 def check_kept(tokenizer: Any, config: Any, *, trust_remote_code: bool = False) -> None:

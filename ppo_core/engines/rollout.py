@@ -21,6 +21,7 @@ from ppo_core.engines.finished import FinishedResponses
 from ppo_core.engines.rollout_limits import check_room, check_stop_tokens, stored_dtype, weights_folder
 from ppo_core.engines.vllm_engine import start_vllm
 from ppo_core.processes.children import ChildWatch
+from ppo_core.processes.lean_imports import leave_out_unused
 from ppo_core.processes.permissions import Permissions, permissions_of
 from ppo_core.processes.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.processes.turns import TAKE_TURNS, SleepingModel, room_made
@@ -274,6 +275,7 @@ def _write(rollouts: list[RolloutRow], job: Job) -> dict[str, Any]:
 def main() -> None:
     """Serve rollout jobs on standard input and output."""
     replies = take_over_stdout()
+    leave_out_unused()
     # 15 s: better now, while the flow does other things, than in the first job. `import vllm` alone leaves half of it.
     from vllm import LLM, SamplingParams  # noqa: F401
 

@@ -19,6 +19,7 @@ def main() -> None:
     num_ranks, rank, meeting = given.num_ranks, given.rank, given.meeting
     replies = take_over_stdout()
     # DeepSpeed prints while it is imported, so only now that the protocol's stream is safe.
+    from ppo_core.processes.lean_imports import leave_out_unused
     from ppo_core.processes.ranks import Ranks, follow, leading, open_meeting, start_other_ranks
 
     options = ["--trust-remote-code"] if given.trust_remote_code else []
@@ -27,6 +28,7 @@ def main() -> None:
     if rank == 0 and num_ranks > 1:
         meeting = open_meeting()
         children = start_other_ranks("ppo_core.engines.training", num_ranks, meeting, *options)
+    leave_out_unused()
     from ppo_core.processes.threads import Threads
     from ppo_core.training.service import TrainingEngine
 
