@@ -136,13 +136,17 @@ class RunConsole:
             self.say(f"{record.iteration:>4}/{self.iterations:<4} {cells}{self._remaining()}")
 
     def samples(self, title: str, record: IterationRecord, start: IterationRecord, count: int = 3) -> None:
-        """Show answers of an evaluated iteration to the prompts that the start policy answered worst."""
+        """Show answers of an evaluated iteration to the prompts that the start policy answered worst; a fork may be
+        evaluated with fewer or other prompts than its start."""
         if record.evaluation is None or start.evaluation is None:
             return
         self.say(f"\n{title}:")
-        scores = [sample["score"] or 0.0 for sample in start.evaluation.samples]
-        for index in sorted(range(len(scores)), key=scores.__getitem__)[:count]:
-            sample = record.evaluation.samples[index]
+        both = zip(record.evaluation.samples, start.evaluation.samples, strict=False)
+        alike = [(sample, first) for sample, first in both if sample["prompt"] == first["prompt"]]
+        shown = sorted(alike, key=lambda pair: pair[1]["score"] or 0.0) or [
+            (one, one) for one in record.evaluation.samples
+        ]
+        for sample, _ in shown[:count]:
             prompt = sample["prompt"] if isinstance(sample["prompt"], str) else sample["prompt"][-1].get("content", "")
             score = "–" if sample["score"] is None else f"{sample['score']:.2f}"
             self.console.print(Text(f"  {prompt} {sample['response']}   (score {score})"), soft_wrap=True)

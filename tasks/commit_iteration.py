@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 
 from infra.runs.records import RecordExists
 from ppo_core.spec import RunSpec
+from tasks.runs.fork import compared_with
 from tasks.runs.guards import gold_trend
 from tasks.runs.iteration_record import Attempt, IterationRecord, best_of, made_of_kind, read_record
 from tasks.runs.record_chain import made_with, record_digest, spec_document
@@ -37,7 +39,8 @@ def draft_record(
     metrics |= gold_trend(context, previous, metrics)
     iteration = 0 if previous is None else previous.iteration + 1
     started_with = spec_document(context.records) or spec.model_dump(mode="json")
-    changed = changed_values(RunSpec.model_validate(started_with), spec)
+    first_spec = RunSpec.model_validate(started_with)
+    changed = changed_values(first_spec, spec)
     drawn = rollouts.batches * spec.rollout.prompts_per_iteration if isinstance(rollouts, RolloutsRef) else 0
     position = drawn if previous is None else previous.position + drawn
     epoch, index = divmod(position, dataset.counts["train"])
@@ -56,7 +59,9 @@ def draft_record(
         epoch=epoch,
         index=index,
         next_kl_coef=experience.next_kl_coef if isinstance(experience, ExperienceRef) else spec.advantages.kl.coef,
-        best=best_of(spec.registry.metric, metrics, iteration, checkpoint, records_before(context, previous)),
+        best=best_of(
+            spec.registry.metric, metrics, iteration, checkpoint, records_before(context, previous, first_spec)
+        ),
         cached_stages=context.timings.cached_stages(),
         attempt=attempt.number,
         rate_factor=attempt.rate_factor,
@@ -107,16 +112,14 @@ def write_once(context: RunContext, record: IterationRecord) -> IterationRecord:
     return record
 
 
-def records_before(context: RunContext, previous: IterationRecord | None) -> Iterator[IterationRecord]:
-    """What the best so far must be compared with: one record, unless the metric has changed since."""
+def records_before(context: RunContext, previous: IterationRecord | None, first_spec: RunSpec) -> list[IterationRecord]:
+    """What the best so far must be compared with: one record, unless what is measured has changed since."""
     if previous is None:
-        return
-    if previous.best.metric != context.spec.registry.metric:
-        yield from (read_record(document) for document in context.records.all())
-    elif previous.best.iteration == previous.iteration:
-        yield previous
-    else:
-        yield record_at(context.records, previous.best.iteration)
+        return []
+    records = context.records
+    return compared_with(
+        previous, first_spec, context.spec, partial(record_at, records), lambda: map(read_record, records.all())
+    )
 
 
 def staleness(spec: RunSpec, previous: IterationRecord | None) -> dict[str, float]:

@@ -41,7 +41,7 @@ def fork(
 ) -> None:
     """Start a new run from an iteration of another one, with other settings; what came before is shared, not copied."""
     with friendly_errors(None if only_create else f"run {new} from {place}"):
-        from tasks.runs.fork import fork_run, fork_spec, parse_place
+        from tasks.runs.fork import comparable, fork_run, fork_spec, parse_place
         from tasks.runs.run_state import committed_at
 
         source, iteration = parse_place(place)
@@ -49,6 +49,8 @@ def fork(
         spec = fork_run(source, iteration, new, overrides or [], folder)
         say(f"run {new} shares iterations 0 to {iteration} of {source}")
         given = committed_at(source, iteration)
+        if not comparable([committed_at(new, iteration)], spec, spec):
+            say("  best policy        chosen among its own iterations: it measures otherwise than those it shares")
         if given.attempt:
             rolled_back = f"{given.attempt} rollbacks of {source} count as its own"
             say(f"  learning rates     times {given.rate_factor:g}: {rolled_back}")

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from infra.artifacts import ArtifactStore
 from infra.backend import is_remote
 from ppo_core.spec import RunSpec
+from tasks.runs.fork import compared_with
 from tasks.runs.iteration_record import IterationRecord, best_of
 from tasks.runs.notes import Divergence, Rollback, attempt_at, last_follows
 from tasks.runs.run_state import with_changes
@@ -44,7 +45,7 @@ def not_derived(
         return complaints  # of an earlier version: what it asked for is not known here
     spec = with_changes(started_with, record.changed)
     before = records[-2] if len(records) > 1 else None
-    derived = [*_cursor(record, before, spec), _kl_coef(record, spec), _best(records, spec)]
+    derived = [*_cursor(record, before, spec), _kl_coef(record, spec), _best(records, started_with, spec)]
     if rollbacks is not None and not last_follows(records, rollbacks, divergences):
         follows = attempt_at(rollbacks, record.iteration)
         derived.append(("attempt", record.attempt_settings.model_dump(), follows.model_dump()))
@@ -93,10 +94,10 @@ def _kl_coef(record: IterationRecord, spec: RunSpec) -> Derived | None:
     return "next_kl_coef", record.next_kl_coef, follows
 
 
-def _best(records: Sequence[IterationRecord], spec: RunSpec) -> Derived:
+def _best(records: Sequence[IterationRecord], started_with: RunSpec, spec: RunSpec) -> Derived:
     *earlier, record = records
-    if earlier and earlier[-1].best.metric == spec.registry.metric:
-        earlier = [one for one in earlier if one.iteration == earlier[-1].best.iteration]
+    if earlier:
+        earlier = compared_with(earlier[-1], started_with, spec, earlier.__getitem__, lambda: records[:-1])
     best = best_of(spec.registry.metric, record.metrics, record.iteration, record.checkpoint, earlier)
     return "best", record.best.model_dump(), best.model_dump()
 

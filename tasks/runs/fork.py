@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from infra.artifacts import open_store
@@ -19,6 +19,13 @@ from tasks.stages.hub_names import with_commits
 
 FIXED = ("algorithm.", "model.", "sft.", "sft: ")
 """What made the policy that the new run goes on with: other values would say something untrue."""
+HELD_OUT = (
+    *("evaluation", "evaluation_fraction", "prompt_column", "answer_column", "drop_columns"),
+    *("chat", "system_prompt", "max_prompt_tokens", "too_long"),
+)
+"""Keys of `dataset` on which the held-out prompts depend; where they are a part of `train`, that too."""
+ANSWERED = ("max_response_tokens", "stop", "stop_token_ids", "temperature")
+"""Keys of `rollout` on which the answers of an evaluation depend."""
 
 
 def parse_place(place: str) -> tuple[str, int]:
@@ -114,6 +121,43 @@ def changed_sections(spec: RunSpec, made_with: RunSpec) -> dict[str, Any]:
     """What of `made_with` is no part of `spec`; whole sections, for a fork may change what they consist of."""
     document = spec.document()
     return {name: value for name, value in made_with.document().items() if document[name] != value}
+
+
+def measured_with(spec: RunSpec) -> dict[str, Any]:
+    """What an evaluation depends on besides the policy: only where all of it is equal do metrics compare."""
+    held_out = HELD_OUT if spec.dataset.evaluation is not None else (*HELD_OUT, "train")
+    return {
+        "reward": spec.reward.model_dump(mode="json"),
+        "dataset": spec.dataset.model_dump(mode="json", include=set(held_out)),
+        "rollout": spec.rollout.model_dump(mode="json", include=set(ANSWERED)),
+        "evaluation": spec.evaluation.model_dump(mode="json", exclude={"every"}),
+    }
+
+
+def comparable(records: Iterable[IterationRecord], started_with: RunSpec, spec: RunSpec) -> list[IterationRecord]:
+    """Those that were measured as `spec` measures: of a fork's shared records perhaps none. `started_with`: the run's
+    own first spec."""
+    wanted = measured_with(spec)
+    return [
+        record
+        for record in records
+        if record.forked_from is None or measured_with(with_changes(started_with, record.changed)) == wanted
+    ]
+
+
+def compared_with(
+    previous: IterationRecord,
+    started_with: RunSpec,
+    spec: RunSpec,
+    at: Callable[[int], IterationRecord],
+    every: Callable[[], Iterable[IterationRecord]],
+) -> list[IterationRecord]:
+    """What the record after `previous` is compared with for the best so far: the best one, unless it was chosen by
+    another metric or does not compare. `at` gives one record, `every` all up to `previous`."""
+    best = previous if previous.best.iteration == previous.iteration else at(previous.best.iteration)
+    if previous.best.metric == spec.registry.metric and comparable([best], started_with, spec):
+        return [best]
+    return comparable(every(), started_with, spec)
 
 
 def require_kept(record: IterationRecord) -> None:

@@ -138,6 +138,20 @@ def test_samples_are_the_prompts_that_the_start_answered_worst() -> None:
     assert "q0" not in text
 
 
+@pytest.mark.parametrize(
+    ("prompts", "shown_prompts"),
+    [(["q0", "q1"], ["q1", "q0"]), (["q0", "other"], ["q0"]), (["x0", "x1", "x2", "x3"], ["x0", "x1"])],
+)
+def test_samples_of_a_fork_that_is_evaluated_with_fewer_or_other_prompts(
+    prompts: list[str], shown_prompts: list[str]
+) -> None:
+    console, buffer = shown(terminal=False, width=80)
+    start = [{"prompt": f"q{i}", "response": "before", "score": score} for i, score in enumerate([1.0, 0.5, 0.0])]
+    after = [{"prompt": prompt, "response": "after", "score": 1.0} for prompt in prompts]
+    console.samples("after", record(4, {}, after), record(0, {}, start), count=2)
+    assert [line.split()[0] for line in buffer.getvalue().splitlines() if "score" in line] == shown_prompts
+
+
 def test_nothing_is_said_twice() -> None:
     console, buffer = shown(terminal=False)
     console.say_once("a")

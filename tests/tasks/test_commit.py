@@ -100,5 +100,5 @@ def test_a_changed_metric_is_compared_over_all_records(tmp_path: Path) -> None:
     for number, score in enumerate([0.5, 0.9, 0.1]):
         context.records.commit(number, record(number, {"score/mean": score}).model_dump(mode="json"))
     previous = record(2, {"score/mean": 0.1})  # its best is by evaluation/score
-    found = best_of("score/mean", {"score/mean": 0.3}, 3, checkpoint(), records_before(context, previous))
+    found = best_of("score/mean", {"score/mean": 0.3}, 3, checkpoint(), records_before(context, previous, context.spec))
     assert (found.iteration, found.value) == (1, 0.9)

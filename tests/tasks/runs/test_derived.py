@@ -11,7 +11,7 @@ import pytest
 from tasks.runs.fork import fork_run
 from tasks.runs.fsck import check_run
 from tasks.runs.record_chain import record_digest
-from tasks.runs.run_state import spec_of_run
+from tasks.runs.run_state import committed, spec_of_run
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_runs import ToyRun, killed
 
@@ -81,6 +81,32 @@ def test_of_a_run_whose_settings_change_on_the_way_and_of_its_forks(home: Path) 
     assert (damages("new"), damages("newer")) == ([], [])
     ToyRun(home, name="newer", engines=ToyEngines(up_and_down)).train(spec=spec_of_run("newer"))
     assert damages("newer") == []
+
+
+@pytest.mark.parametrize(
+    ("change", "best"),
+    [
+        ("update.eps=0.5", 2),
+        ("evaluation.every=3", 2),
+        ("evaluation.pass_score=0.5", 4),
+        ("reward.function=reward.py:other", 4),
+        ("rollout.max_response_tokens=7", 4),
+        ("rollout.prompts_per_iteration=6", 2),
+    ],
+)
+def test_of_a_fork_whose_best_is_one_of_those_that_were_measured_as_it_measures(
+    home: Path, change: str, best: int
+) -> None:
+    ToyRun(home, (*SHORT, "registry.metric=policy/quality"), engines=ToyEngines(up_and_down)).train("iterations=3")
+    fork_run("toy", 3, "new", [change, "iterations=6"])
+    ToyRun(home, name="new", engines=ToyEngines(up_and_down)).train(spec=spec_of_run("new"))
+    assert (damages("new"), [record.best.iteration for record in committed("new").records[3:]]) == (
+        [],
+        [2, best, best, best],
+    )
+    fork_run("new", 5, "back", ["reward.function=reward.py:correct", "iterations=6"])
+    ToyRun(home, name="back", engines=ToyEngines(up_and_down)).train(spec=spec_of_run("back"))
+    assert damages("back") == []
 
 
 def test_of_a_run_that_was_rolled_back_or_died_amid_it(home: Path) -> None:
