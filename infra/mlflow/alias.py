@@ -120,7 +120,8 @@ class Alias:
             if not stack and move.before is not None:
                 stack.append(move.before)
             if move.action == "rollback" and move.version in stack:
-                del stack[stack.index(move.version) + 1 :]
+                while stack[-1] != move.version:  # it may have been there more than once
+                    stack.pop()
             else:
                 stack.append(move.version)
         return stack

@@ -43,7 +43,7 @@ def gain_gate(spec: PromotionSpec, comparison: ComparisonRef | None) -> Gate:
     return Gate(
         name="min_gain",
         passed=low > spec.min_gain,
-        text=f"{spec.metric} {gain:+.4f}, {spec.confidence:.0%} interval {low:+.4f} to {high:+.4f} over "
+        text=f"{spec.metric} {gain:+.4f}, {100 * spec.confidence:g}% interval {low:+.4f} to {high:+.4f} over "
         f"{comparison.pairs} prompts; must lie above {spec.min_gain:+g}",
     )
 

@@ -89,7 +89,7 @@ def registered_policy(version: Version, name: str, folder: str | None) -> Policy
             "registered can be traced, evaluated and promoted"
         )
     run, iteration = version.tags[RUN_TAG], int(version.tags[ITERATION_TAG])
-    checkpoint = ArtifactRef.model_validate(json.loads(version.tags[CHECKPOINT_TAG]))
+    checkpoint = checkpoint_of(version, name)
     records = committed(run).records
     if iteration >= len(records):
         raise InputError(
@@ -105,6 +105,14 @@ def registered_policy(version: Version, name: str, folder: str | None) -> Policy
         )
     made = record.checkpoint.model_copy(update={"uri": checkpoint.uri})
     return policy_of(name, run, record, made, folder, version)
+
+
+def checkpoint_of(version: Version, name: str) -> ArtifactRef:
+    """Where the weights of a registered policy are stored. Raises InputError where ppoflow did not register it."""
+    require_no_reward_model(version, name)
+    if CHECKPOINT_TAG not in version.tags:
+        raise InputError(f"{name} has no tag {CHECKPOINT_TAG}: only versions that ppoflow has registered can be used")
+    return ArtifactRef.model_validate(json.loads(version.tags[CHECKPOINT_TAG]))
 
 
 def require_no_reward_model(version: Version, name: str) -> None:

@@ -19,7 +19,7 @@ from ppo_core.records import InputError
 from ppo_core.spec import PromotionSpec, registered_name
 from tasks.policies.compare_policies import ComparisonRef
 from tasks.policies.gates import Gate
-from tasks.policies.policy import Policy, registered, registered_policy
+from tasks.policies.policy import Policy, checkpoint_of, registered
 from tasks.reports.prefect import as_code, page_key, prompt_text, tell_prefect
 from tasks.stages.context import RunContext
 from tasks.stages.references import EvaluationRef
@@ -151,9 +151,12 @@ def roll_back(model: str, alias: str | None = None, *, to: str | None = None, wh
 
 
 def require_stored(version: Version, settings: Settings) -> None:
-    """Raise InputError where the weights of a version are gone: an alias must lead to something."""
+    """Raise InputError where the weights of a version are gone: an alias must lead to something.
+
+    They stay whatever becomes of the run that made them, and so does the way back to them.
+    """
     name = f"models:/{version.name}/{version.version}"
-    checkpoint = registered_policy(version, name, None).checkpoint.bare()
+    checkpoint = checkpoint_of(version, name)
     try:
         stored = open_store(settings.store_root).find(checkpoint.kind, checkpoint.key)
     except ArtifactError as error:

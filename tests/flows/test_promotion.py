@@ -173,6 +173,14 @@ def test_rolling_back_to_what_is_gone_is_refused(own: HandOver) -> None:
     assert find_policy(f"models:/{MODEL}@champion").iteration == 2
 
 
+def test_the_way_back_stays_open_whatever_became_of_the_run(own: HandOver) -> None:
+    own.promote(1)
+    own.promote(3)
+    shutil.rmtree(own.run.folder)
+    code, said = cli("rollback", MODEL)
+    assert (code, "rollback of version 1 in place of version 3 by" in said) == (0, True), said
+
+
 def test_the_collector_leaves_champions_and_evidence_also_of_a_run_that_is_gone(own: HandOver) -> None:
     own.promote(1)
     own.promote(3)

@@ -39,6 +39,12 @@ def test_the_whole_interval_of_the_gain_must_lie_above_the_limit(low: float, min
     assert f"interval {low:+.4f} to +0.1100 over 10 prompts" in gate.text
 
 
+@pytest.mark.parametrize(("confidence", "told"), [(0.95, "95%"), (0.975, "97.5%"), (0.999, "99.9%"), (0.57, "57%")])
+def test_the_interval_is_told_with_its_confidence(confidence: float, told: str) -> None:
+    gate = gain_gate(PromotionSpec(confidence=confidence), comparison(gain_low=0.1))
+    assert f", {told} interval +0.1000 to" in gate.text
+
+
 @pytest.mark.parametrize(
     ("before", "limit", "passed"), [(10.0, 1.2, True), (10.0, 1.19, False), (10.0, None, None), (0.0, 9.0, False)]
 )

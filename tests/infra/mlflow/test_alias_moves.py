@@ -170,6 +170,15 @@ def test_going_back_follows_the_history_without_what_was_rolled_back(registry: R
     assert registry.points_to() == "8"
 
 
+def test_going_back_twice_passes_a_version_that_was_there_before_once(registry: Registry) -> None:
+    alias = registry.alias()
+    for version in "51213":
+        registry.move(version)
+    for expected in "1215":
+        assert alias.before() == expected
+        alias.move(alias.standing(), alias.before(), "rollback", ANNA)
+
+
 @pytest.mark.parametrize("cut", [0, 1, -2])
 def test_a_damaged_page_stops_everything_and_says_so(cut: int, registry: Registry) -> None:
     registry.move("1")
