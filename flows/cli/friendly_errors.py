@@ -35,7 +35,7 @@ OF_THE_SYSTEM = {
 @contextmanager
 def ending_well(again: str) -> Iterator[None]:
     """Around a flow that goes on where it stopped, by the command `again`: what people are told where it is cut off."""
-    from tasks.prefect.server import PREFECT_AWAY, shown_url
+    from tasks.prefect.server import PREFECT_AWAY, no_answer
     from tasks.runs.errors import EngineError, StoreUnavailable
 
     try:
@@ -45,7 +45,7 @@ def ending_well(again: str) -> Iterator[None]:
         say(f"interrupted; finished work is kept; continue with  {again}")
         raise typer.Exit(INTERRUPTED) from None
     except PREFECT_AWAY as error:
-        say(f"Prefect's server at {shown_url()} fails or does not answer ({error})")
+        say(no_answer(error))
         say(f"finished work is kept; continue with  {again}")
         leave(REFUSED)
     except (EngineError, StoreUnavailable):
@@ -84,9 +84,9 @@ def friendly_errors(starting: str | None = None) -> Iterator[None]:
         except Exception as error:
             if not is_prefect_away(error):
                 raise
-            from tasks.prefect.server import shown_url
+            from tasks.prefect.server import no_answer
 
-            print(f"Prefect's server at {shown_url()} fails or does not answer ({error})", file=sys.stderr)
+            print(no_answer(error), file=sys.stderr)
             leave(REFUSED)
     except KeyboardInterrupt:
         say("interrupted")

@@ -62,7 +62,7 @@ def run_training(
     if not checked:
         check_first(spec, run, wait=wait)
     from flows.ppo import ppo_training
-    from tasks.prefect.server import PREFECT_AWAY, configured_url, shown_url
+    from tasks.prefect.server import PREFECT_AWAY, configured_url, no_answer, shown_url
     from tasks.prefect.store_outages import at_once
     from tasks.reports.summary import interrupted, run_summary
     from tasks.runs.errors import EngineError, InputError, StoreUnavailable
@@ -80,7 +80,7 @@ def run_training(
         say(interrupted(run or spec.name, again))
         raise typer.Exit(INTERRUPTED) from None
     except PREFECT_AWAY as error:
-        say(f"Prefect's server at {shown_url()} fails or does not answer ({error})")
+        say(no_answer(error))
         say("its page will not show how this run ended")
         try:
             with at_once():

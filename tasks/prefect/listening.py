@@ -42,5 +42,6 @@ def no_prefect(url: str, error: Exception) -> PrefectServerError:
     named = [name for name in names_of("prefect_api_url") if set_variables(name)]
     remedy = f"unset {' and '.join(named)}" if named else "prefect config unset PREFECT_API_URL, in Prefect's profile,"
     return PrefectServerError(
-        f"no Prefect server answers at {without_password(url)} ({error}): start it, or {remedy} to have one embedded"
+        f"no Prefect server answers at {without_password(url)} ({without_password(str(error))}): start it, or {remedy} "
+        "to have one embedded"
     )

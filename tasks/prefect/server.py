@@ -168,6 +168,11 @@ def shown_url() -> str:
     return without_password(configured_url() or "the embedded server")
 
 
+def no_answer(error: Exception) -> str:
+    """What is said where that API fails; of an address in the error, too, no password is shown."""
+    return f"Prefect's server at {shown_url()} fails or does not answer ({without_password(str(error))})"
+
+
 def page_url() -> str | None:
     """Where the Prefect page is; None where there is no server now."""
     page = PREFECT_UI_URL.value() or (configured_url() or "").removesuffix("/api")

@@ -6,11 +6,12 @@ import http.server
 from collections.abc import Callable, Iterator
 from contextvars import Context
 
+import httpx
 import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from infra.prefect_server import PrefectServerError
-from tasks.prefect.server import page_url, require_answer
+from tasks.prefect.server import no_answer, page_url, require_answer
 from tests.http_server import serving
 from tests.ports import free_port
 
@@ -65,6 +66,27 @@ def test_a_password_in_the_address_is_not_shown():
     shown: list[str | None] = []
     alone(url, None, lambda: shown.append(page_url()))
     assert "hidden-one" not in str(shown[0])
+
+
+class Failing(Guarded):
+    """In front of a server that is away, or asks for another login."""
+
+    def do_GET(self) -> None:
+        self.send_response(503 if self.path == "/api/health" else 401)
+        self.end_headers()
+
+
+def test_nor_is_one_in_what_the_client_says_of_its_address():
+    with serving(Failing) as address:
+        url = f"{address.replace('://', '://admin:hidden-one@')}/api"
+        with pytest.raises(PrefectServerError, match=r"no Prefect server answers .*admin:\*\*\*@.*503") as refused:
+            alone(url, None, lambda: require_answer(url))
+        assert "hidden-one" not in str(refused.value)
+        error = httpx.HTTPError(f"Client error '401 Unauthorized' for url '{url}/flows'")
+        said = list[str]()
+        alone(url, None, lambda: said.append(no_answer(error)))
+    assert "hidden-one" not in said[0]
+    assert "401 Unauthorized" in said[0]
 
 
 class Page(http.server.BaseHTTPRequestHandler):
