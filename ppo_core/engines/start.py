@@ -128,7 +128,10 @@ def read_start(job: Job, spec: PrepareDatasetJob, *, new: bool = False) -> Start
     if spec.dataset.evaluates:
         _check_enough(len(tables.get("eval", ())), spec)
     for split in (split for split in PROMPT_SPLITS if split in tables):
-        _check_vocabulary(split_name(split, spec), tables[split], tokenizer, config)
+        _check_vocabulary(split_name(split, spec), [tables[split]["prompt_token_ids"]], tokenizer, config)
+    if "sft" in tables:
+        examples = [tables["sft"][name] for name in ("prompt_token_ids", "completion_token_ids")]
+        _check_vocabulary(str(spec.sft_data), examples, tokenizer, config)
     trial = Trial([rewards.total(part.scores) for part in parts], [part.error() for part in parts])
     return Start(tables, made.sources(), made.longest().tokens, config, tokenizer, context, trial)
 
@@ -137,7 +140,9 @@ def rows_of_splits(spec: PrepareDatasetJob, sources: Sources) -> dict[str, list[
     """The rows to train on, to evaluate with and to start from; functions are called here."""
     data = spec.dataset
     columns = Columns(data.prompt_column, dropped=data.drop_columns, chat=data.chat, system_prompt=data.system_prompt)
-    examples = replace(columns, prompt=spec.sft_prompt_column, completion=spec.sft_completion_column)
+    examples = replace(
+        columns, prompt=spec.sft_prompt_column, completion=spec.sft_completion_column, dropped=(), met=set()
+    )
     given = {"train": [read_rows(source.path, sources, columns) for source in data.sources]}
     if data.evaluation is not None:
         given["eval"] = [read_rows(data.evaluation, sources, columns)]
@@ -268,9 +273,10 @@ def _check_enough(rows: int, spec: PrepareDatasetJob) -> None:
         )
 
 
-def _check_vocabulary(source: str, prompts: pa.Table, tokenizer: Any, config: Any) -> None:
+def _check_vocabulary(source: str, texts: Iterable[pa.ChunkedArray], tokenizer: Any, config: Any) -> None:
+    """Raise InputError where a token of these lists of tokens, or the EOS, is beyond the model's vocabulary."""
     size = int(config.get_text_config().vocab_size)
-    token = max(int(tokenizer.eos_token_id), pc.max(pc.list_flatten(prompts["prompt_token_ids"])).as_py() or 0)
+    token = max(int(tokenizer.eos_token_id), *(pc.max(pc.list_flatten(text)).as_py() or 0 for text in texts))
     if token >= size:
         raise InputError(
             f"{source}: the tokenizer writes {tokenizer.convert_ids_to_tokens(token)!r} as token {token}, but the "

@@ -26,7 +26,7 @@ from types import CodeType
 class CurrentSource(SourceFileLoader):
     """Compiles a module's source, and neither reads nor writes a compiled file beside it.
 
-    `AsWritten` of scoring/run_unit_tests.py does the same in a program that imports nothing of ours.
+    `AsGiven` of scoring/run_unit_tests.py does the same in a program that imports nothing of ours.
     """
 
     def get_code(self, fullname: str) -> CodeType:

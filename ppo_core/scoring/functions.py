@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -142,7 +143,7 @@ class FunctionReward:
         """What one call for all samples returns."""
         try:
             returned = self.function(**self._taken(call))
-            return _listed(asyncio.run(_one(returned, self.timeout_s)) if inspect.isawaitable(returned) else returned)
+            return _listed(_runner().run(_one(returned, self.timeout_s)) if inspect.isawaitable(returned) else returned)
         except RAISED as error:
             raise self._failed(error) from error
 
@@ -190,7 +191,7 @@ class FunctionReward:
                 found = _Raised(error)
             returned.append(found if inspect.isawaitable(found) else ended(found))
         if any(map(inspect.isawaitable, returned)):
-            returned = asyncio.run(_awaited(returned, self.timeout_s, ended))
+            returned = _runner().run(_awaited(returned, self.timeout_s, ended))
         return returned
 
     def _taken(self, call: Arguments) -> Arguments:
@@ -208,6 +209,13 @@ class FunctionReward:
 def _may_pass(found: Any) -> bool:
     """Whether a call raised what it may not raise when it is made again."""
     return isinstance(found, _Raised) and not isinstance(found.error, LASTING)
+
+
+@functools.cache
+def _runner() -> asyncio.Runner:
+    """The one event loop of this process: what a user's module makes once, such as a session or a semaphore, is of the
+    loop that it was first used in, and raises in another."""
+    return asyncio.Runner()
 
 
 async def _one(value: Any, timeout_s: float | None) -> Any:

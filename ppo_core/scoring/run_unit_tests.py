@@ -6,7 +6,8 @@ room, and without processes, sockets and signals.
 
 The secret keeps code from printing that it passed by chance; code that means to cheat runs in the same interpreter, and
 can find it. The kernel refuses (seccomp, with EPERM) what would reach beyond the process, and (Landlock, with EACCES)
-changes of files outside its folder and a look into other processes; files it can read as the user who runs it.
+to write, make or remove files outside its folder and to look into other processes. As the user who runs it, it can read
+files, and change their modes, owners and times.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
 SIGKILL, SECCOMP_MODE_FILTER = 9, 2
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | 1
 LOAD, IF_EQUAL, IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
-NUMBER_AT, MACHINE_AT, OTHER_NUMBERS = 0, 4, 0x40000000
+NUMBER_AT, MACHINE_AT, SECOND_ARGUMENT_AT, OTHER_NUMBERS = 0, 4, 24, 0x40000000
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """By the machine's name: its place in the pairs below, and its number in linux/audit.h."""
 REFUSED: dict[str, tuple[int, int | None]] = {
@@ -62,6 +63,8 @@ REFUSED: dict[str, tuple[int, int | None]] = {
     **{"settimeofday": (164, 170), "clock_settime": (227, 112), "adjtimex": (159, 171), "clock_adjtime": (305, 266)},
 }
 """System calls that the kernel refuses, with their numbers on either machine; None: it does not have it."""
+FCNTL, SET_OWNER, SET_OWNER_EX = (72, 25), 8, 15
+"""Refused too: to name another process as a file's owner, which then gets a signal of one's choice."""
 CAPABILITIES_VERSION_3, DAC_READ_SEARCH = 0x20080522, 1 << 2
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 WRITE_FILE, MAKE_CHAR, MAKE_BLOCK, TRUNCATE = 1 << 1, 1 << 6, 1 << 11, 1 << 14
@@ -92,19 +95,25 @@ def main() -> None:
     os._exit(0)  # whatever the code has left to do at the end
 
 
-class AsWritten(SourceFileLoader):
-    """Reads the file alone: bytecode beside it would be the code's."""
+class AsGiven(SourceFileLoader):
+    """Compiles the source that it is given: what lies at its path, or bytecode beside that, may be the code's own."""
+
+    def __init__(self, fullname: str, path: str, source: bytes) -> None:
+        super().__init__(fullname, path)
+        self.source = source
 
     def get_code(self, fullname: str) -> CodeType:
         """Raises SyntaxError or ValueError."""
-        return self.source_to_code(self.get_data(self.path), self.path)
+        return self.source_to_code(self.source, self.path)
 
 
 def run(file: Path, text: str, module: ModuleType) -> bool:
     """Run a text on the global names of a module; False where it raises anything."""
     try:
-        file.write_text(text, encoding="utf-8", errors="replace")
-        AsWritten(module.__name__, str(file)).exec_module(module)
+        source = text.encode(errors="replace")
+        if len(source) <= LARGEST_FILE:  # where Python looks for the lines of a traceback; a test may be longer
+            file.write_bytes(source)
+        AsGiven(module.__name__, str(file), source).exec_module(module)
     except BaseException:  # also SystemExit
         return False
     return True
@@ -133,6 +142,9 @@ def lock_up() -> None:
     steps += [(IF_AT_LEAST, 0, 1, OTHER_NUMBERS), (RETURN, 0, 0, REFUSE)]
     for number in (numbers[column] for numbers in REFUSED.values()):
         steps += [(IF_EQUAL, 0, 1, number), (RETURN, 0, 0, REFUSE)] if number is not None else []
+    steps += [(IF_EQUAL, 0, 5, FCNTL[column]), (LOAD, 0, 0, SECOND_ARGUMENT_AT)]
+    for command in (SET_OWNER, SET_OWNER_EX):
+        steps += [(IF_EQUAL, 0, 1, command), (RETURN, 0, 0, REFUSE)]
     steps.append((RETURN, 0, 0, ALLOW))
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
     pointer = ctypes.create_string_buffer(struct.pack("HP", len(steps), ctypes.addressof(program)))

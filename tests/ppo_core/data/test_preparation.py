@@ -288,6 +288,9 @@ def test_the_columns_that_a_spec_drops_are_in_no_split_whatever_they_hold(tmp_pa
         }
     )
     rows = {split: list(*sources) for split, sources in rows_of_splits(job, Sources(tmp_path)).items()}
+    given = job.model_copy(update={"sft_data": "train.parquet", "sft_completion_column": "level"})
+    (example,) = rows_of_splits(given, Sources(tmp_path))["sft"][0]  # they are stored as tokens alone
+    assert (example.content["completion"], example.content["at"].year) == (1, 2026)
     assert {split: row.content for split, (row,) in rows.items()} == {
         split: {"prompt": split, "level": 1} for split in ("train", "eval")
     }

@@ -185,6 +185,24 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(scoring: Client,
     assert not refused.value.retryable
 
 
+def test_so_are_examples_with_a_token_that_no_prompt_has(
+    scoring: Client, sources: Path, model: Path, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("prompt,answer,level\nw1 w2,w3,1\n")
+    smaller = {"model_type": "llama", "vocab_size": 10, "hidden_size": 8, "num_attention_heads": 2}
+    given = {
+        "dataset": {"train": str(rows)},
+        "num_eval_prompts": 0,
+        "model": {"config": smaller, "tokenizer": str(model)},
+    }
+    prepare(scoring, sources, model, **given)
+    with pytest.raises(
+        EngineJobError, match=r"sft.jsonl: the tokenizer writes 'w6' as token 10, but .* vocab_size is 10"
+    ):
+        prepare(scoring, sources, model, **given, sft_data="sft.jsonl")
+
+
 def test_a_tokenizer_that_the_policys_folder_would_not_give_back_is_refused(
     scoring: Client, sources: Path, tmp_path: Path
 ) -> None:

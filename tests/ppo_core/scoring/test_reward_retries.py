@@ -15,6 +15,7 @@ from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
 
 CODE = """
+import asyncio
 import builtins
 from pathlib import Path
 
@@ -30,6 +31,16 @@ def judge(solution_str):
 
 async def judge_later(completion):
     return judge(completion[0]["content"] if isinstance(completion, list) else completion)
+
+room = asyncio.Semaphore(1)
+
+async def in_turns(completion):
+    async with room:
+        await asyncio.sleep(0)
+        return judge(completion)
+
+async def together(completions):
+    return list(await asyncio.gather(*map(in_turns, completions)))
 
 def none(solution_str):
     judge("0 none")
@@ -47,6 +58,14 @@ def scored(folder: Path, name: str, texts: list[str], **settings: Any) -> tuple[
     rows = [Sample(PromptRow(str(number), "What?", [1], None, {}), text) for number, text in enumerate(texts)]
     parts = found.score(rows)
     return [part.error() or part.scores[name] for part in parts], Counter((folder / "calls").read_text().splitlines())
+
+
+@pytest.mark.parametrize("name", ["in_turns", "together"])
+def test_what_a_module_makes_once_for_its_coroutines_serves_every_call_and_try(tmp_path: Path, name: str) -> None:
+    retried = "1 OSError" if name == "in_turns" else "0 also"
+    for texts in (["0 a", "0 b", retried], ["0 c", "0 d", "0 e"]):
+        scores, _ = scored(tmp_path, name, texts)
+        assert scores == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("name", ["judge", "judge_later"])
