@@ -11,7 +11,8 @@ from typing import Any
 from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.batches import MICROBATCH_TOKENS
 from ppo_core.data.tokenization import context_length, model_config
-from ppo_core.engines.gpu_memory import MemoryPlan, check_gpu_memory, check_main_memory
+from ppo_core.engines.gpu_memory import check_gpu_memory, check_main_memory
+from ppo_core.engines.memory_plan import MemoryPlan
 from ppo_core.engines.rollout_limits import (
     GIB,
     GPU_BLOCK,
@@ -28,7 +29,7 @@ from ppo_core.models.architectures import require_causal
 from ppo_core.models.critic_start import critic_from, empty_origin, require_tokens
 from ppo_core.models.loading import empty_policy, load_policy
 from ppo_core.models.lora import target_layers
-from ppo_core.models.packing import MODEL_TYPES
+from ppo_core.models.packing import can_pack
 from ppo_core.models.weight_files import tensor_shapes, weight_files
 from ppo_core.records import CheckRunJob, InputError
 from ppo_core.spec import ModelSpec
@@ -68,13 +69,14 @@ def check_model(
         require_causal(config, str(folder))
     if folder is not None and not fits(model, tensor_shapes(folder)) and _size(folder) <= LARGEST_TRIAL:
         load_policy(folder, dtype=spec.dtype, trust_remote_code=trust_remote_code)
+    of_critic = None
     if critic is not None:
-        _check_critic(*critic, spec, tokens=tokens, trust_remote_code=trust_remote_code)
+        of_critic = _check_critic(*critic, spec, tokens=tokens, trust_remote_code=trust_remote_code)
     facts: dict[str, Any] = {
         "model_type": config.model_type,
         "parameters": sum(value.numel() for value in model.parameters()),
     }
-    plan = memory_plan(model, attention, job, dtype=dtype, longest=tokens, rewards=rewards)
+    plan = memory_plan(model, attention, job, dtype=dtype, longest=tokens, rewards=rewards, critic=of_critic)
     if plan is not None and job.gpu_gib is not None:
         facts["gpu_memory"] = {"needed_gib": check_gpu_memory(plan, job.gpu_gib), "gpu_gib": job.gpu_gib}
         check_main_memory(plan, machine_memory_gib())
@@ -111,8 +113,10 @@ def memory_plan(
     dtype: Dtype,
     longest: int,
     rewards: Sequence[tuple[ModelRewardSpec, Path]] = (),
+    critic: int | None = None,
 ) -> MemoryPlan | None:
-    """What the run asks of a GPU; None for a flow or a model of which that is not known. `dtype` is the sampler's."""
+    """What the run asks of a GPU; None for a flow or a model of which that is not known. `dtype` is the sampler's,
+    `critic` counts the parameters of one that begins as another model."""
     learner, engines = job.learner, job.engines
     if learner is None or attention is None:
         return None
@@ -134,10 +138,10 @@ def memory_plan(
         networks=len(algorithm_of(learner.algorithm).networks),
         references=int(spec.lora is None and not engines.offload_reference),
         layers=attention.layers,
-        hidden=attention.heads * attention.head_dim,
+        hidden=model.config.get_text_config().hidden_size,
         tokens=training.microbatch_tokens or max(MICROBATCH_TOKENS, longest),
         longest=longest,
-        packs=model.config.model_type in MODEL_TYPES,
+        packs=can_pack(model.config),
         dtype=spec.dtype,
         sampler_dtype=dtype,
         products_in_bf16=training.compute_dtype != "float32",
@@ -154,6 +158,7 @@ def memory_plan(
         reward_ranks=max((spec.num_ranks for spec, _ in rewards if spec.device != "cpu"), default=1),
         gpus=job.gpus,
         vocabulary=len(embedding.weight),
+        critic=critic,
     )
 
 
@@ -170,8 +175,8 @@ def rewards_gib(rewards: Sequence[tuple[ModelRewardSpec, Path]], *, on_each: boo
     )
 
 
-def _check_critic(folder: Path, tokenizer: Any, spec: ModelSpec, *, tokens: int, trust_remote_code: bool) -> None:
-    """What `critic_from` and the first pass of the critic would refuse."""
+def _check_critic(folder: Path, tokenizer: Any, spec: ModelSpec, *, tokens: int, trust_remote_code: bool) -> int:
+    """The critic's parameters. Refuses what `critic_from` and the first pass of the critic would."""
     config = model_config(str(folder), None, trust_remote_code=trust_remote_code)
     _refuse_quantised(config, str(folder))
     model = empty_origin(config, folder, trust_remote_code=trust_remote_code)
@@ -186,6 +191,7 @@ def _check_critic(folder: Path, tokenizer: Any, spec: ModelSpec, *, tokens: int,
         target_layers(model.base_model, spec.lora)
     if not fits(model, tensor_shapes(folder)) and _size(folder) <= LARGEST_TRIAL:
         critic_from(folder, dtype=spec.dtype, trust_remote_code=trust_remote_code)
+    return sum(parameter.numel() for parameter in model.base_model.parameters())
 
 
 def _refuse_quantised(config: Any, name: str) -> None:

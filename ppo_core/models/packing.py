@@ -107,7 +107,7 @@ class _Rearrange(torch.autograd.Function):
 
 def enable_packing(model: Any) -> None:
     """Let a causal LM or a critic take packed rows from now on, where its architecture can."""
-    if model.config.model_type in MODEL_TYPES and _attends_to_all(model.config.to_dict()):
+    if can_pack(model.config):
         ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, packed_attention)
         ALL_MASK_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, sdpa_mask)
         for module in model.modules():
@@ -119,6 +119,11 @@ def enable_packing(model: Any) -> None:
 def packs(model: Any) -> bool:
     """Whether `enable_packing` prepared it; `model` may be what DeepSpeed runs it with."""
     return any(vars(module).get("takes_packed_rows", False) for module in (model, *model.children()))
+
+
+def can_pack(config: Any) -> bool:
+    """Whether models of this configuration take packed rows."""
+    return config.model_type in MODEL_TYPES and _attends_to_all(config.to_dict())
 
 
 def _attends_to_all(config: Mapping[str, Any]) -> bool:

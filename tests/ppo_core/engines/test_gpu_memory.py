@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ppo_core.engines.gpu_memory import GIB, PROCESS_GIB, MemoryPlan, changes, check_gpu_memory, check_main_memory
+from ppo_core.engines.gpu_memory import changes, check_gpu_memory, check_main_memory
+from ppo_core.engines.memory_plan import GIB, PROCESS_GIB, MemoryPlan
 from ppo_core.engines.model_checks import rewards_gib
 from ppo_core.records import InputError
 from ppo_core.spec.reward.kinds import ModelRewardSpec
@@ -53,6 +54,10 @@ PART = 500_000_000 / GIB
         ({"trained": GIB // 128, "references": 0}, 2 * (4 + 8 / 128) + 4 / 128),
         ({"head": GIB // 4}, 12 + 12 * 0.75 + 4 + 4),
         ({"head": GIB // 4, "trained": GIB // 128, "references": 0}, 4 + 3 + 2 * 8 / 128 + 4 / 128),
+        ({"critic": GIB // 4}, 12 + 12 / 4 + 4 + 4),
+        ({"critic": 2 * GIB}, 12 + 12 * 2 + 4 + 4 * 2),
+        ({"critic": 2 * GIB, "zero_stage": 2, "ranks": 4}, (4 + 12 / 4) * 3 + 4 + 4 * 2 / 4),
+        ({"critic": 2 * GIB, "trained": GIB // 128, "references": 0}, 4 + 8 + 2 * 8 / 128 + 4 / 128),
     ],
 )
 def test_states_are_what_zero_says(change: dict[str, object], states: float) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ppo_core.engines.gpu_memory import GIB, MemoryPlan
+from ppo_core.engines.memory_plan import GIB, MemoryPlan
 from tests.ppo_core.engines.test_gpu_memory import BILLION
 from tests.ppo_core.training.programs.held_program import PIECE
 from tests.ppo_core.training.update_cases import BF16, FP32
