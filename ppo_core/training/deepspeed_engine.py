@@ -111,13 +111,13 @@ class Trainable:
     def _average_gradients(self) -> None:
         """Over ranks, in place: DeepSpeed would copy them all into a new buffer and back, which is slower than to send
         them."""
-        if self._engine.world_size == 1:
-            return
         gradients = list[Tensor]()
         for _, parameter in self.parameters():
-            if parameter.grad is None:  # this rank's rows did not need it, another's perhaps did
+            if parameter.grad is None:  # of other rows perhaps not; and the optimizer counts its steps for each
                 parameter.grad = torch.zeros_like(parameter)
             gradients.append(parameter.grad)
+        if self._engine.world_size == 1:
+            return
         for sent in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
             sent.wait()
         torch._foreach_div_(gradients, self._engine.world_size)

@@ -102,6 +102,7 @@ def test_gradients_accumulate_and_their_norm_is_that_before_clipping(trained: Pa
     expected = sum(float(gradient.double().square().sum()) for gradient in gradients if gradient is not None) ** 0.5
     facts = json.loads((trained / "accumulate-1.json").read_text())
     assert [facts[f"{stage} {parts}"] for parts in (1, 2)] == pytest.approx([expected] * 2, rel=1e-5)
+    assert facts[f"{stage} steps"] == 1
 
 
 @pytest.mark.parametrize(("stage", "dtype"), BF16)

@@ -266,10 +266,12 @@ def accumulate(root: Path, ranks: Ranks) -> Facts:
         for parts in (1, 2):
             critic = critic_from_policy(start / "policy", dtype="float32")
             torch.nn.init.ones_(critic.value_head.weight)
+            critic.register_parameter("unused", torch.nn.Parameter(torch.ones(3)))  # the first, without a gradient
             network = Trainable(critic, settings, TrainingSpec(zero_stage=stage), dtype="float32")
             for _ in range(parts):
                 network.backward(network.modules[0](torch.tensor([[3, 4, 5]])).sum() / parts)
             facts[f"{stage} {parts}"] = network.step(1e-3)
+            facts[f"{stage} steps"] = network.num_steps
             network.close()
     return facts
 
