@@ -81,6 +81,9 @@ class Garbage:
 def find_garbage(*, damaged: bool = False) -> Garbage:
     """Look only. `damaged`: also what was set aside."""
     store, collector = opened()
+    orphans = (
+        collector.orphans()
+    )  # asks S3 for its clock, which needs leave to write: better refused before all is read
     stored, needs = collector.artifacts(), Reachability(store)
     # Pins go once a record names what they keep: so read the pins first.
     names, pins = {(found.kind, found.key) for found in stored}, dict[str, str]()
@@ -90,7 +93,7 @@ def find_garbage(*, damaged: bool = False) -> Garbage:
         kept, pins = names, {HOLDERS: str(error)}
     kept = kept | needs.among(names)()
     artifacts = [found for found in stored if (found.kind, found.key) not in kept]
-    orphans, aside = collector.orphans(), collector.damaged() if damaged else []
+    aside = collector.damaged() if damaged else []
     left_here = [found for found in LocalCollector(Settings().home / VERIFY).orphans() if found not in orphans]
     return Garbage(artifacts, orphans, aside, pins | needs.unreadable, left_here)
 

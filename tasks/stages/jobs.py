@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -111,7 +112,7 @@ def run_job(
     try:
         asked = time.perf_counter()
         job = EngineJob(stage_job.job, inputs, output, stage_job.spec, stage_job.reports_rows)
-        reply = ask(engine, job, silence_s=silence_s, on_progress=keeping(fetched, store, on_progress))
+        reply = ask(engine, job, silence_s=silence_s, on_progress=keeping(output, fetched, store, on_progress))
         answered = time.perf_counter()
         if stage_job.finish is not None:
             stage_job.finish(output)
@@ -134,10 +135,13 @@ def run_job(
     )
 
 
-def keeping(inputs: Mapping[str, ArtifactRef], store: ArtifactStore, on_progress: OnProgress | None) -> OnProgress:
+def keeping(
+    output: Path, inputs: Mapping[str, ArtifactRef], store: ArtifactStore, on_progress: OnProgress | None
+) -> OnProgress:
     """`on_progress`, which now and then fetches the inputs again besides: a replay reads some of its own after hours.
 
-    Copies of a remote store's artifacts that were fetched long ago may go: see `infra.artifacts.download_cache`.
+    Copies of a remote store's artifacts that were fetched long ago may go: see `infra.artifacts.download_cache`. So may
+    a folder of work that nobody has touched for a day, whose process another machine cannot see: `output` is touched.
     """
     fetched = time.monotonic()
 
@@ -147,6 +151,8 @@ def keeping(inputs: Mapping[str, ArtifactRef], store: ArtifactStore, on_progress
             for ref in inputs.values():
                 with suppress(ArtifactError, OSError, StoreUnavailable):  # a real loss the job meets by itself
                     store.fetch(ref)
+            with suppress(OSError):
+                os.utime(output)
             fetched = time.monotonic()
         if on_progress is not None:
             on_progress(progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -141,7 +142,9 @@ def test_what_a_long_job_reads_late_is_there_although_the_cache_makes_room(
             late, clock[0] = job.inputs["replay_1"].path / "late", 100.0
             cache.make_room()
             assert not late.exists()
+            os.utime(job.output, (0, 0))
             on_progress(EngineProgress("training", job.name, 1, 2, "replay"))
+            assert job.output.stat().st_mtime > 0, "another machine would take it for abandoned"
             return EngineReply({"read": late.read_text()}, 0.0)
 
     job = StageJob(job="echo", spec={}, kind="rollouts", key="0" * 64, inputs={"replay_1": ref})
