@@ -71,10 +71,10 @@ class FaultProxy:
         with self._mutex:
             self._fault, self._chosen, self._times, self.hits = fault, chosen, times, 0
 
-    def refuse(self, status: int, code: str) -> None:
-        """From now on, answer every request with this error."""
+    def refuse(self, status: int, code: str, chosen: Choice = lambda request: True) -> None:
+        """From now on, answer every request that `chosen` picks with this error."""
         self._errors[code] = (f"{status} Refused", code)
-        self.inject(code, lambda request: True, times=2**31)
+        self.inject(code, chosen, times=2**31)
 
     def go_away(self) -> None:
         """Answer nothing any more, and refuse connections."""
