@@ -36,6 +36,7 @@ from ppo_core.engines.selection import scores_beside, select_rollouts, signals
 from ppo_core.engines.start import example_completions, read_start, rows_of_splits, scan, sources_of
 from ppo_core.engines.user_code import as_loaded, describe_sources, require_same_code, require_same_models
 from ppo_core.models.weight_files import tensor_shapes
+from ppo_core.processes.lean_imports import without_collection
 from ppo_core.processes.permissions import permissions_of
 from ppo_core.processes.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.processes.turns import room_made
@@ -83,17 +84,18 @@ def check_run(job: Job) -> dict[str, Any]:
     for folder in filter(None, (model, critic)):
         tensor_shapes(folder)
     found = read_start(job, spec.dataset, new=spec.new)
-    from ppo_core.engines.model_checks import check_model  # torch: seconds
+    with without_collection():
+        from ppo_core.engines.model_checks import check_model  # torch: seconds
 
-    facts = check_model(
-        found.config,
-        model,
-        spec,
-        tokens=found.longest_prompt + spec.dataset.max_response_tokens,
-        trust_remote_code=job.permissions.trust_remote_code,
-        rewards=[(reward, sources_of(job).place(reward.path)) for reward in spec.dataset.reward.models],
-        critic=None if critic is None else (critic, found.tokenizer),
-    )
+        facts = check_model(
+            found.config,
+            model,
+            spec,
+            tokens=found.longest_prompt + spec.dataset.max_response_tokens,
+            trust_remote_code=job.permissions.trust_remote_code,
+            rewards=[(reward, sources_of(job).place(reward.path)) for reward in spec.dataset.reward.models],
+            critic=None if critic is None else (critic, found.tokenizer),
+        )
     return {**found.facts(), **facts, "learned_held_out": found.held_out_among(spec.learned)}
 
 
@@ -251,9 +253,10 @@ def _decoder(job: Job) -> Decode:
 
     @cache
     def tokenizer() -> Any:
-        from ppo_core.data.tokenization import load_tokenizer  # transformers: seconds
+        with without_collection():
+            from ppo_core.data.tokenization import load_tokenizer  # transformers: seconds
 
-        return load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=job.permissions.trust_remote_code)
+            return load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=job.permissions.trust_remote_code)
 
     def decode(token_ids: list[int]) -> str:
         from ppo_core.data.tokenization import decode_response

@@ -23,6 +23,7 @@ from ppo_core.data.rows import Columns, Row, Rows, read_rows, value_in
 from ppo_core.data.sieve import HALF, unpacked
 from ppo_core.data.tallies import left_out
 from ppo_core.engines.rollout_limits import check_stop_tokens
+from ppo_core.processes.lean_imports import without_collection
 from ppo_core.processes.plugins import Sources
 from ppo_core.processes.protocol import Job
 from ppo_core.records import InputError, PrepareDatasetJob, PromptRow
@@ -112,7 +113,8 @@ def read_start(job: Job, spec: PrepareDatasetJob, *, new: bool = False) -> Start
         answered = any(found.answered for found in scanned.values())
         _check_columns(spec.dataset, rows["train"][0].columns.met, answered=answered)
     parts = rewards.score([Sample(row, text) for row, text in zip(tried, completions, strict=True)])
-    tokenizer, config, context = _read_model(job, spec)
+    with without_collection():
+        tokenizer, config, context = _read_model(job, spec)
     check_stop_tokens(spec.stop_token_ids, len(tokenizer))
     limits = Limits(context, spec.dataset.max_prompt_tokens, spec.max_response_tokens)
     made = Preparation(spec.dataset, tokenizer, limits, columns_of(spec))

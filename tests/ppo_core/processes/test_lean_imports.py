@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import subprocess
 import sys
 
 import pytest
+
+from ppo_core.processes.lean_imports import without_collection
 
 PROGRAM = """
 import sys
@@ -22,3 +26,18 @@ def test_transformers_imports_what_it_is_not_told_to_leave_out(before, imported)
     command = [sys.executable, "-c", PROGRAM.format(before=before)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout.split() == imported
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_looked_for_after_the_imports_as_it_was_before(enabled):
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with without_collection():
+            assert not gc.isenabled()
+        assert gc.isenabled() == enabled
+        with pytest.raises(ModuleNotFoundError), without_collection():
+            importlib.import_module("no_such_module")
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
