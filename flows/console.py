@@ -143,10 +143,8 @@ class RunConsole:
         self.say(f"\n{title}:")
         both = zip(record.evaluation.samples, start.evaluation.samples, strict=False)
         alike = [(sample, first) for sample, first in both if sample["prompt"] == first["prompt"]]
-        shown = sorted(alike, key=lambda pair: pair[1]["score"] or 0.0) or [
-            (one, one) for one in record.evaluation.samples
-        ]
-        for sample, _ in shown[:count]:
+        worst = [sample for sample, _ in sorted(alike, key=lambda pair: pair[1]["score"] or 0.0)]
+        for sample in (worst or record.evaluation.samples)[:count]:
             prompt = sample["prompt"] if isinstance(sample["prompt"], str) else sample["prompt"][-1].get("content", "")
             score = "–" if sample["score"] is None else f"{sample['score']:.2f}"
             self.console.print(Text(f"  {prompt} {sample['response']}   (score {score})"), soft_wrap=True)

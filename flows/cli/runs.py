@@ -50,7 +50,7 @@ def fork(
         say(f"run {new} shares iterations 0 to {iteration} of {source}")
         given = committed_at(source, iteration)
         if not comparable([committed_at(new, iteration)], spec, spec):
-            say("  best policy        chosen among its own iterations: it measures otherwise than those it shares")
+            say("  best policy        chosen among its own iterations: the scores of the shared ones do not compare")
         if given.attempt:
             rolled_back = f"{given.attempt} rollbacks of {source} count as its own"
             say(f"  learning rates     times {given.rate_factor:g}: {rolled_back}")

@@ -24,10 +24,7 @@ from types import CodeType
 
 
 class CurrentSource(SourceFileLoader):
-    """Compiles a module's source, and neither reads nor writes a compiled file beside it.
-
-    `AsGiven` of scoring/run_unit_tests.py does the same in a program that imports nothing of ours.
-    """
+    """Compiles a module's source, and neither reads nor writes a compiled file beside it."""
 
     def get_code(self, fullname: str) -> CodeType:
         """Raises SyntaxError or ValueError."""

@@ -110,10 +110,10 @@ class Trainable:
 
     def _average_gradients(self) -> None:
         """Over ranks, in place: DeepSpeed would copy them all into a new buffer and back, which is slower than to send
-        them."""
+        them. What has none gets zeros, on one rank too."""
         gradients = list[Tensor]()
         for _, parameter in self.parameters():
-            if parameter.grad is None:  # of other rows perhaps not; and the optimizer counts its steps for each
+            if parameter.grad is None:  # the optimizer would not count a step for it; another rank may have one
                 parameter.grad = torch.zeros_like(parameter)
             gradients.append(parameter.grad)
         if self._engine.world_size == 1:

@@ -109,7 +109,6 @@ def registered_policy(version: Version, name: str, folder: str | None) -> Policy
 
 def checkpoint_of(version: Version, name: str) -> ArtifactRef:
     """Where the weights of a registered policy are stored. Raises InputError where ppoflow did not register it."""
-    require_no_reward_model(version, name)
     if CHECKPOINT_TAG not in version.tags:
         raise InputError(f"{name} has no tag {CHECKPOINT_TAG}: only versions that ppoflow has registered can be used")
     return ArtifactRef.model_validate(json.loads(version.tags[CHECKPOINT_TAG]))

@@ -19,7 +19,7 @@ from ppo_core.records import InputError
 from ppo_core.spec import PromotionSpec, registered_name
 from tasks.policies.compare_policies import ComparisonRef
 from tasks.policies.gates import Gate
-from tasks.policies.policy import Policy, checkpoint_of, registered
+from tasks.policies.policy import Policy, checkpoint_of, registered, require_no_reward_model
 from tasks.reports.prefect import as_code, page_key, prompt_text, tell_prefect
 from tasks.stages.context import RunContext
 from tasks.stages.references import EvaluationRef
@@ -156,6 +156,7 @@ def require_stored(version: Version, settings: Settings) -> None:
     They stay whatever becomes of the run that made them, and so does the way back to them.
     """
     name = f"models:/{version.name}/{version.version}"
+    require_no_reward_model(version, name)
     checkpoint = checkpoint_of(version, name)
     try:
         stored = open_store(settings.store_root).find(checkpoint.kind, checkpoint.key)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from infra.artifacts import ArtifactMissing, ArtifactRef, open_store
+from infra.artifacts import ArtifactMissing, open_store
 from infra.artifacts.export import check_export
 from infra.engines.protocol import EngineInput, EngineJob
-from infra.mlflow.registry import SOURCE_TAG, describe
+from infra.mlflow.registry import SOURCE_TAG, Version, describe
 from infra.settings import Settings
 from ppo_core.records import InputError
-from tasks.policies.policy import CHECKPOINT_TAG, find_policy, require_no_reward_model
+from tasks.policies.policy import CHECKPOINT_TAG, checkpoint_of, find_policy, require_no_reward_model
 from tasks.runs.state_folder import require_writable_state
 from tasks.stages.engine_programs import EnginePlan, launch
 from tasks.stages.jobs import ask
@@ -51,7 +50,7 @@ def policy_folder(model: str, settings: Settings) -> Path:
     if model.startswith("models:/"):
         version = describe(settings.tracking_uri, model)
         require_no_reward_model(version, model)
-        if CHECKPOINT_TAG in version.tags and (stored := stored_policy(version.tags, settings)):
+        if CHECKPOINT_TAG in version.tags and (stored := stored_policy(version, model, settings)):
             return stored
         source = version.source
         if not source.startswith("file://"):
@@ -78,9 +77,9 @@ def is_classifier(folder: Path) -> bool:
     return any(str(name).endswith("ForSequenceClassification") for name in architectures or ())
 
 
-def stored_policy(tags: Mapping[str, str], settings: Settings) -> Path | None:
+def stored_policy(version: Version, name: str, settings: Settings) -> Path | None:
     """The folder of the policy in our store that a version's lineage names, wherever MLflow sees it; None if gone."""
-    checkpoint = ArtifactRef.model_validate(json.loads(tags[CHECKPOINT_TAG]))
+    part = version.tags.get(SOURCE_TAG, "policy").rpartition("/")[2]
     with suppress(ArtifactMissing):
-        return open_store(settings.store_root).fetch(checkpoint) / tags.get(SOURCE_TAG, "policy").rpartition("/")[2]
+        return open_store(settings.store_root).fetch(checkpoint_of(version, name)) / part
     return None

@@ -169,7 +169,7 @@ def shown_url() -> str:
 
 
 def no_answer(error: Exception) -> str:
-    """What is said where that API fails; of an address in the error, too, no password is shown."""
+    """The message about that API where a call to it fails; a password in the error's address is masked too."""
     return f"Prefect's server at {shown_url()} fails or does not answer ({without_password(str(error))})"
 
 

@@ -81,9 +81,8 @@ class Garbage:
 def find_garbage(*, damaged: bool = False) -> Garbage:
     """Look only. `damaged`: also what was set aside."""
     store, collector = opened()
-    orphans = (
-        collector.orphans()
-    )  # asks S3 for its clock, which needs leave to write: better refused before all is read
+    # On S3 this asks for the server's time, by writing: who may not write is refused before all is read.
+    orphans = collector.orphans()
     stored, needs = collector.artifacts(), Reachability(store)
     # Pins go once a record names what they keep: so read the pins first.
     names, pins = {(found.kind, found.key) for found in stored}, dict[str, str]()
