@@ -95,6 +95,8 @@ class Alias:
             page = max(page, last_page)
             found = self._in_mlflow()
             if found != standing.version:
+                if self._last() != (last_page, last):
+                    continue  # another mover came between the two readings: it may be its doing
                 raise AliasMoved(
                     f"{self.name} of {self.model!r} pointed to {_named(standing.version)} when the comparison started, "
                     f"and was moved to {_named(found)} in MLflow itself since: compare again with what it points to now"

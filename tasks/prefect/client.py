@@ -19,12 +19,12 @@ ANSWER_S = 6.0
 
 
 @contextmanager
-def short_timeout_client() -> Iterator[SyncPrefectClient]:
-    """A client that asks once, and waits `ANSWER_S` for the answer; the flow's own tries for minutes."""
+def short_timeout_client(answer_s: float = ANSWER_S) -> Iterator[SyncPrefectClient]:
+    """A client that asks once, and waits so many seconds for the answer; the flow's own tries for minutes."""
     context = get_settings_context()
     client = context.settings.client.model_copy(update={"max_retries": 0})
     once = context.settings.model_copy(update={"client": client})  # Prefect's own way reads all settings anew: 25 ms
-    how: dict[str, Any] = {"timeout": ANSWER_S}
+    how: dict[str, Any] = {"timeout": answer_s}
     if not once.api.tls_insecure_skip_verify:
         how["verify"] = _trusted(once.api.ssl_cert_file or certifi.where())
     with SettingsContext(profile=context.profile, settings=once), get_client(how, sync_client=True) as asked:

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from httpx import HTTPError
 from prefect import Flow
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State
 from prefect.exceptions import ParameterTypeError, PrefectException, PrefectHTTPStatusError, TerminationSignal
 from prefect.logging.handlers import APILogHandler
@@ -25,11 +25,15 @@ from infra.prefect_server import PrefectServer, PrefectServerError
 from infra.settings import Settings
 from infra.storage.objects import StoreUnavailable
 from ppo_core.spec.explaining import requirement
+from tasks.prefect.client import short_timeout_client
 from tasks.prefect.listening import no_prefect, not_the_api
 from tasks.runs.errors import FAILURES, behind
 
 PREFECT_AWAY = (HTTPError, PrefectException)
 """What Prefect's client raises when its server is gone: the run is safe all the same, its records have it."""
+
+START_S = 30.0
+"""How long the server may take for its first answer. Asked again, a 503 would keep a start waiting two minutes."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -133,7 +137,7 @@ def prefect_api() -> Iterator[None]:
 
 def require_answer(url: str) -> None:
     """Raise PrefectServerError where no server answers at `url`."""
-    with get_client(sync_client=True) as client:
+    with short_timeout_client(START_S) as client:
         error = client.api_healthcheck()
         if error is None:
             _require_welcome(client, url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -9,11 +10,13 @@ from threading import Barrier
 import pytest
 
 from infra.artifacts.manifest import ArtifactRef
+from infra.backend import open_log
 from infra.mlflow.alias import Alias, AliasMoved, NothingBefore, Reason, Standing, describe_move
-from infra.mlflow.alias_journal import Journal, Journals
+from infra.mlflow.alias_journal import PROMOTIONS, Journal, Journals, folder_name
 from infra.mlflow.client import open_client
 from infra.mlflow.registry import RegistryError, aliases_of, point_alias
 from infra.runs.checksummed_json import RecordCorrupted
+from infra.storage.write_once import WriteOnceLog
 
 ANNA, BEN = Reason("anna", "it is better", {"gain": 0.1}), Reason("ben")
 
@@ -99,6 +102,31 @@ def test_of_eight_at_once_one_wins_and_seven_say_why_not(registry: Registry) -> 
     for message in lost:
         assert "pointed to version 9 when the comparison started" in message
         assert f"promote of version {winner} in place of version 9 by mover {winner}" in message
+
+
+class Followed:
+    """A journal's pages; somebody else acts as soon as they were listed once."""
+
+    def __init__(self, pages: WriteOnceLog, act: Callable[[], None]) -> None:
+        self.pages, self.create, self.read = pages, pages.create, pages.read
+        self.folders, self.below = pages.folders, pages.below
+        self.acts = [act]
+
+    def names(self) -> list[str]:
+        listed = self.pages.names()
+        while self.acts:
+            self.acts.pop()()
+        return listed
+
+
+def test_one_that_moves_while_another_looks_is_named_as_the_mover(registry: Registry) -> None:
+    registry.move("1")
+    standing = registry.alias().standing()
+    pages = open_log(str(registry.root), PROMOTIONS).below(folder_name(registry.model))
+    journal = Journal(Followed(pages, lambda: registry.move("2")), registry.model)
+    with pytest.raises(AliasMoved, match="move 2: promote of version 2 in place of version 1 by anna"):
+        Alias(registry.uri, journal, "champion").move(standing, "3", "promote", BEN)
+    assert registry.points_to() == "2"
 
 
 def test_an_alias_that_moved_there_and_back_has_moved(registry: Registry) -> None:
