@@ -16,6 +16,7 @@ from infra.engines.hardware import (
 from infra.settings import visible_gpus
 from ppo_core.records import CheckRunJob, InputError, PrepareDatasetJob, TrainingJob
 from ppo_core.spec import DpoSpec, RolloutSpec, RunSpec, SpecError, TrainingSpec, UpdateSpec
+from ppo_core.spec.flow_spec import FlowSpec
 from ppo_core.spec.sections import ComputeDtype
 from tasks.stages.engine_programs import sharing_of
 
@@ -28,16 +29,19 @@ CHANGES: Mapping[str, Sequence[str]] = {
 """Settings that take less memory of a GPU, and that not every spec can have."""
 
 
-def machine_notes(spec: RunSpec) -> list[str]:
-    """What a person should know before the run starts; of the machine nothing where the training is on another."""
-    here, said = spec.engines.backend == "local" and not has_nvidia_gpu(), notes_of_defaults(spec)
+def machine_notes(spec: FlowSpec) -> list[str]:
+    """What a person should know before training starts; of the machine nothing where it is on another."""
+    here = spec.engines.backend == "local" and not has_nvidia_gpu()
+    said = notes_of_defaults(spec) if isinstance(spec, RunSpec) else []
     ranks, cores = spec.training.num_ranks, usable_cores()
     if here and ranks > cores:
         said.append(
             f"training.num_ranks={ranks} is more than the {cores} cores here, and ranks wait for each other: lower it "
             f"to {most_ranks(spec, cores)}"
         )
-    asked = {"training.compute_dtype": spec.training.compute_dtype, "rollout.dtype": spec.rollout.dtype}
+    asked = {"training.compute_dtype": spec.training.compute_dtype}
+    if isinstance(spec, RunSpec | DpoSpec):
+        asked["rollout.dtype"] = spec.rollout.dtype
     said += [
         f"{key}=bfloat16 gains nothing here: this CPU lacks AVX512-BF16 and AMX, and may take several times as long as "
         "in float32; auto chooses the faster one"
@@ -71,13 +75,12 @@ def check_job(spec: RunSpec | DpoSpec, dataset: PrepareDatasetJob) -> CheckRunJo
 
     Raises InputError where the run asks for more GPUs than are here, or for sampling in a precision that they lack.
     """
-    check_reward_gpus(spec, len(visible_gpus()))
+    require_gpus(spec)
     gpu = None if spec.engines.backend == "ray" else has_nvidia_gpu()
     if not gpu:
         dtype = spec.rollout.compute_dtype(spec.training)
         return CheckRunJob(dataset=dataset, engines=spec.engines, sampler_dtype=dtype, gpu=gpu)
     gpus = visible_gpus()
-    check_gpus(spec, len(gpus))
     lacking = lacks_bf16(nvidia_smi("index,uuid,compute_cap"), gpus)
     training = on_gpus(spec, lacking=lacking)
     learner: dict[str, Any] = {"sampler_dtype": spec.rollout.compute_dtype(training)}
@@ -111,7 +114,7 @@ def on_gpus(spec: RunSpec | DpoSpec, *, lacking: bool) -> TrainingSpec:
     return spec.training
 
 
-def accepts(spec: RunSpec | DpoSpec, changes: Sequence[str]) -> bool:
+def accepts(spec: FlowSpec, changes: Sequence[str]) -> bool:
     """Whether the spec could have these settings."""
     try:
         spec.with_overrides(list(changes))
@@ -120,12 +123,19 @@ def accepts(spec: RunSpec | DpoSpec, changes: Sequence[str]) -> bool:
     return True
 
 
-def most_ranks(spec: RunSpec | DpoSpec, limit: int) -> int:
+def most_ranks(spec: FlowSpec, limit: int) -> int:
     """The largest training.num_ranks up to the limit that the spec could have."""
     return next((ranks for ranks in range(limit, 1, -1) if accepts(spec, [f"training.num_ranks={ranks}"])), 1)
 
 
-def check_gpus(spec: RunSpec | DpoSpec, gpus: int) -> None:
+def require_gpus(spec: FlowSpec) -> None:
+    """Raise InputError where the flow asks for more GPUs than are here; those of a Ray cluster nobody can count."""
+    check_reward_gpus(spec, len(visible_gpus()))
+    if spec.engines.backend == "local" and has_nvidia_gpu():
+        check_gpus(spec, len(visible_gpus()))
+
+
+def check_gpus(spec: FlowSpec, gpus: int) -> None:
     """Raise InputError where a machine with GPUs has fewer than one of the engines needs."""
     if gpus == 0:
         raise InputError("CUDA_VISIBLE_DEVICES hides every GPU of this machine: unset it, or name the GPUs to use")
@@ -143,7 +153,7 @@ def check_gpus(spec: RunSpec | DpoSpec, gpus: int) -> None:
         )
 
 
-def check_reward_gpus(spec: RunSpec | DpoSpec, gpus: int) -> None:
+def check_reward_gpus(spec: FlowSpec, gpus: int) -> None:
     """Raise InputError where this machine, with so many GPUs, has fewer than a reward model needs.
 
     The engine that scores is here, wherever the others are. On CPUs any number of ranks goes.

@@ -9,7 +9,7 @@ from infra.artifacts import open_store
 from infra.settings import Settings
 from ppo_core.spec import DpoSpec, RewardModelSpec
 from tasks.checks.hub import find_sources
-from tasks.checks.machine import check_job
+from tasks.checks.machine import check_job, machine_notes, require_gpus
 from tasks.checks.preflight import preflight
 from tasks.checks.run import Findings, ask_check, check_engine, checked_in, holder_notes
 from tasks.preferences.context import preferences_job
@@ -20,9 +20,16 @@ from tasks.stages.holding import DPO, REWARD_MODEL, lease_name
 
 def before_start(spec: RewardModelSpec | DpoSpec, run: str) -> list[str]:
     """Raise InputError (or another of `tasks.runs.errors`) for what can be found without an engine; else notes."""
-    notes, store = preflight(spec) + spec.notes(), open_store(Settings().store_root)
+    notes, store = _notes(spec), open_store(Settings().store_root)
     _, more, missing = find_sources(with_own_commits(store.root, spec, run, flow_of(spec), keep=False), store)
     return [*notes, *more, *(f"{one}, which is downloaded first" for one in missing)]
+
+
+def _notes(spec: RewardModelSpec | DpoSpec) -> list[str]:
+    """Raise InputError for what neither the spec's folders nor this machine have; else what a person should know."""
+    notes = preflight(spec)
+    require_gpus(spec)
+    return [*notes, *spec.notes(), *machine_notes(spec)]
 
 
 def require_free(spec: RewardModelSpec | DpoSpec, run: str, *, noted: bool = False) -> list[str]:
@@ -45,7 +52,7 @@ def check_preferences(
     """
     started = time.monotonic()
     settings, name = Settings(), run or spec.name
-    notes, store = preflight(spec) + spec.notes(), open_store(settings.store_root)
+    notes, store = _notes(spec), open_store(settings.store_root)
     notes += require_free(spec, name, noted=again) if again or not wait else []
     spec = with_own_commits(store.root, spec, name, flow_of(spec), keep=False)
     downloads, more, missing = find_sources(spec, store)

@@ -8,10 +8,11 @@ import pytest
 
 from infra.engines.hardware import has_bf16_units
 from ppo_core.records import InputError
-from ppo_core.spec import RlhfSpec, RunSpec
+from ppo_core.spec import DpoSpec, RewardModelSpec, RlhfSpec, RunSpec
 from tasks.checks import machine
 from tasks.checks.any_spec import check_any
 from tasks.checks.machine import check_gpus, machine_notes
+from tasks.checks.preferences import before_start
 from tests.tasks.run_contexts import ARITHMETIC, smoke_spec
 
 
@@ -73,6 +74,36 @@ def test_more_ranks_than_cores_are_noted(monkeypatch: pytest.MonkeyPatch, cores:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
     notes = machine_notes(smoke_spec("training.num_ranks=4"))
     assert [note.endswith(noted) for note in notes] == [True] * bool(noted)
+
+
+def on_preferences(*overrides: str) -> tuple[RewardModelSpec, DpoSpec]:
+    folder = ARITHMETIC.parent / "helpful"
+    return (
+        RewardModelSpec.from_yaml(folder / "reward_model.yaml", list(overrides)),
+        DpoSpec.from_yaml(folder / "dpo.yaml", list(overrides)),
+    )
+
+
+def test_trainings_on_preferences_are_told_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: False)
+    monkeypatch.setattr(machine, "has_bf16_units", lambda: False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    for spec in on_preferences("training.num_ranks=4", "training.compute_dtype=bfloat16"):
+        ranks, products = before_start(spec, "new")
+        assert ranks.startswith("training.num_ranks=4 is more than the 2 cores here")
+        assert products.startswith("training.compute_dtype=bfloat16 gains nothing here")
+    dpo = DpoSpec.from_yaml(ARITHMETIC.parent / "helpful" / "dpo.yaml", ["rollout.dtype=bfloat16"])
+    assert before_start(dpo, "new")[0].startswith("rollout.dtype=bfloat16 gains nothing here")
+
+
+def test_nor_do_they_get_more_gpus_than_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: True)
+    monkeypatch.setattr(machine, "visible_gpus", lambda: ["0", "1"])
+    for spec in on_preferences("training.num_ranks=4"):
+        with pytest.raises(InputError, match=r"num_ranks=4 is more than the 2 GPUs here, .* lower it to 2$"):
+            before_start(spec, "new")
 
 
 def test_defaults_for_new_models_are_noted_beside_one_that_is_there() -> None:
