@@ -16,8 +16,12 @@ class StoredArtifact:
 
 @dataclass(frozen=True)
 class Orphan:
-    """What can be removed besides artifacts, and why; `place` is a folder, or an address."""
+    """What can be removed besides artifacts, and why; `place` is a folder, or an address.
+
+    `upload` is the id of an unfinished upload to that address: only that goes, for another may have been finished.
+    """
 
     place: str
     bytes: int
     why: str
+    upload: str | None = None

@@ -102,18 +102,25 @@ class S3Collector:
 
     def remove(self, orphans: Iterable[Orphan]) -> int:
         """Remove what `orphans` or `damaged` found and would find again; the bytes that are free now."""
-        wanted = {orphan.place for orphan in orphans}
+        wanted = {(orphan.place, orphan.upload) for orphan in orphans}
         if not wanted:
             return 0
-        removed = [found for found in (*self.orphans(), *self.damaged()) if found.place in wanted]
+        removed = [found for found in (*self.orphans(), *self.damaged()) if (found.place, found.upload) in wanted]
         for found in removed:
-            place = found.place.removeprefix(self._address.uri_of(""))
-            for pending in self._objects.pending(place):
-                if pending.key == place or place.endswith("/"):
-                    self._objects.abandon(pending)
-            keys = [entry.key for entry in self._objects.entries(place)] if place.endswith("/") else [place]
-            self._objects.remove(keys)
+            self._remove_orphan(found)
         return sum(found.bytes for found in removed)
+
+    def _remove_orphan(self, orphan: Orphan) -> None:
+        place = orphan.place.removeprefix(self._address.uri_of(""))
+        folder = place.endswith("/")
+        if folder or orphan.upload is not None:
+            for pending in self._objects.pending(place):
+                if folder or (pending.key, pending.upload_id) == (place, orphan.upload):
+                    self._objects.abandon(pending)
+        if folder:
+            self._objects.remove([entry.key for entry in self._objects.entries(place)])
+        elif orphan.upload is None:
+            self._objects.remove([place])
 
     def _version(self, name: Name) -> Version | None:
         """The version of an artifact that exists and can be read."""

@@ -52,7 +52,8 @@ class S3Orphans:
         for kind in kinds:
             for pending in self._objects.pending(f"{top}{kind}/"):
                 if self._is_old(pending.started):
-                    yield self._orphan(pending.key, 0, "an upload that was broken off a day ago")
+                    place, why = self._address.uri_of(pending.key), "an upload that was broken off a day ago"
+                    yield Orphan(place, 0, why, pending.upload_id)
 
     def _of_run(self, run: str) -> list[Orphan]:
         head = RunHead(self._objects, self._address, run)

@@ -117,6 +117,25 @@ def test_orphans_are_old_and_named_by_nothing() -> None:
     holder.check()
 
 
+def test_a_file_whose_first_upload_was_broken_off_stays() -> None:
+    """The server was away for a while, and the file was uploaded again under its key."""
+    place = BusyBucket()
+    objects = place.objects
+    place.put(X, upload="2" * 32)
+    file = "store/scores/x/" + "2" * 32 + "/data.bin"
+    assert file in objects.content
+    broken_off = Pending(file, "1", objects.now)
+    objects.later(DAY)
+    objects.unfinished = [broken_off, under_way := Pending(file, "2", objects.now)]
+    before = dict(objects.content)
+    (orphan,) = orphans = place.collector().orphans()
+    assert (orphan.place, orphan.why) == (f"s3://memory/{file}", "an upload that was broken off a day ago")
+    place.collector().remove(orphans)
+    assert {key: content for key, content in objects.content.items() if "/gc/" not in key} == before
+    assert objects.unfinished == [under_way]
+    assert place.look(X)
+
+
 def test_what_was_an_orphan_and_is_named_now_stays() -> None:
     place = BusyBucket()
     objects = place.objects
