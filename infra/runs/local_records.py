@@ -133,9 +133,9 @@ class LocalRecords:
         notes = (self._read(note_name(kind, number)) for number in self._numbers(note_kind(kind)))
         return [note for note in notes if note is not None]
 
-    def note_place(self, kind: str, number: int) -> str:
-        """Where people find a note."""
-        return str(self.folder / kind / f"{number:06d}.json")
+    def last_note_place(self, kind: str) -> str:
+        """Where people find the last note of a kind, of which there is one."""
+        return str(self.folder / note_name(kind, self._numbers(kind)[-1]))
 
     def contents(self) -> RunListing:
         """What the run has now."""

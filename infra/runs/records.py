@@ -90,10 +90,10 @@ class RunRecords(Protocol):
         """Create the next note of a kind, durable when this returns; its number."""
 
     def notes(self, kind: str) -> list[dict[str, Any]]:
-        """Every note of a kind, in order."""
+        """Every note of a kind, in order; not one that was moved away, as the remedy for a damaged one may be."""
 
-    def note_place(self, kind: str, number: int) -> str:
-        """Where people find a note."""
+    def last_note_place(self, kind: str) -> str:
+        """Where people find the last note of a kind, of which there is one."""
 
 
 class Runs(Protocol):

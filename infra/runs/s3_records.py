@@ -20,11 +20,13 @@ from infra.runs.checksummed_json import (
     remedy_for_name,
 )
 from infra.runs.listing import RunListing
-from infra.runs.names import TRACKING, note_kind
+from infra.runs.names import note_kind
 from infra.runs.s3_lease import S3Lease
 from infra.runs.s3_pointer import RunHead, RunPointer
 from infra.storage.parallel import parallel_map
 from infra.storage.rereading import read_again
+
+ITERATIONS = "iterations/"
 
 
 class Documents:
@@ -58,22 +60,37 @@ class Documents:
         parallel_map(self._fetch, (name for name in names if name not in self._seen), threads=self._threads)
         return [self.read(name) for name in names]
 
+    def read_present(self, names: Iterable[str]) -> list[dict[str, Any] | None]:
+        """The same; None for one that is not there any more."""
+        names = list(names)
+        parallel_map(self._look, (name for name in names if name not in self._seen), threads=self._threads)
+        return [self.read(name) if name in self._seen else None for name in names]
+
     def _write(self, name: str, content: bytes) -> None:
         self._head.objects.write(self._head.key(name), content)
         self._seen[name] = content
 
     def _fetch(self, name: str) -> None:
+        if not self._look(name):
+            raise RecordCorrupted(
+                f"{self._head.place(name)} is gone, and run {self._head.run} names it: {self._remedy(name)}"
+            )
+
+    def _look(self, name: str) -> bool:
+        """Read a document; whether it is there."""
         place = self._head.place(name)
-        remedy = f"put back an earlier version of this object, or {remedy_for_name(self._head.run, name)}"
 
         def parse(content: bytes) -> bytes:
-            decode(place, name, content, remedy=remedy)
+            decode(place, name, content, remedy=self._remedy(name))
             return content
 
         read = read_again(self._head.objects, self._head.key(name), parse, RecordCorrupted)
-        if read is None:
-            raise RecordCorrupted(f"{place} is gone, and run {self._head.run} names it: {remedy}")
-        self._seen[name] = read[0]
+        if read is not None:
+            self._seen[name] = read[0]
+        return read is not None
+
+    def _remedy(self, name: str) -> str:
+        return f"put back an earlier version of this object, or {remedy_for_name(self._head.run, name)}"
 
 
 class S3Records:
@@ -158,8 +175,13 @@ class S3Records:
         return RunListing(dict(sorted(head.iterations.items())), head.notes)
 
     def marked(self, marks: Iterable[str]) -> list[dict[str, Any] | None]:
-        """What marks of `contents` stand for."""
-        return [*self._documents.read_all(marks)]
+        """What marks of `contents` stand for; None for a note that was moved away, as its remedy may be."""
+        marks = list(marks)
+        found = self._documents.read_present(marks)
+        return [
+            self._documents.read(mark) if document is None and mark.startswith(ITERATIONS) else document
+            for mark, document in zip(marks, found, strict=True)
+        ]
 
     def supersede(self, after: int) -> list[int]:
         """Take the records of all later iterations out of the run, all at once; return their numbers, the last first.
@@ -193,15 +215,15 @@ class S3Records:
         return head.notes[kind].index(name) + 1
 
     def notes(self, kind: str) -> list[dict[str, Any]]:
-        """Every note of a kind, in order; of the run's id on a tracking server not one that was moved away."""
-        names = self._now().notes.get(note_kind(kind), ())
-        if kind == TRACKING:  # as its remedy says; the head names it all the same
-            names = tuple(name for name in names if self._head.objects.read(self._head.key(name)) is not None)
-        return self._documents.read_all(names)
+        """Every note of a kind, in order; not one that was moved away, as its remedy may be, though the head names it."""
+        found = self._documents.read_present(self._now().notes.get(note_kind(kind), ()))
+        return [note for note in found if note is not None]
 
-    def note_place(self, kind: str, number: int) -> str:
-        """Where people find a note."""
-        return self._head.place(self._now().notes[note_kind(kind)][number - 1])
+    def last_note_place(self, kind: str) -> str:
+        """Where people find the last note of a kind, of which there is one."""
+        names = self._now().notes[note_kind(kind)]
+        there = zip(names, self._documents.read_present(names), strict=True)
+        return self._head.place([name for name, note in there if note is not None][-1])
 
     def _create(self, kind: str, document: Mapping[str, Any], refuse: Any, add: Any) -> tuple[RunPointer, str]:
         """Write a document and have the head name it, unless `refuse` raises."""
@@ -241,4 +263,4 @@ def iteration_kind(iteration: int) -> str:
     """What the names of an iteration's documents begin with."""
     if iteration < 0:
         raise ValueError(f"iteration {iteration} cannot have a record: iterations count from 0")
-    return f"iterations/{iteration:06d}"
+    return f"{ITERATIONS}{iteration:06d}"

@@ -140,7 +140,6 @@ def keep_evidence(context: RunContext, iteration: int, passed: list[str], record
     The same iteration again, the run having been started again, makes no second note.
     """
     notes = context.records.notes("divergences")
-    number = len(notes)
     note = Divergence(
         run=context.records.run,
         iteration=iteration,
@@ -149,8 +148,8 @@ def keep_evidence(context: RunContext, iteration: int, passed: list[str], record
         record=record.model_dump(mode="json") if record is not None else None,
     ).model_dump()
     if not notes or any(notes[-1].get(key) != note[key] for key in ("iteration", "passed", "checkpoint")):
-        number = context.records.note("divergences", note)
-    return context.records.note_place("divergences", number)
+        context.records.note("divergences", note)
+    return context.records.last_note_place("divergences")
 
 
 def diverged(

@@ -185,7 +185,39 @@ def test_notes_are_numbered_and_kept(place: Place):
     assert again.note("rollbacks", {"to": 1}) == 3
     assert [note["to"] for note in again.notes("rollbacks")] == [4, 2, 1]
     assert again.notes("divergences") == [{"metric": "kl", "value": math.inf}]
-    assert place.content(again.note_place("rollbacks", 2)).startswith(b'{\n "to": 2')
+    assert place.content(again.last_note_place("rollbacks")).startswith(b'{\n "to": 1')
+
+
+@pytest.mark.parametrize("kind", ["rollbacks", "divergences", "reruns", "tracking"])
+def test_a_damaged_note_can_be_moved_away_as_its_remedy_says(place: Place, kind: str):
+    writer = place.writer()
+    for number in (1, 2, 3):
+        writer.note(kind, {"number": number})
+    for at in (1, 3):
+        place.document(f"{kind}/{at}").write(b"{}")
+        with pytest.raises(RecordCorrupted, match="move it away"):
+            place.records().notes(kind)
+        place.document(f"{kind}/{at}").write(None)
+    records = place.records()
+    listed = records.contents().notes[kind]
+    assert [note for note in records.marked(listed) if note is not None] == records.notes(kind) == [{"number": 2}]
+    assert place.content(records.last_note_place(kind)).startswith(b'{\n "number": 2')
+    again = place.writer()
+    again.note(kind, {"number": 4})
+    assert place.records().notes(kind) == [{"number": 2}, {"number": 4}]
+    assert place.content(again.last_note_place(kind)).startswith(b'{\n "number": 4')
+
+
+def test_a_record_that_is_gone_is_no_note_that_was_moved_away(place: Place):
+    place.writer().commit(1, RECORD)
+    marks = list(place.records().contents().iterations.values())
+    document = place.document("iterations/1")
+    document.write(None)
+    if place.index():  # names it still
+        with pytest.raises(RecordCorrupted, match="is gone, and run r names it"):
+            place.records().marked(marks)
+    else:
+        assert place.records().marked(marks) == [None]
 
 
 def test_a_run_can_be_created_whole(place: Place):
