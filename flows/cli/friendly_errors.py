@@ -169,6 +169,11 @@ def set_options(overrides: list[str] | None) -> list[str]:
     return [part for text in last.values() for part in ("--set", text)]
 
 
+def folder_option(folder: str | None) -> list[str]:
+    """`--folder` as it was given: records have the folder in which a run began."""
+    return [] if folder is None else ["--folder", folder]
+
+
 def with_set(command: str, override: str) -> str:
     """A command line with this `--set` option, in place of any other for its key."""
     words = shlex.split(command)

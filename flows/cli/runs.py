@@ -8,7 +8,14 @@ from typing import Annotated
 import typer
 
 from flows.cli.application import Folder, Overrides, Wait, app
-from flows.cli.friendly_errors import command_line, friendly_errors, say, set_options, stopping_on_sigterm
+from flows.cli.friendly_errors import (
+    command_line,
+    folder_option,
+    friendly_errors,
+    say,
+    set_options,
+    stopping_on_sigterm,
+)
 from flows.cli.run_training import check_first, run_training
 
 Iterations = Annotated[str | None, typer.Option(help="FIRST..LAST or one number. Default: all")]
@@ -28,7 +35,8 @@ def resume(
         from tasks.runs.run_state import spec_to_go_on
 
         spec = spec_to_go_on(run, folder).with_overrides(overrides or [])
-        run_training(spec, run, command_line("resume", run, *set_options(overrides)), wait=wait)
+        again = command_line("resume", run, *folder_option(folder), *set_options(overrides))
+        run_training(spec, run, again, wait=wait)
 
 
 @app.command(rich_help_panel="Runs that exist")
@@ -95,7 +103,8 @@ def rerun(
             raise InputError(f"{place if known else f'--from {start}'}: {remedy}") from None
         spec = spec_to_go_on(run, folder)
         require_rerunnable(run, iteration)
-        run_training(spec, run, command_line("resume", run), wait=wait, rerun=wanted)
+        again = command_line("resume", run, *folder_option(folder))
+        run_training(spec, run, again, wait=wait, rerun=wanted)
 
 
 @app.command(rich_help_panel="Runs that exist")

@@ -18,6 +18,7 @@ from infra.engines.protocol import OnProgress
 from infra.mlflow.tracking import RunTracker
 from infra.runs.lease import Heartbeat, Lease, LeaseHeld
 from infra.settings import Settings
+from infra.storage.objects import StoreUnavailable
 from ppo_core.records import InputError
 from ppo_core.spec import ModelSpec, RunSpec
 from ppo_core.spec.hub import HubCommit, exact_name
@@ -91,7 +92,8 @@ def any_lease(root: str) -> Iterator[Lease]:
     try:
         yield lease
     finally:
-        lease.release()
+        with suppress(StoreUnavailable):  # as `tasks.stages.holding.held` has it: what was done here is done
+            lease.release()
 
 
 def evaluate_held_out(

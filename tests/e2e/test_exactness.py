@@ -52,6 +52,7 @@ def test_changed_reward_code_is_applied_to_the_samples_that_are_there(copied: Pa
     reward.write_text(code.replace("1.0 * is_right + 0.1 * is_formed", "2.0 * is_right + 0.2 * is_formed"))
     done = ppoflow(copied, "rerun", "first@4", "--from", "score", "--folder", str(sources))
     assert done.returncode == 0, done.stdout + done.stderr
+    assert f"ppoflow resume first --folder {sources} --set iterations=14" in done.stdout
     after = records(copied, "first")
     assert after[:4] == before[:4]
     assert artifact(after[4], "rollouts") == artifact(before[4], "rollouts")

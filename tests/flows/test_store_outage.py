@@ -15,6 +15,7 @@ from prefect.client.schemas.objects import FlowRun
 from infra.storage.client import Tuning, open_objects
 from infra.storage.objects import Objects, StoreUnavailable
 from infra.storage.telling import messages_to
+from tasks.policies.held_out import any_lease
 from tasks.prefect.server import EmbeddedFlow
 from tests.infra.storage.s3.fault_proxy import FaultProxy
 from tests.infra.storage.s3.s3_server import S3Server
@@ -102,3 +103,13 @@ def only_run_of(name: str) -> FlowRun:
     with get_client(sync_client=True) as client:
         (found,) = client.read_flow_runs(flow_filter=FlowFilter(name=FlowFilterName(any_=[name])))
     return found
+
+
+def test_what_was_done_stands_where_the_store_is_away_at_the_very_end(proxy: FaultProxy, bucket: str) -> None:
+    """The lease is left to whoever comes next."""
+    root = f"s3://{bucket}/store"
+    with any_lease(root) as lease:
+        proxy.go_away()
+    proxy.come_back()
+    with any_lease(root) as next_one:
+        assert lease.run != next_one.run
