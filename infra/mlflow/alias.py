@@ -16,7 +16,7 @@ from typing import Any
 
 from infra.artifacts.manifest import ArtifactRef
 from infra.mlflow.alias_journal import Action, Journal, Move
-from infra.mlflow.registry import RegistryError, aliases_of, point_alias
+from infra.mlflow.registry import RegistryError, aliases_of, is_there, point_alias
 
 SECOND_LOOK_S = 2.0
 
@@ -84,9 +84,15 @@ class Alias:
     def move(self, standing: Standing, version: str, action: Action, reason: Reason) -> Move:
         """Point the alias to a version, if it still stands as it did; else AliasMoved, which says what has happened.
 
-        RegistryError where MLflow does not answer: the move is on record then, and the alias follows at the next look.
+        RegistryError where the version was deleted, or MLflow does not answer: where it did not after the move was put
+        on record, the alias follows at the next look.
         """
         page = standing.number
+        if not is_there(self._uri, self.model, version):
+            raise RegistryError(
+                f"{self.model!r} has no version {version} in MLflow any more, so {self.name} stays at "
+                f"{_named(standing.version)}: choose another version"
+            )
         while True:
             last_page, last = self._last()
             recorded = last.version if last is not None else None
@@ -95,8 +101,8 @@ class Alias:
             page = max(page, last_page)
             found = self._in_mlflow()
             if found != standing.version:
-                if self._last() != (last_page, last):
-                    continue  # another mover came between the two readings: it may be its doing
+                if not self._still(last_page, found):
+                    continue  # it was another mover's doing, or one that was held up has put it right
                 raise AliasMoved(
                     f"{self.name} of {self.model!r} pointed to {_named(standing.version)} when the comparison started, "
                     f"and was moved to {_named(found)} in MLflow itself since: compare again with what it points to now"
@@ -116,12 +122,12 @@ class Alias:
         return stack[-2]
 
     def stack(self) -> list[str | None]:
-        """The versions that led to the present one, without those that were rolled back."""
+        """The versions that led to the present one, without those that were rolled back, here or in MLflow itself."""
         stack: list[str | None] = []
         for move in self._journal.moves_of(self.name):
             if not stack and move.before is not None:
                 stack.append(move.before)
-            if move.action == "rollback" and move.version in stack:
+            if move.action != "promote" and move.version in stack:
                 while stack[-1] != move.version:  # it may have been there more than once
                     stack.pop()
             else:
@@ -130,6 +136,12 @@ class Alias:
 
     def _write(self, action: Action, version: str | None, standing: Standing, reason: Reason) -> Move | None:
         """Write the next page and let the alias follow; None if another mover has written that page."""
+        move = self._append(action, version, standing, reason)
+        if move is not None:
+            self._follow()
+        return move
+
+    def _append(self, action: Action, version: str | None, standing: Standing, reason: Reason) -> Move | None:
         move = Move(
             number=standing.number + 1,
             model=self.model,
@@ -143,16 +155,22 @@ class Alias:
             evidence=dict(reason.evidence or {}),
             artifacts=tuple(reason.artifacts),
         )
-        if not self._journal.append(move):
-            return None
-        self._follow()
-        return move
+        return move if self._journal.append(move) else None
 
     def _follow(self) -> None:
-        """Let MLflow's alias point where the last page says; again, if there is a newer page by then."""
+        """Let MLflow's alias point where the last page says; again, if there is a newer page by then.
+
+        Where the version of that page was deleted meanwhile, what MLflow says is written down.
+        """
         page, last = self._last()
         while last is not None:
-            if self._in_mlflow() != last.version:
+            found = self._in_mlflow()
+            if found != last.version:
+                if last.version is not None and not is_there(self._uri, self.model, last.version):
+                    deleted = Reason("unknown", f"version {last.version} was deleted in MLflow before it followed")
+                    self._append("found", found, Standing(last.version, page), deleted)
+                    page, last = self._last()
+                    continue
                 point_alias(self._uri, self.model, self.name, last.version)
             self._journal.note_applied(last)
             before, (page, last) = page, self._last()

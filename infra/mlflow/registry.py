@@ -163,6 +163,20 @@ def aliases_of(uri: str, name: str) -> dict[str, str]:
         return {str(alias): str(version) for alias, version in found.items()}
 
 
+def is_there(uri: str, name: str, version: str) -> bool:
+    """Whether a registered model has this version, and nobody has deleted it."""
+    with _registry_errors(uri, f"look whether {name!r} has a version {version}"):
+        from mlflow.exceptions import MlflowException
+
+        try:
+            open_client(uri).get_model_version(name, version)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return False
+        return True
+
+
 def point_alias(uri: str, name: str, alias: str, version: str | None) -> None:
     """Have an alias point to a version, whatever it pointed to; None removes it."""
     _check_aliases([alias])

@@ -88,7 +88,8 @@ class Heartbeat:
             try:
                 self._lease.beat()
             except LeaseLost:
-                self._on_lost()
+                if not self._stop.is_set():  # else it is our own release that a slow beat has met
+                    self._on_lost()
                 return
             except PASSING:
                 # A full disk or a server that is away may recover before the lease expires.

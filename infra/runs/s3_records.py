@@ -215,7 +215,7 @@ class S3Records:
         return head.notes[kind].index(name) + 1
 
     def notes(self, kind: str) -> list[dict[str, Any]]:
-        """Every note of a kind, in order; not one that was moved away, as its remedy may be, though the head names it."""
+        """Every note of a kind, in order; not one that was moved away, as a remedy may be: the head names it still."""
         found = self._documents.read_present(self._now().notes.get(note_kind(kind), ()))
         return [note for note in found if note is not None]
 

@@ -25,7 +25,7 @@ from tests.waiting import LONG_S
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 SHORT = ("iterations=1",)
-TUNING = Tuning(connect_s=2, read_s=5, attempts=1)
+TUNING = Tuning(connect_s=30, read_s=60, attempts=1)
 MOMENTS = 6
 MIDDLE = 60
 AWAY_S = 1.0

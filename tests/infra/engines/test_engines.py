@@ -178,9 +178,9 @@ def test_a_hang_ends_in_time_and_nothing_below_survives(engine):
 def test_progress_arrives_and_resets_the_clock(engine):
     pid_of(engine)
     seen = []
-    engine.run(job("progress", total=4, seconds=1.0), timeout_s=3.5, on_progress=seen.append)  # 4 s in all
+    engine.run(job("progress", total=12, seconds=0.5), timeout_s=5, on_progress=seen.append)  # 6 s in all
     assert [(one.engine, one.job, one.done, one.total, one.note) for one in seen] == [
-        ("echo", "progress", done, 4, f"epoch {done}") for done in (1, 2, 3, 4)
+        ("echo", "progress", done, 12, f"epoch {done}") for done in range(1, 13)
     ]
 
 
@@ -263,7 +263,7 @@ def test_a_killed_guardian_takes_engine_and_descendants_along(engine):
     assert outlived(pids[:2]) == []
     with pytest.raises(EngineDied, match="lost its guardian to SIGKILL"):
         run(engine, "echo")
-    assert outlived(pids, within_s=5) == []  # they are killed; a busy kernel takes a moment to end them
+    assert outlived(pids) == []  # they are killed; a busy kernel takes a moment to end them
     pid_of(engine)
 
 

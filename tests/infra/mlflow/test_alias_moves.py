@@ -158,7 +158,7 @@ def test_what_somebody_moved_in_mlflow_itself_is_noticed_and_written_down(regist
     point_alias(registry.uri, registry.model, "champion", None)
     assert registry.alias().standing() == Standing(None, 3)
     assert registry.told()[1:] == [(2, "found", "1", "7"), (3, "found", "7", None)]
-    assert registry.pauses == [2.0, 2.0]
+    assert registry.pauses == [2.0, 2.0, 2.0]
 
 
 def test_an_alias_from_before_the_journal_is_its_first_page(registry: Registry) -> None:
@@ -180,6 +180,30 @@ def test_a_mover_that_died_between_page_and_alias_has_moved_it(registry: Registr
     assert registry.alias().standing() == Standing("2", 2)
     assert registry.points_to() == "2"
     assert registry.pauses == []
+
+
+def test_a_version_that_was_deleted_is_not_moved_to(registry: Registry) -> None:
+    registry.move("1")
+    open_client(registry.uri).delete_model_version(registry.model, "9")
+    with pytest.raises(RegistryError, match="has no version 9 in MLflow any more, so champion stays at version 1"):
+        registry.move("9")
+    registry.move("2")
+    assert registry.told() == [(1, "promote", None, "1"), (2, "promote", "1", "2")]
+
+
+def test_one_that_is_deleted_before_the_alias_follows_leaves_it_where_it_is(registry: Registry) -> None:
+    """MLflow was away when the move was put on record."""
+    registry.move("1")
+    registry.move("2")
+    page = registry.journal().moves()[1].model_copy(update={"number": 3, "before": "2", "version": "9"})
+    assert registry.journal().append(page)
+    open_client(registry.uri).delete_model_version(registry.model, "9")
+    assert registry.alias().standing() == Standing("2", 4)
+    assert registry.told()[2:] == [(3, "promote", "2", "9"), (4, "found", "9", "2")]
+    assert registry.journal().moves()[3].reason == "version 9 was deleted in MLflow before it followed"
+    assert registry.alias().before() == "1"
+    registry.move("3")
+    assert registry.points_to() == "3"
 
 
 def test_going_back_follows_the_history_without_what_was_rolled_back(registry: Registry) -> None:

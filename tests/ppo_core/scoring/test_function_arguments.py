@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import time
 from pathlib import Path
@@ -134,9 +135,11 @@ def test_arguments_of_their_own_cost_little(tmp_path: Path) -> None:
     (tmp_path / "cheap.py").write_text("def cheap(prompts, completions, **columns):\n    return [1.0] * len(prompts)")
     found = WeightedRewards(RewardSpec(function="cheap.py:cheap"), Sources(tmp_path), "answer")
     samples = [Sample(row, "x" * 100) for row in rows(10_000, CHAT, "7", level=1, tests=["a", "b"], source="book")]
-    start = time.process_time()
+    start = time.thread_time()
+    copy.deepcopy([sample.row for sample in samples])
+    copied = time.thread_time()
     found.score(samples)
-    assert time.process_time() - start < 2.0
+    assert time.thread_time() - copied < 10 * (copied - start)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, PromptRow, RolloutRow
+from ppo_core.scoring import functions
 from ppo_core.scoring.reward import RewardFailed, Sample
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
@@ -92,9 +93,7 @@ def not_finite(solution_str):
 def parts_not_finite(solution_str):
     return [{"start": 0, "end": 1, "score": not_finite(solution_str)}]
 
-def slow(solution_str):
-    import time
-    time.sleep(0.6)
+def plain(solution_str):
     return 0.0
 
 def broken(queries, prompts, labels):
@@ -202,14 +201,18 @@ def test_an_answer_that_is_needed_must_be_there(folder: Path, name: str) -> None
         InputError, match=rf"{name} needs the column 'ground_truth'( as its .*)?, which row 2 .* lacks: add"
     ):
         rewards(folder, name).check_rows([ROWS[0], row])
-    rewards(folder, "slow").check_rows([row])
+    rewards(folder, "plain").check_rows([row])
 
 
-def test_a_slow_function_is_heard_between_its_calls(folder: Path) -> None:
+@pytest.mark.parametrize(("seconds", "told"), [(-1.0, [(1, 2), (2, 2)]), (60.0, [])])
+def test_a_function_is_heard_between_its_calls_but_not_after_each(
+    folder: Path, seconds: float, told: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(functions, "TELL_EVERY_S", seconds)
     heard = list[tuple[int, int, str]]()
-    spec = RewardSpec(function="theirs.py:slow")
-    WeightedRewards(spec, Sources(folder), "ground_truth", lambda *told: heard.append(told)).score(SAMPLES)
-    assert heard == [(2, 2, "responses scored by theirs.py:slow")]
+    spec = RewardSpec(function="theirs.py:plain")
+    WeightedRewards(spec, Sources(folder), "ground_truth", lambda *progress: heard.append(progress)).score(SAMPLES)
+    assert heard == [(*counts, "responses scored by theirs.py:plain") for counts in told]
 
 
 def test_options_reach_a_function_that_is_called_for_each_sample(folder: Path) -> None:
@@ -237,7 +240,7 @@ def test_an_option_that_no_function_takes_is_refused(folder: Path) -> None:
     with pytest.raises(InputError, match=rf"option bonsu is taken by no .* given to {listed}; did you mean bonus\?$"):
         check(folder, "compute_score", bonsu=1.0)
     with pytest.raises(InputError, match=r"option limit .*takes no options\): leave it out, or add the parameter$"):
-        check(folder, "slow", limit=1)
+        check(folder, "plain", limit=1)
     check(folder, "verified", limit=1)
 
 
@@ -249,7 +252,7 @@ def test_what_the_data_do_not_say_may_be_an_option(folder: Path) -> None:
 
 
 def test_options_that_a_run_has_on_record_still_load(folder: Path) -> None:
-    assert [p.scores for p in rewards(folder, "slow", limit=1).score(SAMPLES)]
+    assert [p.scores for p in rewards(folder, "plain", limit=1).score(SAMPLES)]
 
 
 def test_an_option_for_all_functions_is_for_any_of_them(folder: Path) -> None:
@@ -257,9 +260,9 @@ def test_an_option_for_all_functions_is_for_any_of_them(folder: Path) -> None:
         spec["function"] = {f"theirs.py:{name}": 1.0 for name in names}
         WeightedRewards(RewardSpec.model_validate(spec), Sources(folder), "ground_truth").check_options()
 
-    load("compute_score", "slow", options={"bonus": 0.5})
-    with pytest.raises(InputError, match=r"option factor .*\(theirs.py:compute_score takes .*; theirs.py:slow takes"):
-        load("compute_score", "slow", options={"factor": 0.5})
+    load("compute_score", "plain", options={"bonus": 0.5})
+    with pytest.raises(InputError, match=r"option factor .*\(theirs.py:compute_score takes .*; theirs.py:plain takes"):
+        load("compute_score", "plain", options={"factor": 0.5})
     own = {"function": "theirs.py:not_finite", "options": {"bonus": 1.0}}
     with pytest.raises(InputError, match=r"option bonus .*\(theirs.py:not_finite takes no options\)"):
         load("compute_score", options={"bonus": 0.5}, sources=[own])

@@ -110,7 +110,7 @@ def test_code_that_hangs_is_ended_and_fails_what_is_left(hang: str) -> None:
     started = time.monotonic()
     inside = "".join(f"    {line}\n" for line in hang.splitlines())
     response = f"def later():\n{inside}\nx = 1"
-    assert score(response, ["assert x", "later()", "assert x", "assert x"], timeout_s=2) == 0.25
+    assert score(response, ["assert x", "later()", "assert x", "assert x"], timeout_s=6) == 0.25
     assert time.monotonic() - started < 60
 
 
@@ -210,7 +210,7 @@ def test_code_that_changes_its_folder_is_tested_all_the_same(tmp_path: Path) -> 
 
 def test_a_fork_bomb_leaves_no_process() -> None:
     bomb = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"
-    assert score(bomb, EVERYTHING, timeout_s=2) == 0.0
+    assert score(bomb, EVERYTHING, timeout_s=6) == 0.0
     ours = psutil.Process(os.getpid()).children(recursive=True)
     assert [child for child in ours if "run_unit_tests" in " ".join(child.cmdline())] == []
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+from tests.ports import free_port
+
 BLOCK = 65536
 FAULTS = (
     "500",
@@ -54,7 +56,7 @@ class FaultProxy:
 
     def __init__(self, port: int) -> None:
         self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", free_port()))  # nobody takes it while this one is away
         self._address = self._listener.getsockname()
         self.uri = f"http://127.0.0.1:{self._address[1]}"
         self.requests: list[str] = []
