@@ -119,7 +119,7 @@ bench-iteration: $(STAMP) ## whole iterations of the demo, and at 27M parameters
 bench-overoptimisation: $(STAMP) ## what a learned reward does to a policy without a price on KL, beside a gold reward, into benchmarks/results
 	@$(BIN)/python -m benchmarks.overoptimisation
 
-bench-chaos: $(STAMP) ## kill runs thirty times and compare every byte, into benchmarks/results
+bench-chaos: $(STAMP) ## kill runs forty times and compare every byte, into benchmarks/results
 	@$(BIN)/python -m benchmarks.chaos
 
 bench-outages: $(STAMP) ## on `make stack`: S3 away for five minutes and PostgreSQL restarted in a run, into benchmarks/results

@@ -44,7 +44,7 @@ MOST_STOPS = 2
 def main() -> int:
     """Attack runs until enough kills are done; the exit status says whether all was as it should be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--algorithm", choices=ALGORITHMS, help="of all runs; else all of them in turn")
     parser.add_argument("--home", type=Path, default=Path(".ppoflow/chaos"))

@@ -18,6 +18,14 @@ def names_a_host(url: str) -> bool:
         return False
 
 
+def escaped(url: str) -> str:
+    """The address, whose login has no character that would end it; else a ValueError, which does not quote it."""
+    server = url.partition("://")[2]
+    if server.count("@") > 1 or re.search(r"%(?![0-9A-Fa-f]{2})", server):
+        raise ValueError("in a user's name and password write %25 for %, and %40 for @")
+    return url
+
+
 def sqlite_url(path: str | Path, driver: str = "sqlite") -> str:
     """The address of a database in a file; what a path may have and an address may not is escaped.
 

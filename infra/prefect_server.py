@@ -16,11 +16,13 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from infra import imported_first
 from infra.addresses import sqlite_url
 from infra.empty_databases import begin
 from infra.engines.process import GuardedProcess
 from infra.settings import child_environment
 
+SERVER = "prefect.server.api.server"
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 4200
 DATABASE = "prefect.db"
@@ -70,10 +72,10 @@ class PrefectServer:
         # We listen and hand the socket on, so nobody can take the port in the seconds before the server listens.
         with _listen(self._wanted_port) as listener:
             self._port = listener.getsockname()[1]
-            server = ["prefect.server.api.server:create_app", "--factory", "--fd", str(listener.fileno())]
+            server = [f"{SERVER}:create_app", "--factory", "--fd", str(listener.fileno())]
             quiet = ["--log-level", "warning", "--no-access-log"]
             self._process = GuardedProcess(
-                [sys.executable, "-m", "uvicorn", *server, *quiet],
+                [sys.executable, "-P", imported_first.__file__, SERVER, "uvicorn", *server, *quiet],
                 log=self.log,
                 environment=child_environment({**self._settings(), **self._environment}),
                 pipes=False,

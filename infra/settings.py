@@ -9,10 +9,10 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, AliasChoices, Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from infra.addresses import absolute, has_scheme, names_a_host, sqlite_url
+from infra.addresses import absolute, escaped, has_scheme, names_a_host, sqlite_url
 from infra.engines.environment import permitted, way_out
 from infra.engines.hardware import gpus_of, has_nvidia_gpu
 from infra.runs.folders import RunFolders
@@ -219,7 +219,7 @@ class StackSettings(BaseSettings):
     )
     host: IPv4Address = Field(default=IPv4Address("127.0.0.1"), description="The address that the servers listen on.")
     authentication: bool = Field(default=True, description="Ask for passwords; only on loopback can it be off.")
-    postgres: str | None = Field(
+    postgres: Annotated[str, AfterValidator(escaped)] | None = Field(
         default=None,
         pattern=r"^postgresql://[^/?#]+$",
         description="Your own PostgreSQL, without a database's name; without it, one is started.",

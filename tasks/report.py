@@ -140,6 +140,7 @@ def _forget_a_deleted_run(context: RunContext) -> bool:
     if another:
         reporting.introduced = reporting.linked = False
         context.reported.clear()
+        reporting.pointed.clear()
     reporting.shown_in = now
     return another
 

@@ -88,11 +88,7 @@ class Alias:
         on record, the alias follows at the next look.
         """
         page = standing.number
-        if not is_there(self._uri, self.model, version):
-            raise RegistryError(
-                f"{self.model!r} has no version {version} in MLflow any more, so {self.name} stays at "
-                f"{_named(standing.version)}: choose another version"
-            )
+        self._require(version)
         while True:
             last_page, last = self._last()
             recorded = last.version if last is not None else None
@@ -109,17 +105,21 @@ class Alias:
                 )
             written = self._write(action, version, Standing(standing.version, page), reason)
             if written is not None:
+                self._require(version)  # else the alias has not followed
                 return written
 
     def before(self) -> str:
-        """The version that the alias pointed to before the present one took its place; NothingBefore without one."""
+        """The version that the alias pointed to before the present one took its place, and that nobody has deleted;
+        NothingBefore without one."""
         stack = self.stack()
-        if len(stack) < 2 or stack[-2] is None:
-            raise NothingBefore(
-                f"{self.name} of {self.model!r} has no version to go back to: its history has {len(stack)} step(s); "
-                f"see ppoflow lineage models:/{self.model}@{self.name}, or promote another version"
-            )
-        return stack[-2]
+        for version in reversed(stack[:-1]):
+            if version is not None and is_there(self._uri, self.model, version):
+                return version
+        raise NothingBefore(
+            f"{self.name} of {self.model!r} has no version to go back to: its history has {len(stack)} step(s); "
+            f"see ppoflow lineage models:/{self.model}@{self.name}, or name one: ppoflow rollback {self.model} --to "
+            "VERSION"
+        )
 
     def stack(self) -> list[str | None]:
         """The versions that led to the present one, without those that were rolled back, here or in MLflow itself."""
@@ -133,6 +133,13 @@ class Alias:
             else:
                 stack.append(move.version)
         return stack
+
+    def _require(self, version: str) -> None:
+        if not is_there(self._uri, self.model, version):
+            raise RegistryError(
+                f"{self.model!r} has no version {version} in MLflow any more, so {self.name} is not moved to it: "
+                f"choose another version, as by ppoflow rollback {self.model} --to VERSION"
+            )
 
     def _write(self, action: Action, version: str | None, standing: Standing, reason: Reason) -> Move | None:
         """Write the next page and let the alias follow; None if another mover has written that page."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.addresses import sqlite_file
@@ -21,6 +24,8 @@ ENVIRONMENT = {
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",
 }
 
+UPLOAD_S, BYTES_A_SECOND = 60, 5_000_000
+"""What a server is given to store a file, besides the time at a rate that is slow for any."""
 AWAY = "does not answer"
 NO_ANSWER = ("Max retries exceeded", "ConnectionError", "ConnectTimeout", "ReadTimeout", "no answer within")
 MAX_LINE = 240
@@ -32,6 +37,19 @@ def import_mlflow() -> type[MlflowClient]:
     from mlflow import MlflowClient
 
     return MlflowClient
+
+
+@contextmanager
+def uploading(folder: Path) -> Iterator[None]:
+    """Have MLflow's client wait for as long as a server may take to store the largest file: it answers only then."""
+    from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT as TIMEOUT
+
+    before, largest = TIMEOUT.get(), max(path.stat().st_size for path in folder.rglob("*"))
+    TIMEOUT.set(max(before, UPLOAD_S + largest // BYTES_A_SECOND))
+    try:
+        yield
+    finally:
+        TIMEOUT.set(before)
 
 
 def open_client(uri: str) -> MlflowClient:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from infra.addresses import sqlite_file
-from infra.mlflow.client import AWAY, in_short, open_client, without_password
+from infra.mlflow.client import AWAY, in_short, open_client, uploading, without_password
 from infra.mlflow.run import RUN_TAG
 
 if TYPE_CHECKING:
@@ -258,5 +258,6 @@ def _create(
         if error.error_code != "INVALID_PARAMETER_VALUE" or run_id is None or local is None:
             raise
         folder = f"models/{tags[DIGEST_TAG][:12]}"
-        client.log_artifacts(run_id, str(local), folder)
+        with uploading(local):
+            client.log_artifacts(run_id, str(local), folder)
         return version_at(f"{client.get_run(run_id).info.artifact_uri}/{folder}")

@@ -100,7 +100,7 @@ def is_outage(error: Exception) -> bool:
 
     if isinstance(error, MlflowException):
         return bool(error.get_http_status_code() >= 500)
-    return not isinstance(error, ExperimentDeletedError | ValueError | TypeError | LookupError)
+    return not isinstance(error, ExperimentDeletedError | PermissionError | ValueError | TypeError | LookupError)
 
 
 def _root(uri: str) -> str:

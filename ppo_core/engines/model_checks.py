@@ -25,6 +25,7 @@ from ppo_core.engines.rollout_limits import (
     machine_memory_gib,
     sampling_dtype,
 )
+from ppo_core.engines.vllm_source import check_architecture
 from ppo_core.models.architectures import require_causal
 from ppo_core.models.critic_start import critic_from, empty_origin, require_tokens
 from ppo_core.models.loading import empty_policy, load_policy
@@ -57,24 +58,27 @@ def check_model(
     `rewards` are reward models with their folders, `critic` is the folder that one begins as, with the run's tokenizer.
     """
     spec = job.dataset.model
-    _refuse_quantised(config, str(folder or "model.config"))
+    refuse_quantised(config, str(folder or "model.config"))
     model = empty_policy(config, str(folder or spec.config), trust_remote_code=trust_remote_code)
     if spec.lora is not None:
         target_layers(model, spec.lora)
     attention, ranks = attention_of(config), job.engines.tensor_parallel_size
     dtype = dtype_of_sampler(config, job)
-    if attention is not None:
+    if job.samples:
+        check_architecture(model)
+    if attention is not None and job.samples:
         check_heads(attention, ranks=ranks, gpu=job.gpu is not False)
     if folder is not None:
         require_causal(config, str(folder))
-    if folder is not None and not fits(model, tensor_shapes(folder)) and _size(folder) <= LARGEST_TRIAL:
-        load_policy(folder, dtype=spec.dtype, trust_remote_code=trust_remote_code)
+    if folder is not None:
+        check_weights(model, folder, spec, trust_remote_code=trust_remote_code)
     of_critic = None
     if critic is not None:
         of_critic = _check_critic(*critic, spec, tokens=tokens, trust_remote_code=trust_remote_code)
     facts: dict[str, Any] = {
         "model_type": config.model_type,
         "parameters": sum(value.numel() for value in model.parameters()),
+        "short_rewards": _short_rewards(rewards, tokens, trust_remote_code=trust_remote_code),
     }
     plan = memory_plan(model, attention, job, dtype=dtype, longest=tokens, rewards=rewards, critic=of_critic)
     if plan is not None and job.gpu_gib is not None:
@@ -95,6 +99,13 @@ def check_model(
         gpu=job.gpu,
     )
     return {**facts, "sequences": sequences}
+
+
+def check_weights(model: Any, folder: Path, spec: ModelSpec, *, trust_remote_code: bool) -> None:
+    """Raise what loading the weights of the causal LM `model` from a folder would; they are loaded where that is not
+    known by their names."""
+    if not fits(model, tensor_shapes(folder)) and _size(folder) <= LARGEST_TRIAL:
+        load_policy(folder, dtype=spec.dtype, trust_remote_code=trust_remote_code)
 
 
 def dtype_of_sampler(config: Any, job: CheckRunJob) -> Dtype:
@@ -175,10 +186,21 @@ def rewards_gib(rewards: Sequence[tuple[ModelRewardSpec, Path]], *, on_each: boo
     )
 
 
+def _short_rewards(
+    rewards: Sequence[tuple[ModelRewardSpec, Path]], tokens: int, *, trust_remote_code: bool
+) -> dict[str, int]:
+    """The context of each reward model that is shorter than so many tokens, by the reward's name."""
+    contexts = {
+        spec.component: context_length(model_config(str(folder), None, trust_remote_code=trust_remote_code))
+        for spec, folder in rewards
+    }
+    return {name: context for name, context in contexts.items() if context is not None and context < tokens}
+
+
 def _check_critic(folder: Path, tokenizer: Any, spec: ModelSpec, *, tokens: int, trust_remote_code: bool) -> int:
     """The critic's parameters. Refuses what `critic_from` and the first pass of the critic would."""
     config = model_config(str(folder), None, trust_remote_code=trust_remote_code)
-    _refuse_quantised(config, str(folder))
+    refuse_quantised(config, str(folder))
     model = empty_origin(config, folder, trust_remote_code=trust_remote_code)
     require_tokens(folder, tokenizer, trust_remote_code=trust_remote_code)
     limit = context_length(config)
@@ -194,7 +216,7 @@ def _check_critic(folder: Path, tokenizer: Any, spec: ModelSpec, *, tokens: int,
     return sum(parameter.numel() for parameter in model.base_model.parameters())
 
 
-def _refuse_quantised(config: Any, name: str) -> None:
+def refuse_quantised(config: Any, name: str) -> None:
     if config.to_dict().get("quantization_config") or config.get_text_config().to_dict().get("quantization_config"):
         raise InputError(
             f"{name} is quantised (quantization_config), but PPO trains unquantised weights: use the model that it was "

@@ -56,12 +56,12 @@ def check_preferences(job: Job) -> dict[str, Any]:
     """What the training of a reward model would find wrong with its data, tokenizer and model; writes nothing."""
     if "model" in job.inputs:
         tensor_shapes(job.inputs["model"].path)
-    facts = _read(job, {split: RankingsWriter(None) for split in SPLITS})
+    facts = _read(job, {split: RankingsWriter(None) for split in SPLITS}, weights=True)
     return {**facts, "left_out": left_out(facts["sources"])}
 
 
-def _read(job: Job, writers: dict[str, RankingsWriter]) -> dict[str, Any]:
-    """Have the rankings of each split written; facts of them and of the model.
+def _read(job: Job, writers: dict[str, RankingsWriter], *, weights: bool = False) -> dict[str, Any]:
+    """Have the rankings of each split written; facts of them and of the model, whose `weights` are looked at too.
 
     Rows are read twice, so that all of them are checked before the first is tokenized: transformers takes seconds to
     import.
@@ -71,7 +71,7 @@ def _read(job: Job, writers: dict[str, RankingsWriter]) -> dict[str, Any]:
     sieve = Sieve(data.evaluation_fraction, data.duplicates == "drop", spec.chat, spec.system_prompt)
     given = _given(job, spec, sieve)
     total = _count(job, given, data)
-    tokenizer, config, context, model = _start(job, spec)
+    tokenizer, config, context, model = _start(job, spec, weights=weights)
     name, drop = str(job.inputs["tokenizer"].path), data.too_long == "drop"
     maker = RankingMaker(tokenizer, name, data.max_tokens, context, spec.by_policy, drop)
     sides, both = {split: Side() for split in SPLITS}, Sides()
@@ -174,19 +174,27 @@ def evaluate_reward_model(job: Job) -> dict[str, Any]:
     return found
 
 
-def _start(job: Job, spec: PreparePreferencesJob) -> tuple[Any, Any, int | None, Any]:
+def _start(job: Job, spec: PreparePreferencesJob, *, weights: bool) -> tuple[Any, Any, int | None, Any]:
     """Tokenizer and configuration, which fit each other and a reward model; the length of the model's context; and
-    the model, without its weights."""
+    the model, without its weights, which are only looked at."""
     from ppo_core.data.tokenization import check_kept, context_length, load_tokenizer, model_config
+    from ppo_core.engines.model_checks import check_weights, refuse_quantised
     from ppo_core.models.architectures import require_causal
     from ppo_core.models.loading import empty_policy
+    from ppo_core.models.reward_model import ClassifierFolder
 
     trusted = job.permissions.trust_remote_code
     tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=trusted)
     model = str(job.inputs["model"].path) if "model" in job.inputs else None
     config = model_config(model, spec.model.config, len(tokenizer), trust_remote_code=trusted)
     require_causal(config, str(model))
-    empty = empty_policy(config, model or str(spec.model.config), trust_remote_code=trusted)
+    name = model or str(spec.model.config)
+    empty = empty_policy(config, name, trust_remote_code=trusted)
+    if not spec.by_policy:
+        refuse_quantised(config, name)
+        ClassifierFolder(config, name, tokenizer.pad_token_id, set())
+    if weights and model is not None and not spec.by_policy:
+        check_weights(empty, job.inputs["model"].path, spec.model, trust_remote_code=trusted)
     check_kept(tokenizer, config, trust_remote_code=trusted)
     return tokenizer, config, context_length(config), empty
 

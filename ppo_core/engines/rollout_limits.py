@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from ppo_core.engines.vllm_source import cpu_head_sizes
 from ppo_core.records import GenerateJob, InputError, SamplingJob
 from ppo_core.spec.sections import ComputeDtype
 
@@ -20,7 +19,6 @@ GIB = 1 << 30
 NOT_FREE = "Available memory on node"
 """How vLLM's CPU worker begins to say that there is no memory for the cache."""
 BYTES = {"float32": 4, "bfloat16": 2}
-CPU_BACKEND = ("v1", "attention", "backends", "cpu_attn.py")
 CPU_BLOCK, GPU_BLOCK = 128, 16
 """Tokens in one block of vLLM's cache."""
 OTHER_CACHES = (
@@ -32,6 +30,7 @@ OTHER_CACHES = (
     "sliding_window",
 )
 """Keys of configurations whose layers do not keep a key and a value of every head and token."""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 Dtype = Literal["float32", "bfloat16"]
@@ -58,7 +57,8 @@ def stored_dtype(policy: Path) -> Dtype:
 class Attention:
     """A model's attention: numbers of layers, heads and heads with keys and values, and the size of one head.
 
-    `keeps_all`: every layer caches key and value of every token.
+    `keeps_all`: every layer caches key and value of every token. `mlp` is the inner size of each layer's MLP, which
+    tensor parallelism divides; 0 where that is not known, or it is many experts.
     """
 
     layers: int
@@ -66,6 +66,7 @@ class Attention:
     kv_heads: int
     head_dim: int
     keeps_all: bool
+    mlp: int = 0
 
     def cache_bytes(self, tokens: int, *, dtype: str, ranks: int, block: int) -> int:
         """What the keys and values of one sequence take on each rank; one block of each layer vLLM keeps for itself."""
@@ -94,6 +95,7 @@ def attention_of(config: Any) -> Attention | None:
         kv_heads=value("num_key_value_heads") or heads,
         head_dim=head_dim,
         keeps_all=not others and kinds == {"full_attention"},
+        mlp=0 if any(document.get(key) for key in EXPERTS) else value("intermediate_size"),
     )
 
 
@@ -135,6 +137,12 @@ def check_heads(attention: Attention, *, ranks: int, gpu: bool) -> None:
             f"engines.tensor_parallel_size={ranks} does not fit the model's num_key_value_heads={kv_heads}: "
             f"choose one of {fitting}"
         )
+    if attention.mlp % ranks:
+        fitting = [size for size in _divisors(heads) if attention.mlp % size == 0]
+        raise InputError(
+            f"engines.tensor_parallel_size={ranks} does not divide the model's intermediate_size={attention.mlp}: "
+            f"choose one of {fitting}"
+        )
     sizes = [] if gpu else cpu_head_sizes()
     if sizes and attention.head_dim not in sizes:
         raise InputError(
@@ -163,13 +171,17 @@ def check_memory(kv_cache_gib: float, memory_gib: float) -> None:
 
 
 def engines_refusal(said: str, *, kv_cache_gib: float, tokens: int) -> InputError | None:
-    """A refusal of the cache in the spec's words for what vLLM says in its own; None for anything else."""
+    """A refusal of the cache or the model in the spec's words for what vLLM says in its own; None for anything else."""
     if needed := re.search(r"\(([0-9.]+) GiB KV cache is needed", said):
         return cache_too_small(kv_cache_gib, max(float(needed[1]), 0.01), tokens)
     if free := re.search(rf"{NOT_FREE} \d+ \(([0-9.]+)/([0-9.]+) GiB\) on kv cache", said):
         return InputError(
             f"engines.kv_cache_gib={kv_cache_gib:g} is more than the {free[1]} of {free[2]} GiB of memory that are "
             "free here: lower it, or stop other programs"
+        )
+    if re.search(r"not supported (for now|anymore|in-tree)", said):
+        return InputError(
+            f"vLLM cannot run this model ({said.partition('. ')[0]}): take one of another type, such as llama or qwen2"
         )
     return None
 
@@ -203,30 +215,6 @@ def rounded_up(number: float) -> float:
     """To three digits that count, upwards: 0.012341 becomes 0.0124."""
     step = 10.0 ** (math.floor(math.log10(number)) - 2)
     return float(f"{math.ceil(number / step) * step:.12g}")
-
-
-def cpu_head_sizes() -> list[int]:
-    """The sizes of heads that the installed vLLM takes on CPU, read out of its source: importing it takes 15 seconds.
-
-    None at all where they are not found there: then vLLM itself has to say it.
-    """
-    found = find_spec("vllm")
-    places = [] if found is None else [Path(place, *CPU_BACKEND) for place in found.submodule_search_locations or []]
-    for path in places:
-        if path.is_file():
-            for node in ast.walk(ast.parse(path.read_bytes())):
-                if isinstance(node, ast.FunctionDef) and node.name == "get_supported_head_sizes":
-                    return _returned(node)
-    return []
-
-
-def _returned(function: ast.FunctionDef) -> list[int]:
-    """The list of numbers that a function consists of returning."""
-    last = function.body[-1]
-    if not isinstance(last, ast.Return) or not isinstance(last.value, ast.List):
-        return []
-    numbers = [item.value for item in last.value.elts if isinstance(item, ast.Constant)]
-    return [number for number in numbers if isinstance(number, int)]
 
 
 def check_room(policy: Path, prompt_ids: list[int], max_tokens: int, *, trust_remote_code: bool) -> None:

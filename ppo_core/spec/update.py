@@ -43,7 +43,7 @@ class UpdateSpec(Section):
         description="Number of first iterations that train the critic only; the policy's schedule begins after them",
     )
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's decay rates of the two moments")
-    eps: PositiveFloat = Field(1e-5, le=1.0, description="AdamW's epsilon")
+    eps: float = Field(1e-5, ge=1e-30, le=1.0, description="AdamW's epsilon; in float32, below 1e-38 it is 0")
     weight_decay: WeightDecay = Field(0.0, description="Decoupled weight decay of AdamW")
     clip_low: Fraction = Field(
         0.2, description="The probability ratio to the old policy is clipped below at 1 - clip_low"

@@ -77,23 +77,23 @@ def check_job(spec: RunSpec | DpoSpec, dataset: PrepareDatasetJob) -> CheckRunJo
     """
     require_gpus(spec)
     gpu = None if spec.engines.backend == "ray" else has_nvidia_gpu()
+    samples = "rollout" in spec.roles
     if not gpu:
         dtype = spec.rollout.compute_dtype(spec.training)
-        return CheckRunJob(dataset=dataset, engines=spec.engines, sampler_dtype=dtype, gpu=gpu)
+        return CheckRunJob(dataset=dataset, samples=samples, engines=spec.engines, sampler_dtype=dtype, gpu=gpu)
     gpus = visible_gpus()
     lacking = lacks_bf16(nvidia_smi("index,uuid,compute_cap"), gpus)
     training = on_gpus(spec, lacking=lacking)
     learner: dict[str, Any] = {"sampler_dtype": spec.rollout.compute_dtype(training)}
-    if lacking and "rollout" in spec.roles:
+    if lacking and samples:
         check_sampler(spec, learner["sampler_dtype"])
     if isinstance(spec, RunSpec):
         learner["learner"] = TrainingJob(model=spec.model, algorithm=spec.algorithm, training=training)
         learner["fixed"] = [key for key, change in CHANGES.items() if not accepts(spec, change)]
         learner["fixed"] += ["model.dtype", "rollout.dtype"] if lacking else []
     memory, sharing = smallest_memory_gib(nvidia_smi("index,uuid,memory.total"), gpus), sharing_of(spec, len(gpus))
-    return CheckRunJob(
-        dataset=dataset, engines=spec.engines, gpu=True, gpu_gib=memory, gpus=len(gpus), sharing=sharing, **learner
-    )
+    learner |= {"gpu_gib": memory, "gpus": len(gpus), "sharing": sharing}
+    return CheckRunJob(dataset=dataset, samples=samples, engines=spec.engines, gpu=True, **learner)
 
 
 def check_sampler(spec: RunSpec | DpoSpec, dtype: ComputeDtype) -> None:

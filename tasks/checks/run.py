@@ -163,6 +163,12 @@ def _check(
     facts = ask_check(engine, "check_run", tried, job.model_dump(mode="json"), what, downloads)
     if trial is None:
         require_scores(facts["scores"], facts["errors"])
+    longest = facts["longest_prompt"] + tried.rollout.max_response_tokens
+    notes += [
+        f"the reward {component} reads {context} tokens, and the longest prompt and response have some {longest}: what "
+        "is longer gets no score of it; lower rollout.max_response_tokens, or take a reward model with a longer context"
+        for component, context in facts["short_rewards"].items()
+    ]
     if known := facts["learned_held_out"]:
         held_out = f"{known} of {facts['counts']['eval']} held-out prompts of the run"
         notes.append(f"{held_out} are among the preferences that its reward model is trained on")

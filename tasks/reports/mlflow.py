@@ -110,17 +110,26 @@ def link_lineage(context: RunContext, record: IterationRecord) -> bool:
 
 
 def log_missing(context: RunContext, record: IterationRecord) -> bool:
-    """Tables before points: an iteration whose points are there has been reported completely."""
+    """Points, then tables, which a server may fail to store; last the point by which an iteration is known as reported
+    completely, of those whose table it has."""
     missing = [i for i in range(record.iteration + 1) if i not in context.reported]
     if not missing:
         return True
     documents = [record if i == record.iteration else record_at(context.records, i) for i in missing]
-    sent = all(_log_samples(context, r) and context.tracker.log_points(curve_points(context, r)) for r in documents)
-    points = [Point(k, v, r.iteration, r.committed_at_ms) for r in documents for k, v in sorted(r.metrics.items())]
-    sent = sent and context.tracker.log_points(points)
-    if sent:
-        context.reported.update(missing)
-    return sent
+    new = [r for r in documents if r.iteration not in context.reporting.pointed]
+    points = [Point(k, v, r.iteration, r.committed_at_ms) for r in new for k, v in sorted(r.metrics.items())]
+    curves = [[point for r in new for point in curve_points(context, r)], [p for p in points if p.key != SEEN_BY]]
+    if not all(context.tracker.log_points(curve) for curve in curves):
+        return False
+    context.reporting.pointed.update(missing)
+    mlflow_run = context.tracker.run_id
+    stored = [r for r in documents if _log_samples(context, r)]
+    last = [Point(SEEN_BY, r.metrics[SEEN_BY], r.iteration, r.committed_at_ms) for r in stored if SEEN_BY in r.metrics]
+    # Where somebody has deleted the run meanwhile, another one has the tables, and none of the points yet.
+    if context.tracker.run_id != mlflow_run or not context.tracker.log_points(last):
+        return False
+    context.reported.update(r.iteration for r in stored)
+    return len(stored) == len(documents)
 
 
 def show_progress(context: RunContext, record: IterationRecord, *, at_most_every_s: float = 0.0) -> bool:

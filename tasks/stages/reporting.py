@@ -17,12 +17,13 @@ ASIDE_END_S = 10.0
 
 @dataclass
 class Reporting:
-    """`metrics` are those of the iterations by number, `live` says whether the run is shown while it is trained,
-    `introduced` whether MLflow knows what it is, `linked` what it is made of, `shown_in` is the id of the MLflow run
-    that knows it, `data` are the files that describe its data, `table` is the table of iterations on Prefect's pages,
-    and the curves were last drawn at `drawn_at`."""
+    """`metrics` are those of the iterations by number, `pointed` those iterations whose points MLflow has, `live` says
+    whether the run is shown while it is trained, `introduced` whether MLflow knows what it is, `linked` what it is made
+    of, `shown_in` is the id of the MLflow run that knows it, `data` are the files that describe its data, `table` is
+    the table of iterations on Prefect's pages, and the curves were last drawn at `drawn_at`."""
 
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    pointed: set[int] = field(default_factory=set)
     live: bool = False
     introduced: bool = False
     linked: bool = False
@@ -37,6 +38,7 @@ class Reporting:
         """These are not in the run any more."""
         for iteration in iterations:
             self.metrics.pop(iteration, None)
+            self.pointed.discard(iteration)
 
     def aside(self, work: Callable[[], object]) -> None:
         """Do it on a thread of its own; not at all while something else is under way there. It may fail, in the log."""

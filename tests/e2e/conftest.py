@@ -6,13 +6,14 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.launch import DEADLINE_S, ROOT, SMOKE, artifact, environment, records, train
+from tests.e2e.sockets import ELSEWHERE, OpenSocket, SocketWatch
 from tests.once import once
 
 PROGRAM = """
@@ -28,7 +29,7 @@ print(json.dumps({"report": report.model_dump(mode="json"), "heavy": heavy, "pea
 """
 
 
-FACTS = "facts.json"
+FACTS, SOCKETS = "facts.json", "sockets.json"
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class FinishedRun:
     heavy_imports: list[str]
     peak_mib: float
     output: str
+    sockets: frozenset[OpenSocket] = frozenset()
 
 
 @pytest.fixture(scope="session")
@@ -51,21 +53,28 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """
     home = once(tmp_path_factory, "smoke", train_smoke)
     facts = json.loads((home / FACTS).read_text())
-    return FinishedRun(home, "first", facts["report"], facts["heavy"], facts["peak_mib"], "")
+    sockets = frozenset(OpenSocket(**one) for one in json.loads((home / SOCKETS).read_text()))
+    return FinishedRun(home, "first", facts["report"], facts["heavy"], facts["peak_mib"], "", sockets)
 
 
 def train_smoke(home: Path) -> None:
-    done = subprocess.run(
+    with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(SMOKE), "first"],
         cwd=ROOT,
-        env=environment(home),
-        capture_output=True,
+        env=environment(home, **ELSEWHERE),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (home / FACTS).write_text(done.stdout.splitlines()[-1])
+    ) as run:
+        watch = SocketWatch(run)
+        try:
+            output, complaint = run.communicate(timeout=DEADLINE_S)
+        finally:
+            run.kill()
+            seen = watch.stop()
+    assert run.returncode == 0, output + complaint
+    (home / SOCKETS).write_text(json.dumps([asdict(one) for one in seen]))
+    (home / FACTS).write_text(output.splitlines()[-1])
 
 
 @pytest.fixture(scope="session")

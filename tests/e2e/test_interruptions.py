@@ -13,11 +13,14 @@ pytestmark = pytest.mark.thorough
 
 
 def test_a_run_shows_what_it_does_and_ends_cleanly_on_sigterm_saying_how_to_go_on(tmp_path: Path) -> None:
-    # Long enough that whoever asks for the status, on however busy a machine, asks meanwhile.
-    run = start(tmp_path, "stopped", "--set", "sft.num_steps=400", "--set", "iterations=20")
+    run = start(tmp_path, "stopped", "--set", "sft.num_steps=150", "--set", "iterations=20")
     progress = tmp_path / "runs" / "stopped" / "progress.json"
     wait_for(lambda: progress.exists() and "finetune_policy" in progress.read_text(), "the supervised start", run=run)
-    told = ppoflow(tmp_path, "status", "stopped").stdout
+    run.send_signal(signal.SIGSTOP)  # however busy the machine is, the answer is of this moment
+    try:
+        told = ppoflow(tmp_path, "status", "stopped").stdout
+    finally:
+        run.send_signal(signal.SIGCONT)
     assert told.startswith("run stopped: no iteration is committed yet\n")
     assert "  doing now          finetune_policy" in told
     assert f"process {run.pid} on " in told

@@ -5,41 +5,43 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
+from tests.e2e.conftest import FinishedRun
 from tests.e2e.launch import DEADLINE_S, ROOT, start, wait_for
-from tests.e2e.sockets import OpenSocket, SocketWatch
+from tests.e2e.sockets import ELSEWHERE, OpenSocket, SocketWatch
 
 pytestmark = pytest.mark.thorough
+REWARD_RANKS = "ppo_core.scoring.reward_ranks"
 SERVERS = {"uvicorn", "ppo_core.engines.rollout", "ppo_core.engines.training"}
 TWO_OF_EACH = ("training.num_ranks=2", "engines.rollout_engines=2", "iterations=1", "evaluation.every=1")
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_run_listens_on_loopback_alone(count: int, tmp_path: Path) -> None:
-    """Once with one process of each engine, once with two, and two that share a reward model."""
-    settings: tuple[str, ...] = ()
-    servers = SERVERS
-    if count == 2:
-        source = f"{{kind: model, path: {reward_model(tmp_path / 'rm')}, num_ranks: 2}}"
-        settings = (*TWO_OF_EACH, f"reward={{sources: [{source}]}}")
-        servers = SERVERS | {"ppo_core.scoring.reward_ranks"}
-    # The user's own choice of interfaces is for other programs: all processes of an engine are on one machine.
-    elsewhere = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0", "VLLM_HOST_IP": "192.0.2.7"}
-    run = start(tmp_path, "watched", *(word for setting in settings for word in ("--set", setting)), **elsewhere)
+def test_a_run_listens_on_loopback_alone(smoke: FinishedRun) -> None:
+    require_loopback(smoke.sockets, SERVERS, ranks=1)
+
+
+def test_so_do_two_of_each_engine_and_two_that_share_a_reward_model(tmp_path: Path) -> None:
+    source = f"{{kind: model, path: {reward_model(tmp_path / 'rm')}, num_ranks: 2}}"
+    settings = (*TWO_OF_EACH, f"reward={{sources: [{source}]}}")
+    run = start(tmp_path, "watched", *(word for setting in settings for word in ("--set", setting)), **ELSEWHERE)
     watch = SocketWatch(run)
     output = run.communicate(timeout=DEADLINE_S)[0]
     seen = watch.stop()
     assert run.returncode == 0, output
+    require_loopback(seen, SERVERS | {REWARD_RANKS}, ranks=2)
+    assert len({one.program for one in seen if REWARD_RANKS in one.program}) >= 2  # the check before it has its own
+
+
+def require_loopback(seen: Collection[OpenSocket], servers: set[str], *, ranks: int) -> None:
+    """The watch has looked at all of them: Prefect's server, and gloo in vLLM, in each rank and in those of rewards."""
     assert sorted(one for one in seen if not one.is_loopback) == []
-    # The watch has looked at all of them: Prefect's server, and gloo in vLLM, in each rank and in those of the reward.
     assert {name for name in servers if any(name in one.program for one in seen)} == servers
-    assert len({one.program for one in seen if "ppo_core.engines.training" in one.program}) == count
-    reward_ranks = {one.program for one in seen if "ppo_core.scoring.reward_ranks" in one.program}
-    assert count == 1 or len(reward_ranks) >= 2  # the check before the run has its own
+    assert len({one.program for one in seen if "ppo_core.engines.training" in one.program}) == ranks
 
 
 def reward_model(folder: Path) -> Path:

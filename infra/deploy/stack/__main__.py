@@ -56,6 +56,7 @@ def up(only: Only = "", wait: Wait = False) -> None:
         site = open_site(settings, chosen | (supervisor.kept() & choose(settings)))
         require_reach(site)
         require_own_servers(site)
+        require_free_ports(services(site), held=supervisor.ports())
         _remember(site)
         supervisor.configure(services(site))
         kept = supervisor.kept()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -11,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-import psutil
-
+from infra.deploy.stack.probes import listening
 from infra.deploy.stack.service import Service, StackError
 from infra.deploy.stack.site import Site
 from infra.deploy.stack.supervisor import Supervised, Supervisor
@@ -127,19 +125,7 @@ class Servers:
 
 def _is_healthy(service: Service, pid: int) -> bool:
     """It answers, and its ports are its own: an answer alone may be a stranger's."""
-    return {port.number for port in service.ports} <= listening(pid) and service.healthy()
-
-
-def listening(pid: int) -> set[int]:
-    """The TCP ports on which a process, or one below it, takes connections."""
-    found: set[int] = set()
-    with contextlib.suppress(psutil.NoSuchProcess):
-        main = psutil.Process(pid)
-        for one in (main, *main.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                sockets = one.net_connections(kind="tcp")
-                found |= {item.laddr.port for item in sockets if item.status == psutil.CONN_LISTEN}
-    return found
+    return {port.number for port in service.ports} <= {number for _, number in listening(pid)} and service.healthy()
 
 
 def _tail(log: Path, start: int) -> str:

@@ -49,9 +49,11 @@ def load_credentials(path: Path) -> Credentials:
 
 
 def write_private(path: Path, content: str) -> None:
-    """Write a file that only its owner can ever read, completely or not at all."""
+    """Write a file that only its owner can ever read, completely or not at all; what root replaces keeps its owner."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.unlink(missing_ok=True)
     with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "w", encoding="utf-8") as file:
         file.write(content)
+        if os.geteuid() == 0 and path.exists():
+            os.fchown(file.fileno(), path.stat().st_uid, path.stat().st_gid)
     beside.rename(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from importlib.util import find_spec
 
 from infra.deploy.stack import ceph, mlflow_server, postgres, prefect_servers, ray_head
@@ -103,14 +103,28 @@ def missing_packages(server: str) -> list[str]:
     return sorted({package for name, package in PROGRAMS.get(server, {}).items() if program(name) is None})
 
 
-def require_free_ports(starting: Sequence[Service]) -> None:
-    """StackError where another program has a port that a server wants."""
+def require_free_ports(starting: Sequence[Service], *, held: Set[tuple[str, int]] | None = frozenset()) -> None:
+    """StackError where two servers want a port, or another program has it and it is not `held` by one of our own.
+
+    None: nobody looks after our own servers now, so that they may hold any; they end before others start.
+    """
+    wanted: dict[int, str] = {}
+    for service in starting:
+        for port in service.ports:
+            if (other := wanted.setdefault(port.number, service.name)) != service.name:
+                raise StackError(
+                    f"{other} and {service.name} cannot both listen on port {port.number}: choose another one with "
+                    f"PPOFLOW_STACK_{port.setting}"
+                )
+    if held is None:
+        return
     taken = [
         f"{service.name} cannot listen on {port.host}:{port.number}, another program does: end that, or choose another "
         f"port with PPOFLOW_STACK_{port.setting}"
         for service in starting
         for port in service.ports
-        if not is_free(port.number, port.host)
+        if held.isdisjoint((host, port.number) for host in (port.host, "0.0.0.0", "::"))
+        and not is_free(port.number, port.host)
     ]
     if taken:
         raise StackError("\n".join(taken))

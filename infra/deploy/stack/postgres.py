@@ -55,6 +55,8 @@ def reason_unreachable(site: Site) -> str | None:
         psycopg2.connect(**_connection(site, "postgres")).close()
     except psycopg2.OperationalError as error:
         return str(error).strip().splitlines()[0]
+    except psycopg2.ProgrammingError:  # it quotes the address, with a password
+        return "no address that PostgreSQL's client can read"
     return None
 
 

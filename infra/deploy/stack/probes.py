@@ -1,14 +1,17 @@
-"""Questions to a server over TCP and HTTP, asked until it is healthy."""
+"""Questions to a server over TCP and HTTP, asked until it is healthy; and to the kernel, which ports it has."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import socket
 from http import HTTPStatus
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
+
+import psutil
 
 TIMEOUT_S = 5.0
 
@@ -43,6 +46,18 @@ def ask(url: str, *, method: str = "GET", body: object = None, login: str | None
             return error.code, _document(error.read())
     except (URLError, OSError):
         return 0, None
+
+
+def listening(pid: int) -> set[tuple[str, int]]:
+    """The addresses and TCP ports on which a process, or one below it, takes connections."""
+    found: set[tuple[str, int]] = set()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        main = psutil.Process(pid)
+        for one in (main, *main.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                sockets = one.net_connections(kind="tcp")
+                found |= {(item.laddr.ip, item.laddr.port) for item in sockets if item.status == psutil.CONN_LISTEN}
+    return found
 
 
 def _document(content: bytes) -> Any:

@@ -11,6 +11,7 @@ from xmlrpc.client import Fault, ServerProxy
 
 from infra.deploy.stack.credentials import write_private
 from infra.deploy.stack.orphans import end_marked
+from infra.deploy.stack.probes import listening
 from infra.deploy.stack.service import Service, StackError
 from infra.deploy.stack.site import Site
 from infra.deploy.stack.supervisor_config import (
@@ -68,6 +69,11 @@ class Supervisor:
     def kept(self) -> set[str]:
         """The names of those that run, or are about to be started again."""
         return {name for name, server in self.servers().items() if server.is_kept}
+
+    def ports(self) -> set[tuple[str, int]] | None:
+        """The addresses and TCP ports on which its servers take connections; None where it does not run."""
+        servers = self.servers().values()
+        return set().union(*(listening(server.pid) for server in servers if server.pid)) if servers else None
 
     def configure(self, services: Sequence[Service]) -> None:
         """Write the configuration. What runs with another one ends, and so do servers that nobody looks after."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Barrier
 
@@ -185,10 +186,35 @@ def test_a_mover_that_died_between_page_and_alias_has_moved_it(registry: Registr
 def test_a_version_that_was_deleted_is_not_moved_to(registry: Registry) -> None:
     registry.move("1")
     open_client(registry.uri).delete_model_version(registry.model, "9")
-    with pytest.raises(RegistryError, match="has no version 9 in MLflow any more, so champion stays at version 1"):
+    with pytest.raises(RegistryError, match="has no version 9 in MLflow any more, so champion is not moved to it"):
         registry.move("9")
     registry.move("2")
     assert registry.told() == [(1, "promote", None, "1"), (2, "promote", "1", "2")]
+
+
+def test_one_that_is_deleted_while_it_is_moved_to_is_no_success(registry: Registry) -> None:
+    registry.move("1")
+    standing = registry.alias().standing()
+    pages = open_log(str(registry.root), PROMOTIONS).below(folder_name(registry.model))
+    delete = partial(open_client(registry.uri).delete_model_version, registry.model, "9")
+    journal = Journal(Followed(pages, delete), registry.model)
+    with pytest.raises(RegistryError, match="has no version 9 in MLflow any more"):
+        Alias(registry.uri, journal, "champion").move(standing, "9", "promote", BEN)
+    assert registry.alias().standing() == Standing("1", 3)
+    assert registry.told()[1:] == [(2, "promote", "1", "9"), (3, "found", "9", "1")]
+
+
+def test_going_back_passes_versions_that_were_deleted(registry: Registry) -> None:
+    for version in "123":
+        registry.move(version)
+    open_client(registry.uri).delete_model_version(registry.model, "2")
+    assert registry.alias().before() == "1"
+    open_client(registry.uri).delete_model_version(registry.model, "3")  # the alias goes with it
+    assert registry.alias().standing() == Standing(None, 4)
+    assert registry.alias().before() == "1"
+    open_client(registry.uri).delete_model_version(registry.model, "1")
+    with pytest.raises(NothingBefore, match=r"name one: ppoflow rollback .* --to VERSION"):
+        registry.alias().before()
 
 
 def test_one_that_is_deleted_before_the_alias_follows_leaves_it_where_it_is(registry: Registry) -> None:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from infra.deploy.stack.__main__ import main
 from infra.deploy.stack.containers import USER, write_container_files
-from infra.deploy.stack.credentials import ADMIN, load_credentials
+from infra.deploy.stack.credentials import ADMIN, load_credentials, write_private
 from infra.deploy.stack.mlflow_server import auth_configuration
 from infra.deploy.stack.plan import (
     choose,
@@ -173,6 +173,36 @@ def test_a_port_that_somebody_has_is_named_with_its_setting(tmp_path: Path):
         site = site_in(tmp_path / "stack", prefect_port=taken.getsockname()[1])
         with pytest.raises(StackError, match=rf"prefect cannot listen on.*{site.settings.prefect_port}.*PREFECT_PORT"):
             require_free_ports(services(site))
+        require_free_ports(services(site), held={("127.0.0.1", site.settings.prefect_port)})
+        with pytest.raises(StackError, match="prefect cannot listen"):
+            require_free_ports(services(site), held={("127.0.0.2", site.settings.prefect_port)})
+        require_free_ports(services(site), held=None)
+
+
+@pytest.mark.parametrize("login", ["me:pa%ss", "me:p@ss"])
+def test_a_login_that_is_not_escaped_is_refused_and_not_shown(login: str, command: Command):
+    code, _, complaint = command("packages", PPOFLOW_STACK_POSTGRES=f"postgresql://{login}@127.0.0.1:5432")
+    assert (code, complaint.count("\n")) == (1, 1)
+    assert "postgres: Value error, in a user's name and password write %25 for %, and %40 for @" in complaint
+    assert "ss@" not in complaint
+
+
+def test_what_root_writes_again_keeps_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", lambda _, user, group: given.append((user, group)))
+    write_private(tmp_path / "keys", "one")
+    assert given == []
+    found = (tmp_path / "keys").stat()
+    write_private(tmp_path / "keys", "two")
+    assert given == [(found.st_uid, found.st_gid)]
+    assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o600
+
+
+def test_two_servers_get_no_port_together(tmp_path: Path):
+    port = free_port()
+    with pytest.raises(StackError, match=rf"prefect and mlflow cannot both listen on port {port}: .*MLFLOW_PORT"):
+        require_free_ports(services(site_in(tmp_path, prefect_port=port, mlflow_port=port)), held=None)
 
 
 def test_own_servers_that_do_not_answer_are_refused_before_anything_starts(tmp_path: Path):

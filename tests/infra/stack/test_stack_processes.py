@@ -19,8 +19,9 @@ import psutil
 import pytest
 
 from infra.deploy.stack.__main__ import watch
-from infra.deploy.stack.bring_up import Servers, listening
+from infra.deploy.stack.bring_up import Servers
 from infra.deploy.stack.orphans import MARK
+from infra.deploy.stack.probes import listening
 from infra.deploy.stack.service import StackError
 from infra.deploy.stack.site import Site
 from infra.deploy.stack.supervisor import Supervisor
@@ -74,7 +75,7 @@ def test_it_starts_once_and_another_command_finds_and_ends_it(site: Site):
     assert pid_of(site) == first
     assert Supervisor(site).kept() >= {"small"}
     assert Servers(site, [service], Supervisor(site)).states()[0].healthy
-    assert listening(first) == {service.ports[0].number}
+    assert listening(first) == {("127.0.0.1", service.ports[0].number)}
     Supervisor(site).end()
     Supervisor(site).end()
     assert not runs(first)
@@ -108,6 +109,7 @@ def test_other_settings_are_another_start_for_that_server_alone(site: Site):
     changed, same, former = (small_service(site, name) for name in ("changed", "same", "former"))
     bring_up(site, changed, same, former)
     pids = {name: pid_of(site, name) for name in ("changed", "same", "former")}
+    assert Supervisor(site).ports() == {("127.0.0.1", one.ports[0].number) for one in (changed, same, former)}
     bring_up(site, replace(changed, environment={"LEVEL": "2"}), same)
     assert pid_of(site, "same") == pids["same"]
     assert pid_of(site, "changed") not in (0, pids["changed"])

@@ -17,11 +17,11 @@ from ppo_core.engines.rollout_limits import (
     check_cache,
     check_heads,
     check_memory,
-    cpu_head_sizes,
     engines_refusal,
     machine_memory_gib,
     rounded_up,
 )
+from ppo_core.engines.vllm_source import cpu_head_sizes
 from ppo_core.records import InputError
 from tests.ppo_core.tiny_models import tiny_config
 
@@ -30,12 +30,18 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize(
-    ("name", "kv_heads"),
-    [("llama", 2), ("qwen2", 1), ("gpt2", 2)],
+    ("name", "kv_heads", "mlp"),
+    [("llama", 2, 48), ("qwen2", 1, 48), ("gpt2", 2, 0)],
 )
-def test_the_shape_of_attention_is_read_whatever_a_model_calls_it(name: str, kv_heads: int) -> None:
+def test_the_shape_of_attention_is_read_whatever_a_model_calls_it(name: str, kv_heads: int, mlp: int) -> None:
     found = attention_of(model_config(None, tiny_config(name), 40))
-    assert found == Attention(layers=2, heads=2, kv_heads=kv_heads, head_dim=16, keeps_all=True)
+    assert found == Attention(layers=2, heads=2, kv_heads=kv_heads, head_dim=16, keeps_all=True, mlp=mlp)
+
+
+def test_of_a_model_with_experts_the_inner_size_is_not_known() -> None:
+    found = attention_of(model_config(None, {"model_type": "mixtral"}))
+    assert found is not None
+    assert found.mlp == 0
 
 
 @pytest.mark.parametrize(("model_type", "known"), [("gemma3_text", True), ("mistral", True), ("deepseek_v3", False)])
@@ -73,6 +79,15 @@ def test_the_installed_backend_says_which_heads_it_takes() -> None:
 def test_ranks_share_heads_evenly() -> None:
     with pytest.raises(InputError, match=r"tensor_parallel_size=3 does not divide .* 8 .* one of \[1, 2, 4, 8\]"):
         check_heads(PLAIN, ranks=3, gpu=True)
+
+
+def test_ranks_share_the_inner_size_of_an_mlp_evenly() -> None:
+    six = replace(PLAIN, heads=6, kv_heads=6, mlp=1024)
+    with pytest.raises(
+        InputError, match=r"tensor_parallel_size=3 does not divide .* intermediate_size=1024: choose one of \[1, 2\]"
+    ):
+        check_heads(six, ranks=3, gpu=True)
+    check_heads(six, ranks=2, gpu=True)
 
 
 @pytest.mark.parametrize(

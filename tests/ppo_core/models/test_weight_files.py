@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
 from ppo_core.data.tokenization import model_config
 from ppo_core.engines.model_checks import check_model, fits
@@ -15,6 +17,7 @@ from ppo_core.models.loading import load_policy
 from ppo_core.models.weight_files import tensor_shapes
 from ppo_core.records import CheckRunJob, InputError
 from ppo_core.spec import RunSpec
+from ppo_core.spec.reward.kinds import ModelRewardSpec
 from tests.ppo_core.tiny_models import tiny_folder, tiny_policy
 
 INDEX = "model.safetensors.index.json"
@@ -35,7 +38,7 @@ def configure(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def checked(folder: Path, **model: Any) -> dict[str, Any]:
+def checked(folder: Path, rewards: Sequence[Path] = (), *, samples: bool = True, **model: Any) -> dict[str, Any]:
     """As the scoring engine's job does it; a GPU takes heads of any size."""
     model = {"path": str(folder), **model}
     base = RunSpec.model_validate(
@@ -47,9 +50,27 @@ def checked(folder: Path, **model: Any) -> dict[str, Any]:
             "dataset": {**data, "sft_data": None, "max_response_tokens": 8, "num_eval_prompts": 0},
             "engines": base.engines,
             "gpu": True,
+            "samples": samples,
         }
     )
-    return check_model(model_config(str(folder), None), folder, job, tokens=32, trust_remote_code=False)
+    given = [(ModelRewardSpec(path=str(path), name=path.name), path) for path in rewards]
+    return check_model(model_config(str(folder), None), folder, job, tokens=32, trust_remote_code=False, rewards=given)
+
+
+def test_reward_models_that_read_less_than_the_longest_response_are_told(folder: Path, tmp_path: Path) -> None:
+    long, short = (Path(shutil.copytree(folder, tmp_path / name)) for name in ("long", "short"))
+    configure(long, max_position_embeddings=32)
+    configure(short, max_position_embeddings=31)
+    assert checked(folder, [long, short])["short_rewards"] == {"short": 31}
+
+
+def test_a_flow_that_samples_nothing_needs_no_model_of_vllms(tmp_path: Path) -> None:
+    folder = tmp_path / "gpt_neo"
+    config = {"hidden_size": 8, "num_heads": 2, "num_layers": 1, "vocab_size": 16, "attention_types": [[["global"], 1]]}
+    GPTNeoForCausalLM(GPTNeoConfig(**config)).save_pretrained(folder)
+    with pytest.raises(InputError, match="vLLM has no GPTNeoForCausalLM"):
+        checked(folder)
+    assert checked(folder, samples=False)["model_type"] == "gpt_neo"
 
 
 def test_a_reward_model_is_no_start_of_a_policy(tmp_path: Path) -> None:

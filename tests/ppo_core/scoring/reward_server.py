@@ -18,6 +18,7 @@ from ppo_core.scoring.reward import Sample
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
 from tests.http_server import serving
+from tests.waiting import LONG_S
 
 ROWS = [PromptRow(str(number), f"prompt {number}", [1], number, {"level": number}) for number in range(10)]
 SAMPLES = [Sample(row, "x" * number) for number, row in enumerate(ROWS)]
@@ -39,9 +40,11 @@ class RewardServer:
 
 
 @contextmanager
-def reward_server(answer: Callable[[int, Any], Answer], *, delay_s: float = 0.0) -> Iterator[RewardServer]:
-    """`answer(number of the request, its document)` says what comes back."""
-    server = RewardServer()
+def reward_server(
+    answer: Callable[[int, Any], Answer], *, delay_s: float = 0.0, together: int = 1
+) -> Iterator[RewardServer]:
+    """`answer(number of the request, its document)` says what comes back, once `together` requests have come."""
+    server, met = RewardServer(), threading.Event()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -54,6 +57,9 @@ def reward_server(answer: Callable[[int, Any], Answer], *, delay_s: float = 0.0)
                 server.headers.append(dict(self.headers))
                 server.in_flight += 1
                 server.most_in_flight = max(server.most_in_flight, server.in_flight)
+                if len(server.asked) >= together:
+                    met.set()
+            met.wait(LONG_S)
             time.sleep(delay_s)
             status, headers, body = answer(number, document)
             content = (body if isinstance(body, str) else json.dumps(body)).encode()

@@ -12,6 +12,7 @@ import pytest
 
 from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, PromptRow
+from ppo_core.scoring import functions
 from ppo_core.scoring.reward import RewardFailed, Sample
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
@@ -128,6 +129,18 @@ def test_what_one_writes_into_its_arguments_neither_other_samples_nor_other_rewa
     assert len(CHAT) == 2
     both = made(tmp_path, "writes", "reads", options={"limits": [1, 2]})
     assert scored(both, given) == [[1.0, 2.0 + 3 + 1 + 1 + 2]] * 3
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(-1.0, [(1, 2), (2, 2)]), (60.0, [])])
+def test_a_function_is_heard_between_its_calls_but_not_after_each(
+    tmp_path: Path, seconds: float, told: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(functions, "TELL_EVERY_S", seconds)
+    (tmp_path / "one.py").write_text("def one(solution_str):\n    return 0.0")
+    spec, heard = RewardSpec(function="one.py:one"), list[tuple[int, int, str]]()
+    found = WeightedRewards(spec, Sources(tmp_path), "answer", lambda *progress: heard.append(progress))
+    found.score([Sample(row, "x") for row in rows(2, "What?", "7")])
+    assert heard == [(*counts, "responses scored by one.py:one") for counts in told]
 
 
 def test_arguments_of_their_own_cost_little(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from ppo_core.scoring.reward import RewardFailed, Span, SpanScores
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
 from tests.ppo_core.scoring.reward_server import ROWS, RUBRIC, SAMPLES, Answer, lengths, reward_server, rewards, scores
-from tests.waiting import LONG_S
 
 
 def test_the_proxy_of_the_environment_is_asked_and_no_login_of_the_user_is_sent(
@@ -33,15 +31,7 @@ def test_the_proxy_of_the_environment_is_asked_and_no_login_of_the_user_is_sent(
 
 
 def test_batches_in_flight_side_by_side_come_back_in_order() -> None:
-    met = threading.Event()
-
-    def answered_together(number: int, document: Any) -> Answer:
-        if number >= 2:  # the third
-            met.set()
-        assert met.wait(LONG_S)
-        return lengths(number, document)
-
-    with reward_server(answered_together) as server:
+    with reward_server(lengths, together=3) as server:
         assert scores(rewards("http", server.url, batch_size=3, concurrency=3)) == [float(n) for n in range(10)]
     assert sorted(len(document["samples"]) for document in server.asked) == [1, 3, 3, 3]
     assert server.most_in_flight == 3

@@ -10,7 +10,6 @@ import pytest
 
 from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, PromptRow, RolloutRow
-from ppo_core.scoring import functions
 from ppo_core.scoring.reward import RewardFailed, Sample
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
@@ -202,17 +201,6 @@ def test_an_answer_that_is_needed_must_be_there(folder: Path, name: str) -> None
     ):
         rewards(folder, name).check_rows([ROWS[0], row])
     rewards(folder, "plain").check_rows([row])
-
-
-@pytest.mark.parametrize(("seconds", "told"), [(-1.0, [(1, 2), (2, 2)]), (60.0, [])])
-def test_a_function_is_heard_between_its_calls_but_not_after_each(
-    folder: Path, seconds: float, told: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(functions, "TELL_EVERY_S", seconds)
-    heard = list[tuple[int, int, str]]()
-    spec = RewardSpec(function="theirs.py:plain")
-    WeightedRewards(spec, Sources(folder), "ground_truth", lambda *progress: heard.append(progress)).score(SAMPLES)
-    assert heard == [(*counts, "responses scored by theirs.py:plain") for counts in told]
 
 
 def test_options_reach_a_function_that_is_called_for_each_sample(folder: Path) -> None:

@@ -54,6 +54,7 @@ def test_it_says_what_it_found_and_starts_nothing(home: Path) -> None:
         ),
         ("dataset.chosen_column=better", r"has no column better .* name the right one in chosen_column"),
         ("model.config.model_type=gpt99", "gpt99"),
+        ("model.config.model_type=granite", "no sequence classifier for the type granite: use a model of another type"),
     ],
 )
 def test_what_would_end_the_training_is_refused(home: Path, override: str, message: str) -> None:
