@@ -236,9 +236,10 @@ class RlhfSpec(NamedSpec):
         """The run that reads the reward model in this folder, and starts from the given policy in that one."""
         return self._started(reading(self._in_place(self.run), reward_model), policy)
 
-    def run_before(self, policy: str | None) -> RunSpec:
-        """The run as long as there is no reward model: whether a response says anything takes its place."""
-        return self._started(wired(self._in_place(self.run), _stand_in, critic=None), policy)
+    def run_before(self, policy: str | None, critic: str | None = None) -> RunSpec:
+        """The run as long as there is no reward model: whether a response says anything takes its place, and for the
+        critic the folder `critic`, if one is given."""
+        return self._started(wired(self._in_place(self.run), _stand_in, critic=critic), policy)
 
     def reward_model_from(self, policy: str | ModelSpec) -> RewardModelSpec:
         """Its training, where the policy that it may start from lies in this folder, or is made like this."""

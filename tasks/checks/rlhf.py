@@ -28,16 +28,18 @@ def check_rlhf(spec: RlhfSpec, run: str | None = None, *, again: bool = False, w
     now, later = places_now(spec, name), places_of(spec, name)
     require_given(spec, later)
     notes, good, learned = [], {"stages": ", ".join(spec.stages)}, ""
+    trial = spec.run_with(now.reward_model, now.policy)
     if spec.trained is not None:
         before = spec.run_before(now.policy)
-        found = check_preferences(
-            spec.reward_model_from(absolute(before.model, Path(before.folder))), name, again=again, wait=wait
-        )
+        model = spec.reward_model_from(absolute(before.model, Path(before.folder)))
+        found = check_preferences(model, name, again=again, wait=wait)
         notes, learned = found.notes, found.learned
+        base = model.model.path  # a critic that begins as the reward model has its tokens, layers and context
+        known = base is not None and not is_hub_name(base)
+        trial = spec.run_before(now.policy, str(Path(model.folder) / base) if base is not None and known else None)
         keys = {"pairs": "data", "scorer": "model"}  # nothing is, of what is still to be downloaded
         good |= {subject: found.good[key] for subject, key in keys.items() if key in found.good}
     whole = spec.run_with(later.reward_model, later.policy)
-    trial = spec.run_before(now.policy) if spec.trained is not None else spec.run_with(now.reward_model, now.policy)
     found = check_run(whole, name, again=again, wait=wait, trial=None if trial == whole else trial, learned=learned)
     good |= found.good
     if spec.trained is not None and "reward" in good:

@@ -27,9 +27,7 @@ def test_one_that_runs_by_transformers_own_code_is_not_refused() -> None:
 @pytest.mark.parametrize(("model_type", "name"), [("gpt_neo", "GPTNeoForCausalLM"), ("codegen", "CodeGenForCausalLM")])
 def test_one_that_vllm_cannot_run_is_refused(model_type: str, name: str) -> None:
     model = empty_policy(model_config(None, {"model_type": model_type}), model_type)
-    with pytest.raises(
-        InputError, match=rf"^vLLM has no {name} \(model_type={model_type}\), .* llama or qwen2$"
-    ):
+    with pytest.raises(InputError, match=rf"^vLLM has no {name} \(model_type={model_type}\), .* llama or qwen2$"):
         check_architecture(model)
 
 

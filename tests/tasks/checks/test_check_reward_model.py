@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from ppo_core.records import InputError
 from ppo_core.spec import RewardModelSpec, RlhfSpec, RunSpec, SpecError
@@ -107,6 +109,25 @@ def test_held_out_prompts_of_a_run_among_those_of_its_reward_model_are_noted(tmp
     assert check_rlhf(RlhfSpec.from_yaml(HELPFUL / "rlhf.yaml", [*files, *small])).notes == [
         "2 of 3 held-out prompts of the run are among the preferences that its reward model is trained on"
     ]
+
+
+@pytest.mark.usefixtures("home", "shared_engine")
+def test_a_critic_that_begins_as_a_reward_model_that_is_still_to_be_trained_is_looked_at(tmp_path: Path) -> None:
+    base, tokenizer = tmp_path / "base", HELPFUL / "tokenizer"
+    words = len(AutoTokenizer.from_pretrained(tokenizer))
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=words, max_position_embeddings=64, **sizes)).save_pretrained(base)
+    shutil.copytree(tokenizer, base, dirs_exist_ok=True)
+    changes = [
+        *("run.model.critic=<reward_model>", f"reward_model.model.path={base}", "reward_model.model.config=null"),
+        *("reward_model.model.tokenizer=null", "run.model.config.max_position_embeddings=512"),
+    ]
+    check_rlhf(RlhfSpec.from_yaml(HELPFUL / "rlhf.yaml", changes))
+    longer = [*changes, "run.rollout.max_response_tokens=100"]
+    with pytest.raises(
+        InputError, match=rf"^model.critic: {base} reads 64 tokens, and the longest prompt and response"
+    ):
+        check_rlhf(RlhfSpec.from_yaml(HELPFUL / "rlhf.yaml", longer))
 
 
 def test_a_file_is_of_the_kind_that_knows_its_sections(tmp_path: Path) -> None:
