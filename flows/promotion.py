@@ -19,13 +19,14 @@ from prefect.states import Completed
 from pydantic import BaseModel, ConfigDict
 
 from flows.console import RunConsole
+from infra.artifacts.manifest import sha256_of
 from ppo_core.spec import PromotionSpec, RunSpec
 from tasks.policies.compare_policies import compare_policies
 from tasks.policies.gates import check_gates, passed
 from tasks.policies.held_out import evaluate_held_out, open_evaluation, pinned
 from tasks.policies.policy import Policy, find_policy, registered
 from tasks.policies.promote_policy import Approval, Trial, alias_at, move_alias, roll_back, show_trial
-from tasks.prefect.client import deployment_id, go_on_after_pause
+from tasks.prefect.client import deployment_id, go_on_after_pause, tries
 from tasks.prefect.flow_tags import also_tag, tag_run
 from tasks.prefect.server import EmbeddedFlow, page_url
 from tasks.runs.errors import InputError
@@ -135,10 +136,11 @@ def ask(trial: Trial, spec: PromotionSpec) -> Approval | None:
     A worker is let go meanwhile: the flow run is suspended, and goes on from here when resumed; only one that is a part
     of another flow run cannot be, and waits here.
 
-    The key names the two versions: who said yes to one comparison has not said yes to another.
+    The key, of small letters, digits and dashes, is that of the two versions: who said yes to one comparison has not
+    said yes to another. And of the try: one that failed after it was answered asks anew; Prefect takes each key once.
     """
     form = Approval.with_initial_data(description=trial.page())
-    key = f"{trial.alias}-{trial.champion}-to-{trial.candidate}"
+    key = f"{sha256_of([trial.alias, trial.champion, trial.candidate])[:16]}-{tries()}"
     timeout = int(spec.approval_timeout_h * HOUR_S)
     if deployment_id() and not flow_run.parent_flow_run_id:
         return suspend_flow_run(wait_for_input=form, timeout=timeout, key=key)

@@ -28,7 +28,10 @@ class NumberColumn:
     required: bool = False
 
     def of(self, metadata: Mapping[str, Any]) -> float | None:
-        """What a row has there; None where it has nothing. Raises ValueError for what is no number within bounds."""
+        """What a row has there; None where it has nothing.
+
+        Raises ValueError (or OverflowError) for what is no number within bounds.
+        """
         value = metadata.get(self.name)
         if value is None or value == "":
             return None
@@ -43,7 +46,7 @@ class NumberColumn:
         bounds = f" from {self.lowest:g} to {self.highest:g}" if math.isfinite(self.highest) else ""
         try:
             missing = self.of(metadata) is None
-        except ValueError:
+        except (ValueError, OverflowError):
             value = shown(metadata[self.name])
             raise InputError(f"{where} has {self.name}={value}: {self.setting} needs {kind}{bounds}") from None
         if missing and self.required:

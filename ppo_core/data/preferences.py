@@ -243,7 +243,7 @@ def _number(value: Any) -> float | None:
     """A number, also one that is written as text, as tables of text have them."""
     try:
         return None if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

@@ -40,6 +40,7 @@ from ppo_core.scoring.spans import checked_scores
 from ppo_core.spec.reward.kinds import FunctionRewardSpec
 
 IN_FLIGHT = 64  # calls of a coroutine function that is called for each sample
+LONGEST_MESSAGE = 2000
 
 LASTING = (
     *(TypeError, AttributeError, NameError, ImportError, SyntaxError, AssertionError),
@@ -202,8 +203,18 @@ class FunctionReward:
     def _failed(self, error: BaseException, tries: int = 1) -> RewardFailed | InputError:
         """As its kind has it: what would be raised again is not tried again."""
         place, often = place_of(error, self.sources), f" (after {tries} tries)" if tries > 1 else ""
-        message = f"the reward function {self.name} raised {type(error).__name__}: {error}{place}{often}"
+        message = f"the reward function {self.name} raised {type(error).__name__}: {_said(error)}{place}{often}"
         return InputError(message) if isinstance(error, LASTING) else RewardFailed(message)
+
+
+def _said(error: BaseException) -> str:
+    """Its message, as it can be stored: it may quote anything."""
+    try:
+        said = str(error)
+    except RAISED:
+        said = "a message that cannot be made"
+    shown = said if len(said) <= LONGEST_MESSAGE else f"{said[:LONGEST_MESSAGE]} …"
+    return shown.encode(errors="backslashreplace").decode()
 
 
 def _may_pass(found: Any) -> bool:
@@ -225,6 +236,11 @@ async def _one(value: Any, timeout_s: float | None) -> Any:
     except TimeoutError:
         if not limit.expired():
             raise
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise RuntimeError("a task that it awaits was cancelled") from error
     if limit.expired():  # also where it went on and returned something
         raise TimeoutError(f"no score within timeout_s={timeout_s:g}")
     return returned

@@ -25,9 +25,10 @@ from ppo_core.spec.reward.rules import (
 
 T = TypeVar("T")
 
-MINUS = "\u2212"  # what texts set as mathematics have for a hyphen-minus
+MINUS = "\u2212\u2013"  # what texts set as mathematics have for a hyphen-minus, and what others have
+LATEX_COMMA = re.compile(r"(?<=\d)(?:,\\!|\{,\}|\\,|\\!)(?=\d{3}(?!\d))")
 CURRENCY = "$€£¥"
-SIGN = rf"(?:(?<!\w)[-+{MINUS}][{CURRENCY}]?)?"  # in "3-5" and "B-7" it is a hyphen
+SIGN = rf"(?:(?<![^\W_])[-+{MINUS}][{CURRENCY}]?)?"  # in "3-5" and "B-7" it is a hyphen
 EXPONENT = rf"(?:[eE][-+{MINUS}]?\d{{1,3}})?"
 NUMBER = re.compile(rf"{SIGN}(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?{EXPONENT}|{SIGN}\.\d+{EXPONENT}")
 
@@ -246,11 +247,13 @@ def selected(pattern: str | None, text: str) -> str | None:
 def last_number(text: str) -> Decimal | None:
     """The last number in a text, exactly; commas between groups of three digits are left out.
 
-    A minus may be U+2212, or stand before the sign of a currency. Nothing is computed: of 1/2, 10^6 and 1 000 it is
-    the number at the end.
+    A minus may be U+2212 or U+2013, or stand before the sign of a currency; a comma may be LaTeX's. Nothing is
+    computed: of 1/2, 10^6 and 1 000 it is the number at the end.
 
     >>> last_number("7 * 180 = 1,260.50 dollars")
     Decimal('1260.50')
+    >>> last_number(r"\boxed{10,\!000}"), last_number("1{,}234"), last_number("_\u20135_")
+    (Decimal('10000'), Decimal('1234'), Decimal('-5'))
     """
-    found = NUMBER.findall(text)
-    return Decimal(re.sub(f"[,{CURRENCY}]", "", found[-1]).replace(MINUS, "-")) if found else None
+    found = NUMBER.findall(LATEX_COMMA.sub(",", text))
+    return Decimal(re.sub(f"[{MINUS}]", "-", re.sub(f"[,{CURRENCY}]", "", found[-1]))) if found else None

@@ -30,8 +30,8 @@ LARGEST_FILE = MIB
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
 SIGKILL, SECCOMP_MODE_FILTER = 9, 2
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | 1
-LOAD, IF_EQUAL, IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
-NUMBER_AT, MACHINE_AT, SECOND_ARGUMENT_AT, OTHER_NUMBERS = 0, 4, 24, 0x40000000
+LOAD, AND, IF_EQUAL, IF_AT_LEAST, RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
+NUMBER_AT, MACHINE_AT, OTHER_NUMBERS = 0, 4, 0x40000000
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """By the machine's name: its place in the pairs below, and its number in linux/audit.h."""
 REFUSED: dict[str, tuple[int, int | None]] = {
@@ -63,8 +63,15 @@ REFUSED: dict[str, tuple[int, int | None]] = {
     **{"settimeofday": (164, 170), "clock_settime": (227, 112), "adjtimex": (159, 171), "clock_adjtime": (305, 266)},
 }
 """System calls that the kernel refuses, with their numbers on either machine; None: it does not have it."""
-FCNTL, SET_OWNER, SET_OWNER_EX = (72, 25), 8, 15
-"""Refused too: to name another process as a file's owner, which then gets a signal of one's choice."""
+FIRST_ARGUMENT_AT, SECOND_ARGUMENT_AT, EVERY_BIT = 16, 24, 0xFFFFFFFF
+GUARDED: tuple[tuple[tuple[int, int], int, int, tuple[int, ...], bool], ...] = (
+    ((72, 25), SECOND_ARGUMENT_AT, EVERY_BIT, (8, 15), False),  # fcntl F_SETOWN, F_SETOWN_EX
+    ((16, 29), SECOND_ARGUMENT_AT, EVERY_BIT, (0x8901, 0x8902), False),  # ioctl FIOSETOWN, SIOCSPGRP
+    ((157, 167), FIRST_ARGUMENT_AT, EVERY_BIT, (PR_SET_PDEATHSIG,), False),  # prctl
+    ((53, 199), SECOND_ARGUMENT_AT, 0xF, (1,), True),  # socketpair SOCK_STREAM; others can send to any address
+)
+"""Calls of which one argument (where it lies, and its bits that count) says whether they are refused: with one of these
+values, or with any but these. A file's owner gets a signal of one's choice."""
 CAPABILITIES_VERSION_3, DAC_READ_SEARCH = 0x20080522, 1 << 2
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 WRITE_FILE, MAKE_CHAR, MAKE_BLOCK, TRUNCATE = 1 << 1, 1 << 6, 1 << 11, 1 << 14
@@ -142,9 +149,12 @@ def lock_up() -> None:
     steps += [(IF_AT_LEAST, 0, 1, OTHER_NUMBERS), (RETURN, 0, 0, REFUSE)]
     for number in (numbers[column] for numbers in REFUSED.values()):
         steps += [(IF_EQUAL, 0, 1, number), (RETURN, 0, 0, REFUSE)] if number is not None else []
-    steps += [(IF_EQUAL, 0, 5, FCNTL[column]), (LOAD, 0, 0, SECOND_ARGUMENT_AT)]
-    for command in (SET_OWNER, SET_OWNER_EX):
-        steps += [(IF_EQUAL, 0, 1, command), (RETURN, 0, 0, REFUSE)]
+    for numbers, place, bits, values, allowed in GUARDED:
+        block = [(LOAD, 0, 0, place), (AND, 0, 0, bits)]
+        for value in values:
+            block += [(IF_EQUAL, 0, 1, value), (RETURN, 0, 0, ALLOW if allowed else REFUSE)]
+        block.append((RETURN, 0, 0, REFUSE if allowed else ALLOW))
+        steps += [(IF_EQUAL, 0, len(block), numbers[column]), *block]
     steps.append((RETURN, 0, 0, ALLOW))
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
     pointer = ctypes.create_string_buffer(struct.pack("HP", len(steps), ctypes.addressof(program)))

@@ -8,11 +8,14 @@ import os
 import platform
 import re
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from ppo_core.processes.plugins import Sources
@@ -34,6 +37,9 @@ ACT_NOT = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Pass)
 SOLUTION = "solution"
 """How tests import the code by its name."""
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}
+LOOK_EVERY_S, MOST_BYTES, MOST_FILES = 0.1, 64 * run_unit_tests.MIB, 10_000
+"""How often the folder of code that is still running is looked at, and what it may hold."""
+LEAST_FREE = 4 * run_unit_tests.MIB
 """Nothing of ours; and sets have the same order each time."""
 
 
@@ -139,7 +145,10 @@ class UnitTests:
                 f"the reward {self.spec.component} cannot confine code here, so it ran none (exit status {status}): "
                 "the log of the scoring engine says why; containers must let processes set a seccomp filter"
             )
-        return sum(f"{secret} {number}" in output for number in range(len(tests))) / len(tests)
+        passed = sum(f"{secret} {number}" in output for number in range(len(tests)))
+        if passed < len(tests) and (free := shutil.disk_usage(tempfile.gettempdir()).free) < LEAST_FREE:
+            return NotScored(f"the disk of {tempfile.gettempdir()} has only {free} bytes free for what tests write")
+        return passed / len(tests)
 
     def _code(self, response: str) -> str | None:
         if self.spec.pattern is not None:
@@ -149,7 +158,7 @@ class UnitTests:
     def _run(self, job: dict[str, object]) -> tuple[set[str], int | None]:
         """The lines that the process wrote, and its exit status; None where it was ended at the deadline."""
         with (
-            tempfile.TemporaryDirectory(prefix="unit-tests-", ignore_cleanup_errors=True) as folder,
+            _folder() as folder,
             tempfile.TemporaryFile() as results,  # no pipe: whatever is written, nobody has to keep reading
             subprocess.Popen(
                 [sys.executable, *ALONE, run_unit_tests.__file__],
@@ -160,17 +169,53 @@ class UnitTests:
                 start_new_session=True,
             ) as process,
         ):
-            status: int | None = None
             try:
-                process.communicate(json.dumps(job).encode(), timeout=self.spec.timeout_s)
-                status = process.returncode
-            except subprocess.TimeoutExpired:
-                pass
+                status = self._wait(process, json.dumps(job).encode(), folder)
             finally:
                 process.kill()  # it can have no children
             process.wait()
             results.seek(0)
             return set(results.read().decode(errors="replace").splitlines()), status
+
+    def _wait(self, process: subprocess.Popen[bytes], given: bytes, folder: str) -> int | None:
+        """The exit status; None where the time was over, or the code's folder full, before it ended."""
+        deadline, given_once = time.monotonic() + self.spec.timeout_s, iter([given])
+        while (left := deadline - time.monotonic()) > 0:
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(next(given_once, None), timeout=min(left, LOOK_EVERY_S))
+                return process.returncode
+            if _is_full(folder):
+                return None
+        return None
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """A folder for the code, and nothing of it left, however deep the code has nested folders in it."""
+    folder = tempfile.mkdtemp(prefix="unit-tests-")
+    try:
+        yield folder
+    finally:
+        with suppress(RecursionError):
+            shutil.rmtree(folder, ignore_errors=True)
+        if os.path.lexists(folder):
+            subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
+
+
+def _is_full(folder: str) -> bool:
+    """Whether the code has written more than it may there."""
+    size, count, waiting = 0, 0, [folder]
+    while waiting:
+        with suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                else:
+                    size += entry.stat(follow_symlinks=False).st_size
+                count += 1
+                if size > MOST_BYTES or count > MOST_FILES:
+                    return True
+    return False
 
 
 def _acts(statement: ast.stmt) -> bool:

@@ -20,6 +20,8 @@ POOL, POOL_TYPE = "gpu", "process"
 ALONE = "One flow run at a time: it has the GPUs."
 RESUMABLE = "resumable"
 """The tag of deployments whose flow runs go on where they stopped when they are started again."""
+OURS = "ppoflow"
+"""The tag of all deployments: one that is not resumable is started again by nobody, but must not keep the pool."""
 
 HEARTBEAT_S = 30
 SILENT_S = 3 * HEARTBEAT_S
@@ -72,7 +74,7 @@ def go_on_after_crash() -> AutomationCore:
     return AutomationCore(
         name="ppoflow: a crashed run goes on",
         description="Starts the same flow run again when its process has died; it goes on where it stopped.",
-        trigger=missing({"prefect.flow-run.Crashed"}, events(SETTLED), SETTLE_S),
+        trigger=missing({"prefect.flow-run.Crashed"}, events(SETTLED), SETTLE_S, RESUMABLE),
         actions=[
             ChangeFlowRunState(
                 state=StateType.SCHEDULED, name="AwaitingRetry", message="Its process had died; it goes on.", force=True
@@ -87,7 +89,7 @@ def notice_silence() -> AutomationCore:
     return AutomationCore(
         name="ppoflow: a silent run has crashed",
         description=f"Marks a flow run Crashed that gave no heartbeat for {SILENT_S} s: its machine or worker is gone.",
-        trigger=missing({beat}, {beat} | events(ENDED), SILENT_S),
+        trigger=missing({beat}, {beat} | events(ENDED), SILENT_S, OURS),
         actions=[
             ChangeFlowRunState(
                 state=StateType.CRASHED, message=f"No heartbeat for {SILENT_S} s: its machine or worker is gone."
@@ -96,13 +98,13 @@ def notice_silence() -> AutomationCore:
     )
 
 
-def missing(after: set[str], expected: set[str], seconds: int) -> EventTrigger:
-    """Fires for a resumable flow run `seconds` after one of `after`, unless one of `expected` came meanwhile."""
+def missing(after: set[str], expected: set[str], seconds: int, tag: str) -> EventTrigger:
+    """Fires for a flow run with this tag `seconds` after one of `after`, unless one of `expected` came meanwhile."""
     return EventTrigger(
         after=after,
         expect=expected,
         match=ResourceSpecification.model_validate({"prefect.resource.id": "prefect.flow-run.*"}),
-        match_related=tagged(RESUMABLE),
+        match_related=tagged(tag),
         for_each={"prefect.resource.id"},
         posture=Posture.Proactive,
         threshold=1,

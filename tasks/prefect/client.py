@@ -19,12 +19,12 @@ ANSWER_S = 6.0
 
 
 @contextmanager
-def short_timeout_client(answer_s: float = ANSWER_S) -> Iterator[SyncPrefectClient]:
-    """A client that asks once, and waits so many seconds for the answer; the flow's own tries for minutes."""
+def short_timeout_client(answer_s: float | None = None) -> Iterator[SyncPrefectClient]:
+    """A client that asks once, and waits so many seconds (`ANSWER_S`) for it; the flow's own tries for minutes."""
     context = get_settings_context()
     client = context.settings.client.model_copy(update={"max_retries": 0})
     once = context.settings.model_copy(update={"client": client})  # Prefect's own way reads all settings anew: 25 ms
-    how: dict[str, Any] = {"timeout": answer_s}
+    how: dict[str, Any] = {"timeout": answer_s or ANSWER_S}
     if not once.api.tls_insecure_skip_verify:
         how["verify"] = _trusted(once.api.ssl_cert_file or certifi.where())
     with SettingsContext(profile=context.profile, settings=once), get_client(how, sync_client=True) as asked:
@@ -46,6 +46,12 @@ def _deployment_of(flow_run_id: str) -> str | None:
 def _trusted(certificates: str) -> ssl.SSLContext:
     """As Prefect's client makes it, each time anew: 30 ms."""
     return ssl.create_default_context(cafile=certificates)
+
+
+def tries() -> int:
+    """How often the flow run under way was started; going on after a suspension or a pause does not count."""
+    with short_timeout_client() as client:
+        return client.read_flow_run(UUID(str(flow_run.id))).run_count
 
 
 def go_on_after_pause() -> None:

@@ -61,7 +61,8 @@ def mark_crashed(predecessors: Iterable[LeaseOwner]) -> list[str]:
 
 
 def _mark(client: SyncPrefectClient, id: UUID) -> str | None:
-    """Set one flow run and its tasks to Crashed; None where the server does not know it, it has ended, or is ours."""
+    """Set one flow run, its tasks and the flow runs below it to Crashed; None where the server does not know it, it has
+    ended, or is ours."""
     try:
         found = client.read_flow_run(id)
     except ObjectNotFound:
@@ -74,6 +75,9 @@ def _mark(client: SyncPrefectClient, id: UUID) -> str | None:
     of_it = FlowRunFilter(id=FlowRunFilterId(any_=[id]))
     # The server tells of 200 tasks at a time, and a long run has more; of those under way there are few.
     for task in client.read_task_runs(flow_run_filter=of_it, task_run_filter=under_way):
+        child = task.state.state_details.child_flow_run_id if task.state is not None else None
+        if child is not None:
+            _mark(client, child)
         client.set_task_run_state(task.id, crashed, force=True)
     if str(id) == flow_run.id:
         return None

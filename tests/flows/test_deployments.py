@@ -17,7 +17,7 @@ from prefect.utilities.schema_tools import validate
 from flows.ppo import ppo_training
 from infra.runs.names import validate_run_name
 from ppo_core.spec import DpoSpec, RewardModelSpec, RlhfSpec, RunSpec, SpecError
-from tasks.prefect.automations import POOL, RESUMABLE
+from tasks.prefect.automations import OURS, POOL, RESUMABLE
 from tasks.prefect.deployment_params import name_of_run
 from tests.tasks.run_contexts import ARITHMETIC, smoke_spec
 
@@ -79,7 +79,10 @@ def test_schedules_are_off_until_somebody_switches_them_on(deployment: dict[str,
 def test_training_has_a_cron_and_an_interval_one_slot_and_the_tag_of_the_automations() -> None:
     training = DEPLOYMENTS[0]
     assert [next(iter(schedule)) for schedule in training["schedules"]] == ["cron", "interval"]
-    assert training["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}
+    assert not any("concurrency_limit" in deployment for deployment in DEPLOYMENTS)  # a restarted server forgets it
+    quiet = [full_name(deployment) for deployment in DEPLOYMENTS if "job_variables" not in deployment["work_pool"]]
+    assert quiet == ["promotion/champion"]
+    assert all(OURS in deployment["tags"] for deployment in DEPLOYMENTS)
     resumable = [full_name(deployment) for deployment in DEPLOYMENTS if RESUMABLE in deployment["tags"]]
     assert resumable == ["ppo-training/arithmetic", "reward-model/helpful", "dpo/helpful", "rlhf/helpful"]
 

@@ -264,8 +264,9 @@ def test_nobody_answers_in_time(given: HandOver) -> None:
         assert client.read_flow_run(UUID(asked[0])).state_name == "NotPromoted"
 
 
-def test_a_person_is_asked_in_prefects_ui(given: HandOver) -> None:
-    trial = given.trial(2, 1)
+@pytest.mark.parametrize(("champion", "alias"), [(1, "champion"), (None, "champion"), (1, "prod_EU")])
+def test_a_person_is_asked_in_prefects_ui(champion: int | None, alias: str, given: HandOver) -> None:
+    trial = given.trial(2, champion).model_copy(update={"alias": alias})
     asked: dict[str, Any] = {}
 
     @flow(persist_result=False)

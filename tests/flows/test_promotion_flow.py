@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -198,6 +199,10 @@ def test_a_worker_is_let_go_while_a_person_thinks(
         monkeypatch.setattr(flows.promotion, f"{how}_flow_run", waiting(how))
     monkeypatch.setattr(flows.promotion, "deployment_id", lambda: deployment)
     monkeypatch.setattr(flows.promotion, "flow_run", type("FlowRun", (), {"parent_flow_run_id": parent}))
-    for candidate in (2, 3):
-        flows.promotion.ask(own.trial(candidate, 1), PromotionSpec())
-    assert keys == [f"{called} champion-1-to-2", f"{called} champion-1-to-3"]
+    tries = iter((1, 1, 1, 2))
+    monkeypatch.setattr(flows.promotion, "tries", lambda: next(tries))
+    for candidate in (2, 2, 3, 3):
+        flows.promotion.ask(own.trial(candidate, None), PromotionSpec())
+    assert keys[0] == keys[1]  # it goes on where it was suspended
+    assert len(set(keys)) == 3
+    assert all(re.fullmatch(rf"{called} [a-z0-9-]+", key) for key in keys)

@@ -21,7 +21,14 @@ CLASSIFIER = {**CARD, "config.json": {"architectures": ["ToyForSequenceClassific
 def check_run(engines: ToyEngines, job: EngineJob) -> dict[str, Any]:
     """Nothing is wrong."""
     counts = {"train": 50, "eval": 20, "sft": 30}
-    found = {"counts": counts, "left_out": {}, "longest_prompt": 3, "scores": [0.0, 1.0], "errors": [None, None]}
+    found = {
+        "counts": counts,
+        "left_out": {},
+        "longest_prompt": 3,
+        "short_rewards": {},
+        "scores": [0.0, 1.0],
+        "errors": [None, None],
+    }
     return {**found, **FACTS, "sequences": None, "learned_held_out": 0}
 
 

@@ -45,6 +45,18 @@ async def together(completions):
 def none(solution_str):
     judge("0 none")
     return None
+
+def quotes(solution_str):
+    if solution_str == "bad":
+        raise ValueError("no choice: \\ud83d" + "x" * 10**6)
+    return 1.0
+
+async def cancels(completion):
+    if completion == "bad":
+        task = asyncio.ensure_future(asyncio.sleep(9))
+        task.cancel()
+        await task
+    return 1.0
 """
 """A sample says how often what is raised for it: `2 OSError`."""
 
@@ -95,3 +107,20 @@ def test_where_it_raises_for_all_the_stage_fails_and_is_tried_again_unless_its_c
         scored(tmp_path, "judge", ["9 OSError", "8 OSError"])
     with pytest.raises(InputError, match=r"raised TypeError: so it is \(rewards.py:\d+\)$"):
         scored(tmp_path, "judge", ["9 TypeError", "8 TypeError"])
+
+
+def test_what_is_raised_can_be_stored_whatever_it_quotes(tmp_path: Path) -> None:
+    (good, said), _ = scored(tmp_path, "quotes", ["good", "bad"])
+    assert good == 1.0
+    assert r"raised ValueError: no choice: \ud83dxxx" in said
+    assert said.encode()
+    assert len(said) < 3000
+
+
+@pytest.mark.parametrize("timeout_s", [None, 60.0])
+def test_a_task_that_was_cancelled_below_a_call_costs_that_sample_alone(
+    timeout_s: float | None, tmp_path: Path
+) -> None:
+    (good, said), _ = scored(tmp_path, "cancels", ["good", "bad"], timeout_s=timeout_s)
+    assert good == 1.0
+    assert "raised RuntimeError: a task that it awaits was cancelled" in said

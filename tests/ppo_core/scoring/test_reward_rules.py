@@ -215,6 +215,17 @@ def test_a_minus_may_stand_before_a_currency(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *((r"\boxed{10,\!000}", 10_000), ("1{,}234{,}567", 1_234_567), (r"$1\,234$", 1234)),
+        *(("_-5_", -5), ("\u20135", -5), ("3\u20135", 5), ("a, 1,23", 23)),
+    ],
+)
+def test_numbers_are_read_as_latex_and_markdown_have_them(text: str, number: int) -> None:
+    assert last_number(text) == number
+
+
+@pytest.mark.parametrize(
     ("kind", "answer", "message"),
     [
         (

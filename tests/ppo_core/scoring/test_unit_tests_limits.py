@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.ppo_core.scoring.test_unit_tests_reward import EVERYTHING, score
+from tests.waiting import LONG_S
 
 
 @pytest.fixture
@@ -39,3 +44,50 @@ def test_a_test_may_be_longer_than_a_file_that_code_may_write() -> None:
     assert len(long) > 2**20
     tests = ["assert add(1, 2) == 3", long, f"{long}0"]
     assert score("def add(a, b):\n    return a + b\n", tests, memory_mib=2048, timeout_s=60) == pytest.approx(2 / 3)
+
+
+def test_no_pair_of_sockets_does_either_nor_sends_to_anybody_else(other: subprocess.Popen[bytes]) -> None:
+    attempt = (
+        "import fcntl, os, socket, struct\na, b = socket.socketpair()\n"
+        f"fcntl.ioctl(a, 0x8901, struct.pack('i', {other.pid}))  # FIOSETOWN\nfcntl.fcntl(a, 10, 9)\n"
+        "fcntl.fcntl(a, fcntl.F_SETFL, fcntl.fcntl(a, fcntl.F_GETFL) | os.O_ASYNC)\nb.send(b'x')\n"
+    )
+    assert score(attempt, EVERYTHING) == 0.0
+    with pytest.raises(subprocess.TimeoutExpired):
+        other.wait(0.2)
+    assert score("import socket\nsocket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)", EVERYTHING) == 0.0
+    outlives = "import ctypes\ndied = ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)"
+    assert score(outlives, ["assert died == -1"]) == 1.0
+    loop = "import asyncio\nasync def seven():\n    return 7\nfound = asyncio.run(seven())"
+    assert score(loop, ["assert found == 7"]) == 1.0
+
+
+def folders() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("unit-tests-*"))
+
+
+def test_folders_in_folders_leave_nothing_and_fail_nobody() -> None:
+    before = folders()
+    nested = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')"
+    assert score(nested, ["assert os.getcwd()"], timeout_s=60) == 1.0
+    assert folders() <= before
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        "for n in range(10**6): open(str(n), 'wb').write(bytes(2**20))",
+        "for n in range(10**9): open(str(n), 'wb').close()",
+    ],
+)
+def test_code_that_fills_its_folder_is_ended(fill: str) -> None:
+    began = time.monotonic()
+    assert score(f"done = 1\n{fill}", ["assert done.real"], timeout_s=LONG_S) == 0.0
+    assert time.monotonic() - began < LONG_S / 2
+
+
+def test_where_the_disk_is_full_there_is_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = shutil.disk_usage(tempfile.gettempdir())._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    assert score("x = 1", ["assert x.real == 1"]) == 1.0
+    assert score("x = 1", ["assert x.real == 2"]) is None

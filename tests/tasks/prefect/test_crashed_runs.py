@@ -13,12 +13,14 @@ from prefect import flow, task
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas import State
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import StateDetails
+from prefect.client.schemas.responses import SetStateStatus
 from prefect.runtime import flow_run as runtime_flow_run
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Completed, Pending, Running
+from prefect.states import AwaitingRetry, Completed, Failed, Paused, Pending, Running, Suspended
 
 from infra.runs.lease import LeaseOwner
-from tasks.prefect.client import deployment_id
+from tasks.prefect.client import deployment_id, tries
 from tasks.prefect.crashed_runs import FLOW_RUN, mark_crashed, page_is_open
 from tests.infra.runs.leases import somebody
 
@@ -96,6 +98,37 @@ def test_a_flow_run_that_was_started_again_goes_on_and_only_its_dead_tasks_end(c
     id, found = goes_on("dead")
     assert found == ["Running", "Crashed"]
     assert states(client, UUID(id)) == ("Completed", ["Crashed"])
+
+
+def test_a_flow_run_below_one_that_died_is_crashed_too(client: SyncPrefectClient) -> None:
+    """As an evaluation that `ppoflow rlhf` waited for: nobody listens to its page any more."""
+    above, below = flow_run(client, Running()), flow_run(client, Paused(), Running())
+    tracking = client.create_task_run(update_policy, above, dynamic_key="below", state=Pending())
+    state = Running(state_details=StateDetails(child_flow_run_id=below))
+    client.set_task_run_state(tracking.id, state, force=True)
+    assert mark_crashed([holder({FLOW_RUN: str(above)})]) == ["demo"]
+    assert states(client, above) == ("Crashed", ["Crashed"])
+    assert states(client, below) == ("Crashed", ["Crashed"])
+
+
+def test_tries_are_counted_and_going_on_after_a_suspension_is_none(
+    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = client.create_deployment(client.create_flow(training), "asks")
+    id = client.create_flow_run_from_deployment(deployment).id
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(id))  # as a worker's process has it
+    client.set_flow_run_state(id, Pending())
+    client.set_flow_run_state(id, Running())
+    assert tries() == 1
+    client.set_flow_run_state(id, Suspended(timeout_seconds=60))
+    assert client.resume_flow_run(id).status == SetStateStatus.ACCEPT
+    for state in (Pending(), Running()):
+        client.set_flow_run_state(id, state)
+    assert tries() == 1
+    client.set_flow_run_state(id, Failed())
+    for state in (AwaitingRetry(), Pending(), Running()):
+        client.set_flow_run_state(id, state)
+    assert tries() == 2
 
 
 def test_whether_a_page_can_be_told_is_known_soon(monkeypatch: pytest.MonkeyPatch) -> None:
