@@ -218,6 +218,7 @@ class LineChannel:
             if not received:
                 raise ChannelEnded
             self._received += received
+            deadline = time.monotonic() + timeout_s  # it speaks
         line = bytes(self._received[:end])
         del self._received[: end + 1]
         return line

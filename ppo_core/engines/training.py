@@ -39,7 +39,6 @@ def main() -> None:
     engine = TrainingEngine(ranks, trust_remote_code=given.trust_remote_code, offload_reference=given.offload_reference)
     if rank > 0:
         follow(engine)
-    engine.ranks.end_with_children()
     serve({name: leading(engine, name) for name in engine.handlers}, replies, Permissions())
 
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
@@ -38,5 +39,6 @@ class ChildWatch:
         wait([child.sentinel for child in self._children])
         if not self._retired:
             ended = [f"{child.name} (status {child.exitcode})" for child in self._children if not child.is_alive()]
-            print(f"ending, because of the end of {', '.join(ended)}", file=sys.stderr, flush=True)
+            with suppress(OSError):  # of a full disk
+                print(f"ending, because of the end of {', '.join(ended)}", file=sys.stderr, flush=True)
             os._exit(1)

@@ -14,6 +14,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -95,7 +96,8 @@ def serve(handlers: Mapping[str, Handler], replies: TextIO, permissions: Permiss
             result = handlers[document["name"]](_job(document, send, permissions))
             send("result", seconds=time.perf_counter() - started, result=result)
         except Exception as error:
-            traceback.print_exc()
+            with suppress(OSError):  # of a full disk: the reason arrives all the same
+                traceback.print_exc()
             ending = isinstance(error, EngineDefect)
             retryable = error.retryable if isinstance(error, EngineDefect) else not isinstance(error, InputError)
             name, message = type(error).__name__, str(error)

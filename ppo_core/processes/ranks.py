@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -43,6 +43,8 @@ class Ranks:
     kind: str = "training"
 
     def __post_init__(self) -> None:
+        if self.world_size > 1:
+            self._end_with_children()  # also one that never comes to the meeting
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         if torch.cuda.is_available():
             torch.cuda.set_device(self.rank % torch.cuda.device_count())
@@ -106,7 +108,7 @@ class Ranks:
             if child.poll() is not None:
                 raise EngineDefect(f"{self.kind} rank {rank} of {self.world_size} ended with status {child.returncode}")
 
-    def end_with_children(self) -> None:
+    def _end_with_children(self) -> None:
         """From now on end this process when another rank ends: a collective call could wait for it for ever."""
         for rank, child in enumerate(self.children, 1):
             threading.Thread(target=self._end_with, args=(rank, child), daemon=True, name=f"rank-{rank}").start()
@@ -115,7 +117,8 @@ class Ranks:
         status = child.wait()
         if not self.dismissed:
             message = f"{self.kind} rank {rank} of {self.world_size} ended with status {status}"
-            print(message, file=sys.stderr, flush=True)
+            with suppress(OSError):  # of a full disk
+                print(message, file=sys.stderr, flush=True)
             os._exit(1)
 
     def dismiss(self) -> None:

@@ -121,7 +121,6 @@ def main() -> None:
     )
     if given.rank > 0:
         follow(engine)
-    engine.ranks.end_with_children()
     share_out = leading(engine, LOAD)
     jobs = {name: leading(engine, name) for name in (SCORE, MAKE_ROOM)}
     serve({LOAD: lambda job: engine.read(job) | share_out(job), **jobs}, replies, Permissions())

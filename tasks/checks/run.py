@@ -25,6 +25,7 @@ from infra.engines.protocol import EngineInput, EngineJob, EngineJobError, Engin
 from infra.runs.holder import require_free
 from infra.runs.owner import LeaseHeld
 from infra.settings import Settings
+from infra.storage.outage import stop_waiting
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
 from ppo_core.spec.flow_spec import FlowSpec
@@ -120,7 +121,11 @@ def checking(
     store, name = open_store(Settings().store_root), run or spec.name
     notes += holder_notes(store, name, noted=again) if again or not wait else []
     with ThreadPoolExecutor(1) as pool, check_engine() as engine:
-        yield submit(pool, _check, engine, store, spec, trial, name, notes, again, started, learned)
+        try:
+            yield submit(pool, _check, engine, store, spec, trial, name, notes, again, started, learned)
+        except KeyboardInterrupt:
+            stop_waiting()  # the check, which may wait for a store that has stopped to answer
+            raise
 
 
 @contextmanager

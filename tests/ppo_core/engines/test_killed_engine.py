@@ -21,6 +21,7 @@ from tests.ppo_core.engines.engine_jobs import Client, minimal_spec, open_engine
 from tests.ppo_core.tiny_models import tiny_config, tiny_tokenizer
 from tests.ppo_core.training.update_cases import make_experience, save_experience, update_job
 from tests.processes import command_line
+from tests.waiting import until
 
 TRAINING = TrainingSpec(num_ranks=2, zero_stage=2, microbatch_size=4)
 
@@ -124,3 +125,12 @@ def test_three_updates_with_thin_checkpoints_and_a_kill_in_each(client: Client, 
     for path in unbroken[-1].rglob("*"):
         if path.is_file():
             assert path.read_bytes() == (checkpoint / path.relative_to(unbroken[-1])).read_bytes(), path
+
+
+@pytest.mark.thorough
+def test_a_rank_that_dies_before_all_have_met_ends_the_engine(client: Client, tmp_path: Path) -> None:
+    client.engine.start()
+    until(lambda: len(engine_processes()) == 2, "both ranks are there")
+    os.kill(engine_processes()[1], signal.SIGKILL)
+    with pytest.raises(EngineDied, match="training rank 1 of 2 ended with status -9"):
+        client.run("start_policy", {}, {}, client.output())
