@@ -219,8 +219,8 @@ def _check_critic(folder: Path, tokenizer: Any, spec: ModelSpec, *, tokens: int,
 def refuse_quantised(config: Any, name: str) -> None:
     if config.to_dict().get("quantization_config") or config.get_text_config().to_dict().get("quantization_config"):
         raise InputError(
-            f"{name} is quantised (quantization_config), but PPO trains unquantised weights: use the model that it was "
-            "made from, in float32 or bfloat16"
+            f"{name} is quantised (quantization_config), but training needs unquantised weights: use the model that it "
+            "was made from, in float32 or bfloat16"
         )
 
 

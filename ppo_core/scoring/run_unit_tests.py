@@ -64,14 +64,31 @@ REFUSED: dict[str, tuple[int, int | None]] = {
 }
 """System calls that the kernel refuses, with their numbers on either machine; None: it does not have it."""
 FIRST_ARGUMENT_AT, SECOND_ARGUMENT_AT, EVERY_BIT = 16, 24, 0xFFFFFFFF
-GUARDED: tuple[tuple[tuple[int, int], int, int, tuple[int, ...], bool], ...] = (
-    ((72, 25), SECOND_ARGUMENT_AT, EVERY_BIT, (8, 15), False),  # fcntl F_SETOWN, F_SETOWN_EX
-    ((16, 29), SECOND_ARGUMENT_AT, EVERY_BIT, (0x8901, 0x8902), False),  # ioctl FIOSETOWN, SIOCSPGRP
-    ((157, 167), FIRST_ARGUMENT_AT, EVERY_BIT, (PR_SET_PDEATHSIG,), False),  # prctl
-    ((53, 199), SECOND_ARGUMENT_AT, 0xF, (1,), True),  # socketpair SOCK_STREAM; others can send to any address
+
+
+class Guard:
+    """A system call of which one argument says whether the kernel refuses it: with one of `values`, or where these are
+    `allowed`, with any other. `at` is where the argument lies, and `bits` are those of it that count."""
+
+    def __init__(
+        self,
+        numbers: tuple[int, int],
+        at: int,
+        values: tuple[int, ...],
+        *,
+        bits: int = EVERY_BIT,
+        allowed: bool = False,
+    ) -> None:
+        self.numbers, self.at, self.values, self.bits, self.allowed = numbers, at, values, bits, allowed
+
+
+GUARDED = (
+    # A file's owner gets a signal of one's choice: fcntl F_SETOWN and F_SETOWN_EX, ioctl FIOSETOWN and SIOCSPGRP.
+    Guard((72, 25), SECOND_ARGUMENT_AT, (8, 15)),
+    Guard((16, 29), SECOND_ARGUMENT_AT, (0x8901, 0x8902)),
+    Guard((157, 167), FIRST_ARGUMENT_AT, (PR_SET_PDEATHSIG,)),  # prctl: by it this process ends with its parent
+    Guard((53, 199), SECOND_ARGUMENT_AT, (1,), bits=0xF, allowed=True),  # socketpair: SOCK_STREAM alone has no address
 )
-"""Calls of which one argument (where it lies, and its bits that count) says whether they are refused: with one of these
-values, or with any but these. A file's owner gets a signal of one's choice."""
 CAPABILITIES_VERSION_3, DAC_READ_SEARCH = 0x20080522, 1 << 2
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 WRITE_FILE, MAKE_CHAR, MAKE_BLOCK, TRUNCATE = 1 << 1, 1 << 6, 1 << 11, 1 << 14
@@ -149,12 +166,12 @@ def lock_up() -> None:
     steps += [(IF_AT_LEAST, 0, 1, OTHER_NUMBERS), (RETURN, 0, 0, REFUSE)]
     for number in (numbers[column] for numbers in REFUSED.values()):
         steps += [(IF_EQUAL, 0, 1, number), (RETURN, 0, 0, REFUSE)] if number is not None else []
-    for numbers, place, bits, values, allowed in GUARDED:
-        block = [(LOAD, 0, 0, place), (AND, 0, 0, bits)]
-        for value in values:
-            block += [(IF_EQUAL, 0, 1, value), (RETURN, 0, 0, ALLOW if allowed else REFUSE)]
-        block.append((RETURN, 0, 0, REFUSE if allowed else ALLOW))
-        steps += [(IF_EQUAL, 0, len(block), numbers[column]), *block]
+    for guard in GUARDED:
+        block = [(LOAD, 0, 0, guard.at), (AND, 0, 0, guard.bits)]
+        for value in guard.values:
+            block += [(IF_EQUAL, 0, 1, value), (RETURN, 0, 0, ALLOW if guard.allowed else REFUSE)]
+        block.append((RETURN, 0, 0, REFUSE if guard.allowed else ALLOW))
+        steps += [(IF_EQUAL, 0, len(block), guard.numbers[column]), *block]
     steps.append((RETURN, 0, 0, ALLOW))
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
     pointer = ctypes.create_string_buffer(struct.pack("HP", len(steps), ctypes.addressof(program)))

@@ -177,12 +177,15 @@ class UnitTests:
             results.seek(0)
             return set(results.read().decode(errors="replace").splitlines()), status
 
-    def _wait(self, process: subprocess.Popen[bytes], given: bytes, folder: str) -> int | None:
+    def _wait(self, process: subprocess.Popen[bytes], given: bytes | None, folder: str) -> int | None:
         """The exit status; None where the time was over, or the code's folder full, before it ended."""
-        deadline, given_once = time.monotonic() + self.spec.timeout_s, iter([given])
+        deadline = time.monotonic() + self.spec.timeout_s
         while (left := deadline - time.monotonic()) > 0:
-            with suppress(subprocess.TimeoutExpired):
-                process.communicate(next(given_once, None), timeout=min(left, LOOK_EVERY_S))
+            try:
+                process.communicate(given, timeout=min(left, LOOK_EVERY_S))
+            except subprocess.TimeoutExpired:
+                given = None  # it has it, or gets it in the next call
+            else:
                 return process.returncode
             if _is_full(folder):
                 return None

@@ -28,15 +28,16 @@ def check_rlhf(spec: RlhfSpec, run: str | None = None, *, again: bool = False, w
     now, later = places_now(spec, name), places_of(spec, name)
     require_given(spec, later)
     notes, good, learned = [], {"stages": ", ".join(spec.stages)}, ""
-    trial = spec.run_with(now.reward_model, now.policy)
-    if spec.trained is not None:
+    if spec.trained is None:
+        trial = spec.run_with(now.reward_model, now.policy)
+    else:
         before = spec.run_before(now.policy)
         model = spec.reward_model_from(absolute(before.model, Path(before.folder)))
         found = check_preferences(model, name, again=again, wait=wait)
         notes, learned = found.notes, found.learned
         base = model.model.path  # a critic that begins as the reward model has its tokens, layers and context
-        known = base is not None and not is_hub_name(base)
-        trial = spec.run_before(now.policy, str(Path(model.folder) / base) if base is not None and known else None)
+        critic = None if base is None or is_hub_name(base) else str(Path(model.folder) / base)
+        trial = spec.run_before(now.policy, critic)
         keys = {"pairs": "data", "scorer": "model"}  # nothing is, of what is still to be downloaded
         good |= {subject: found.good[key] for subject, key in keys.items() if key in found.good}
     whole = spec.run_with(later.reward_model, later.policy)

@@ -50,7 +50,7 @@ def _trusted(certificates: str) -> ssl.SSLContext:
 
 def tries() -> int:
     """How often the flow run under way was started; going on after a suspension or a pause does not count."""
-    with short_timeout_client() as client:
+    with get_client(sync_client=True) as client:
         return client.read_flow_run(UUID(str(flow_run.id))).run_count
 
 
