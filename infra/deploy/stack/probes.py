@@ -14,6 +14,8 @@ from urllib.request import ProxyHandler, Request, build_opener
 import psutil
 
 TIMEOUT_S = 5.0
+MAPPED = "::ffff:"
+"""So an address of IPv4 begins on a socket of IPv6, as Ray's are."""
 
 
 def listens(host: str, port: int) -> bool:
@@ -56,7 +58,8 @@ def listening(pid: int) -> set[tuple[str, int]]:
         for one in (main, *main.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):
                 sockets = one.net_connections(kind="tcp")
-                found |= {(item.laddr.ip, item.laddr.port) for item in sockets if item.status == psutil.CONN_LISTEN}
+                places = [item.laddr for item in sockets if item.status == psutil.CONN_LISTEN]
+                found |= {(place.ip.removeprefix(MAPPED), place.port) for place in places}
     return found
 
 
