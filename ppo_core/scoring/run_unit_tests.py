@@ -68,7 +68,8 @@ FIRST_ARGUMENT_AT, SECOND_ARGUMENT_AT, EVERY_BIT = 16, 24, 0xFFFFFFFF
 
 class Guard:
     """A system call of which one argument says whether the kernel refuses it: with one of `values`, or where these are
-    `allowed`, with any other. `at` is where the argument lies, and `bits` are those of it that count."""
+    `allowed`, with any other. `at` is the argument's offset in what seccomp looks at, and `bits` are those of it that
+    count."""
 
     def __init__(
         self,

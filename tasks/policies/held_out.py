@@ -7,18 +7,17 @@ that a run has made of its own policy is found again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
 from infra.artifacts import ArtifactRef, open_store
-from infra.backend import acquire_lease, open_records
+from infra.backend import open_records
 from infra.engines.protocol import OnProgress
 from infra.mlflow.tracking import RunTracker
 from infra.runs.lease import Heartbeat, Lease, LeaseHeld
 from infra.settings import Settings
-from infra.storage.objects import StoreUnavailable
 from ppo_core.records import InputError
 from ppo_core.spec import ModelSpec, RunSpec
 from ppo_core.spec.hub import HubCommit, exact_name
@@ -28,7 +27,7 @@ from tasks.prepare_dataset import prepare_dataset
 from tasks.stages.context import RunContext
 from tasks.stages.download_source import download_sources
 from tasks.stages.engines import Engines
-from tasks.stages.holding import PRIVATE
+from tasks.stages.holding import PRIVATE, held
 from tasks.stages.hub_names import with_commits
 from tasks.stages.references import DatasetRef, EvaluationRef
 
@@ -85,15 +84,12 @@ def pinned(root: str, refs: Iterable[ArtifactRef]) -> Iterator[None]:
 @contextmanager
 def any_lease(root: str) -> Iterator[Lease]:
     """The first lease for evaluations, and for what is kept of them, that nobody holds; released at the end."""
-    for number in count(1):
-        with suppress(LeaseHeld):
-            lease = acquire_lease(root, f"{PRIVATE}evaluation-{number}")
-            break
-    try:
+    with ExitStack() as stack:
+        for number in count(1):
+            with suppress(LeaseHeld):
+                lease = stack.enter_context(held(root, f"{PRIVATE}evaluation-{number}"))
+                break
         yield lease
-    finally:
-        with suppress(StoreUnavailable):  # as `tasks.stages.holding.held` has it: what was done here is done
-            lease.release()
 
 
 def evaluate_held_out(

@@ -21,7 +21,7 @@ ALONE = "One flow run at a time: it has the GPUs."
 RESUMABLE = "resumable"
 """The tag of deployments whose flow runs go on where they stopped when they are started again."""
 OURS = "ppoflow"
-"""The tag of all deployments: one that is not resumable is started again by nobody, but must not keep the pool."""
+"""The tag of all deployments: what is not resumable is started again by nobody, but must not keep the pool's slot."""
 
 HEARTBEAT_S = 30
 SILENT_S = 3 * HEARTBEAT_S

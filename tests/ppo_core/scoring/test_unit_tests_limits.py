@@ -24,11 +24,23 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-@pytest.mark.parametrize("owner", ["8, PID", "15, struct.pack('ii', 1, PID)"])
-def test_no_file_sends_a_signal_to_another_process(owner: str, other: subprocess.Popen[bytes]) -> None:
+PIPE = "read, write = os.pipe()"
+PAIR = "pair = socket.socketpair()\nread, write = (end.fileno() for end in pair)"
+
+
+@pytest.mark.parametrize(
+    ("ends", "owner"),
+    [
+        (PIPE, "fcntl.fcntl(read, 8, PID)  # F_SETOWN"),
+        (PIPE, "fcntl.fcntl(read, 15, struct.pack('ii', 1, PID))  # F_SETOWN_EX"),
+        (PAIR, "fcntl.ioctl(read, 0x8901, struct.pack('i', PID))  # FIOSETOWN"),
+        (PAIR, "fcntl.ioctl(read, 0x8902, struct.pack('i', PID))  # SIOCSPGRP"),
+    ],
+)
+def test_no_file_sends_a_signal_to_another_process(ends: str, owner: str, other: subprocess.Popen[bytes]) -> None:
     attempt = (
-        "import fcntl, os, struct\nread, write = os.pipe()\nfcntl.fcntl(read, 10, 9)  # F_SETSIG to SIGKILL\n"
-        f"fcntl.fcntl(read, {owner.replace('PID', str(other.pid))})  # F_SETOWN, F_SETOWN_EX\n"
+        f"import fcntl, os, socket, struct\n{ends}\nfcntl.fcntl(read, 10, 9)  # F_SETSIG to SIGKILL\n"
+        f"{owner.replace('PID', str(other.pid))}\n"
         "fcntl.fcntl(read, fcntl.F_SETFL, os.O_ASYNC)\nos.write(write, b'x')\n"
     )
     assert score(attempt, EVERYTHING) == 0.0
@@ -46,15 +58,7 @@ def test_a_test_may_be_longer_than_a_file_that_code_may_write() -> None:
     assert score("def add(a, b):\n    return a + b\n", tests, memory_mib=2048, timeout_s=60) == pytest.approx(2 / 3)
 
 
-def test_no_pair_of_sockets_does_either_nor_sends_to_anybody_else(other: subprocess.Popen[bytes]) -> None:
-    attempt = (
-        "import fcntl, os, socket, struct\na, b = socket.socketpair()\n"
-        f"fcntl.ioctl(a, 0x8901, struct.pack('i', {other.pid}))  # FIOSETOWN\nfcntl.fcntl(a, 10, 9)\n"
-        "fcntl.fcntl(a, fcntl.F_SETFL, fcntl.fcntl(a, fcntl.F_GETFL) | os.O_ASYNC)\nb.send(b'x')\n"
-    )
-    assert score(attempt, EVERYTHING) == 0.0
-    with pytest.raises(subprocess.TimeoutExpired):
-        other.wait(0.2)
+def test_a_pair_of_sockets_reaches_nobody_else_and_code_does_not_outlive_the_engine() -> None:
     assert score("import socket\nsocket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)", EVERYTHING) == 0.0
     outlives = "import ctypes\ndied = ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)"
     assert score(outlives, ["assert died == -1"]) == 1.0
