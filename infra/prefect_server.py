@@ -19,7 +19,7 @@ from pathlib import Path
 from infra import imported_first
 from infra.addresses import sqlite_url
 from infra.empty_databases import begin
-from infra.engines.process import GuardedProcess
+from infra.engines.guarded_process import GuardedProcess
 from infra.settings import child_environment
 
 SERVER = "prefect.server.api.server"

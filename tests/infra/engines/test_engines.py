@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from infra.engines.guarded_process import KILL_TIMEOUT_S
 from infra.engines.process import (
-    KILL_TIMEOUT_S,
     Engine,
     EngineClosed,
     EngineDied,
