@@ -10,7 +10,7 @@ from ppo_core.spec.hub import is_hub_name
 from ppo_core.spec.rlhf import REGISTERED
 from tasks.checks.model_folder import require_model
 from tasks.checks.preferences import check_preferences
-from tasks.checks.run import Findings, check_run
+from tasks.checks.run import Findings, check_engine, check_run
 from tasks.policies.held_out import absolute
 from tasks.policies.policy import find_policy
 from tasks.preferences.given import Places, places_now, places_of
@@ -24,7 +24,11 @@ def check_rlhf(spec: RlhfSpec, run: str | None = None, *, again: bool = False, w
     """
     if spec.given.trained_policy is not None:
         return check_trained(spec, spec.given.trained_policy)
-    name = run or spec.name
+    with check_engine():  # one for all of them: its imports take longest
+        return _check_parts(spec, run or spec.name, again=again, wait=wait)
+
+
+def _check_parts(spec: RlhfSpec, name: str, *, again: bool, wait: bool) -> Findings:
     now, later = places_now(spec, name), places_of(spec, name)
     require_given(spec, later)
     notes, good, learned = [], {"stages": ", ".join(spec.stages)}, ""

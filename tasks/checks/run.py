@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -128,15 +129,28 @@ def checking(
             raise
 
 
+ENGINE: ContextVar[EngineProcess | None] = ContextVar("check engine", default=None)
+
+
 @contextmanager
 def check_engine() -> Iterator[EngineProcess]:
-    """A scoring engine of its own, which starts at once."""
+    """A scoring engine of its own, which starts at once; checks inside of another's `check_engine` share that one."""
+    engine = ENGINE.get()
+    if engine is not None:
+        try:
+            yield engine
+        except BaseException:
+            engine.close()  # its job must not keep who was interrupted
+            raise
+        return
     with TemporaryDirectory(prefix="ppoflow-check-") as logs:
         engine = launch(EnginePlan("scoring", "check"), Settings(), Path(logs))
         engine.start()
+        token = ENGINE.set(engine)
         try:
             yield engine
         finally:
+            ENGINE.reset(token)
             engine.close()
 
 

@@ -105,7 +105,11 @@ def flow_states(home: Path) -> Counter[str]:
 
 
 def wait_for(
-    happened: Any, what: str, deadline_s: float = DEADLINE_S, run: subprocess.Popen[str] | None = None
+    happened: Any,
+    what: str,
+    deadline_s: float = DEADLINE_S,
+    run: subprocess.Popen[str] | None = None,
+    every_s: float = 0.05,
 ) -> None:
     """Poll until `happened()` is true; a `run` that ends before it does is a failure with its output."""
     deadline = time.monotonic() + deadline_s
@@ -113,7 +117,7 @@ def wait_for(
         if run is not None and run.poll() is not None:
             raise AssertionError(f"the run ended with {run.returncode} before {what}: {run.communicate()[0]}")
         assert time.monotonic() < deadline, f"{what}: not within {deadline_s} s"
-        time.sleep(0.05)
+        time.sleep(every_s)
 
 
 def processes_of(home: Path) -> Iterator[psutil.Process]:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-LOOK_EVERY_S = 0.02
-LOOK_AGAIN = 20
+LOOK_EVERY_S = 0.05
+LOOK_AGAIN = 10
 LISTENING = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}  # 07 of UDP: open to whoever sends
 ELSEWHERE = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0", "VLLM_HOST_IP": "192.0.2.7"}
 """The user's own choice of interfaces, which is for other programs: all processes of an engine are on one machine."""

@@ -43,7 +43,7 @@ def test_a_killed_run_goes_on_where_only_the_bucket_is_left(
     environment = {**s3_server.environment(), **SECRETS, "PPOFLOW_STORE": store}
     written = open_records(store, "first")
     run = start(tmp_path / "one", "first", **environment)
-    wait_for(lambda: len(written.iterations()) >= 2, "iteration 1", run=run)
+    wait_for(lambda: len(written.iterations()) >= 2, "iteration 1", run=run, every_s=0.25)
     run.kill()
     said = run.communicate()[0]
     wait_for(lambda: not list(processes_of(tmp_path / "one")), "the end of its engines")

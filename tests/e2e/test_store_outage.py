@@ -17,6 +17,7 @@ from tests.infra.storage.s3.s3_server import S3Server
 
 pytestmark = pytest.mark.thorough
 AWAY_S, SOON_S = 30.0, 300.0
+ASKED_EVERY_S = 0.25
 
 
 def test_a_run_waits_for_its_store_and_an_interrupt_ends_the_wait(
@@ -25,7 +26,8 @@ def test_a_run_waits_for_its_store_and_an_interrupt_ends_the_wait(
     store = f"s3://{bucket}/team"
     environment = {**s3_server.environment(proxy.uri), "PPOFLOW_STORE": store}
     run = start(tmp_path / "home", "first", **environment)
-    wait_for(lambda: len(open_records(store, "first").iterations()) >= 2, "iteration 1", run=run)
+    committed = open_records(store, "first").iterations
+    wait_for(lambda: len(committed()) >= 2, "iteration 1", run=run, every_s=ASKED_EVERY_S)
     proxy.away_for(AWAY_S)
     said = run.communicate(timeout=DEADLINE_S)[0]
     assert run.returncode == 0, said
@@ -36,7 +38,7 @@ def test_a_run_waits_for_its_store_and_an_interrupt_ends_the_wait(
     for here, there in zip(ours, records(smoke.home, "first"), strict=True):
         assert digests(here) == digests(there), here["iteration"]
     run = start(tmp_path / "home", "first", "--set", "iterations=20", **environment)
-    wait_for(lambda: len(open_records(store, "first").iterations()) >= len(ours) + 1, "one more", run=run)
+    wait_for(lambda: len(committed()) >= len(ours) + 1, "one more", run=run, every_s=ASKED_EVERY_S)
     proxy.go_away()
     assert run.stdout is not None
     read_until(run.stdout, "does not answer")
