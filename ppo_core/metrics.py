@@ -95,12 +95,14 @@ def clip_fraction(
     *,
     clip_low: float,
     clip_high: float,
+    dual_clip: float | None = None,
 ) -> Mean:
     """Fraction of tokens whose clip binds, that is, which PPO's loss gives no gradient.
 
-    These are ratio > 1 + clip_high with a positive advantage, and ratio < 1 - clip_low with a negative one.
+    These are ratio > 1 + clip_high with a positive advantage, and ratio < 1 - clip_low with a negative one, or ratio >
+    dual_clip.
     Shapes: all tensors [B, R], response_mask bool. Raises ValueError for shapes, masks or clips as `policy_loss` does.
-    Source: Schulman et al. 2017 (arXiv:1707.06347), figure 1.
+    Source: Schulman et al. 2017 (arXiv:1707.06347), figure 1; dual_clip: Ye et al. 2020 (arXiv:1912.09729), equation 5.
 
     >>> clip_fraction(torch.tensor([[0.0, 0.0]]), torch.tensor([[-1.0, -1.0]]), torch.tensor([[1.0, -1.0]]),
     ...               torch.tensor([[True, True]]), clip_low=0.2, clip_high=0.2).value
@@ -110,6 +112,8 @@ def clip_fraction(
     check_clips(clip_low, clip_high)
     ratio = policy_log_ratio(logprobs, old_logprobs, response_mask).exp()
     above, below = ratio > 1 + clip_high, ratio < 1 - clip_low
+    if dual_clip is not None:
+        below = below | (ratio > dual_clip)
     return Mean.over((above & (advantages > 0)) | (below & (advantages < 0)), response_mask)
 
 

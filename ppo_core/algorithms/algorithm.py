@@ -22,7 +22,7 @@ class Batch(NamedTuple):
     """An iteration's responses, `B` rows of at most `R` tokens, before anything is learned from them.
 
     `rewards` `[B, R]` hold the price of divergence at each token, and the score at the last one that counts, or in
-    parts;
+    parts; `credits` `[B, R]` are the same without that price (None: it is 0).
     `response_mask` `[B, R]` is True where a token counts; `finished` `[B]` where a response ended by itself. Rows with
     one number (0 to B - 1) in `prompts` `[B]` answer one prompt. `values` `[B, R]`, `final_values` `[B]`: the critic's.
     `scores` `[B]` are those that the reward gave, before anything is done to them; nan where there is none.
@@ -35,6 +35,7 @@ class Batch(NamedTuple):
     values: Tensor | None = None
     final_values: Tensor | None = None
     scores: Tensor | None = None
+    credits: Tensor | None = None
 
 
 class Estimate(NamedTuple):

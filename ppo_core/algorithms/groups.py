@@ -33,6 +33,10 @@ class Groups(NamedTuple):
         """The sum of `parts` `[B]` over the responses of each one's group, `[B]`."""
         return group_sum(parts, self.prompts)
 
+    def deviations(self) -> Tensor:
+        """How far each response's reward is from the mean of its group, `[B]`; 0 for what does not count."""
+        return torch.where(self.counts, self.rewards - self.sum(self.rewards) / self.sizes.clamp(min=1), 0.0)
+
     @property
     def compared(self) -> Tensor:
         """Which responses have another one to be compared with."""

@@ -1,8 +1,8 @@
-"""GRPO: a response's advantage is how many standard deviations its reward lies above the mean of its group. No critic.
+"""GRPO: a response's advantage is how many standard deviations its score lies above the mean of its group. No critic.
 
-    R_i = score(x, y_i) - kl_coef * sum_t KL_t
-    A_i = (R_i - mean_j R_j) / (std_j R_j + 1e-4)            j over the k responses to one prompt x; std with k - 1
-    A_i = R_i - mean_j R_j                                    algorithm.scale=none
+    S_i = score(x, y_i)        P_i = kl_coef * sum_t KL_t        j over the k responses to one prompt x; std with k - 1
+    A_i = (S_i - mean_j S_j) / (std_j S_j + 1e-4) - (P_i - mean_j P_j)
+    A_i = (S_i - mean_j S_j) - (P_i - mean_j P_j)                   algorithm.scale=none
 
 Every token of a response has its response's advantage. The loss is PPO's surrogate (`surrogate.py`).
 
@@ -10,8 +10,9 @@ Source: Shao et al. 2024, DeepSeekMath (arXiv:2402.03300), section 4.1. Without 
 (arXiv:2503.20783), section 3.1: the deviation weighs prompts that are very easy or very hard more than others.
 
 Where this differs from the paper: its loss is a mean over responses of means over tokens, with a KL term beside it;
-here the mean is over all tokens (as in DAPO, arXiv:2503.14476, equation 12), and the price of divergence is part of the
-reward (advantages.kl), whose coefficient may be 0. As there, nothing is whitened (see `rloo.py`).
+here the mean is over all tokens (as in DAPO, arXiv:2503.14476, equation 12). The price P of divergence (advantages.kl),
+whose coefficient may be 0, has no place in the paper; it is not divided by the deviation: responses of equal scores
+would differ by it alone, and learn nothing else. As there, nothing is whitened (see `rloo.py`).
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ SMALLEST_DEVIATION = 1e-4
 def estimate(batch: Batch, _: AdvantageSpec, *, scaled: bool) -> Estimate:
     """The same advantage at every token of a response that counts; 0 where its prompt has no other one."""
     groups = Groups.of(batch)
-    deviations = torch.where(
-        groups.counts, groups.rewards - groups.sum(groups.rewards) / groups.sizes.clamp(min=1), 0.0
-    )
+    deviations = groups.deviations()
     if not scaled:
         return groups.estimate(deviations, batch.response_mask)
-    std = (groups.sum(deviations.square()) / (groups.sizes - 1).clamp(min=1)).sqrt()
-    return groups.estimate(deviations / (std + SMALLEST_DEVIATION), batch.response_mask)
+    of_scores = deviations if batch.credits is None else Groups.of(batch._replace(rewards=batch.credits)).deviations()
+    std = (groups.sum(of_scores.square()) / (groups.sizes - 1).clamp(min=1)).sqrt()
+    price = of_scores - deviations
+    return groups.estimate(of_scores / (std + SMALLEST_DEVIATION) - price, batch.response_mask)
 
 
 def grpo(spec: GrpoSpec) -> Algorithm:

@@ -48,7 +48,15 @@ def clipped(logprobs: Tensor, minibatch: Minibatch, spec: UpdateSpec, weights: T
         importance_weights=weights,
         normalizer=normalizer,
     )
-    bound = clip_fraction(logprobs, old_logprobs, advantages, mask, clip_low=spec.clip_low, clip_high=spec.clip_high)
+    bound = clip_fraction(
+        logprobs,
+        old_logprobs,
+        advantages,
+        mask,
+        clip_low=spec.clip_low,
+        clip_high=spec.clip_high,
+        dual_clip=spec.dual_clip,
+    )
     return Loss(total, {"clip_fraction": bound})
 
 

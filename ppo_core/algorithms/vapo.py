@@ -28,14 +28,14 @@ from ppo_core.metrics import Mean
 from ppo_core.models.forward import Outputs
 from ppo_core.spec import AdvantageSpec, UpdateSpec, VapoSpec
 
-ALPHA, CRITIC_LAMBDA = 0.05, 1.0
+CRITIC_LAMBDA = 1.0
 
 
 def vapo(settings: VapoSpec) -> Algorithm:
     """With its settings of the language model's loss."""
 
     def estimate(batch: Batch, spec: AdvantageSpec) -> Estimate:
-        own = {"gae_lambda_alpha": ALPHA, "critic_gae_lambda": CRITIC_LAMBDA}
+        own = {"gae_lambda_alpha": settings.ALPHA, "critic_gae_lambda": CRITIC_LAMBDA}
         found = PPO.estimate(
             batch, spec.model_copy(update={name: value for name, value in own.items() if vars(spec)[name] is None})
         )

@@ -189,20 +189,23 @@ class AdvantageSpec(Section):
         """
         return self.score_clip if self.score_norm == "none" else None
 
-    def notes(self, iterations: int, longest: int) -> list[str]:
+    def notes(self, iterations: int, longest: int, own_alpha: float | None = None) -> list[str]:
         """A reference that does not move before the run is over, and what goes wrong with responses of few tokens, of
-        which the `longest` may have so many."""
-        reference, alpha, found = self.reference, self.gae_lambda_alpha, list[str]()
+        which the `longest` may have so many. `own_alpha` is the algorithm's, which counts where none is set."""
+        reference, found = self.reference, list[str]()
+        alpha = own_alpha if self.gae_lambda_alpha is None else self.gae_lambda_alpha
         if reference.kind == "every" and reference.iterations >= iterations:
             found.append(
                 f"advantages.reference.iterations={reference.iterations} is not below iterations={iterations}: the "
                 "reference stays the start; lower it, or raise iterations"
             )
         if alpha is not None and alpha * longest < LEAST_SHARE:
+            unset = " (the algorithm's own)" if self.gae_lambda_alpha is None else ""
             found.append(
-                f"advantages.gae_lambda_alpha={alpha:g} gives the longest responses (rollout.max_response_tokens="
-                f"{longest}) lambda {max(1 - 1 / (alpha * longest), 0):.2f}, and those of up to {1 / alpha:g} tokens "
-                f"0: the policy may learn nothing; {20 / longest:.2g} gives the longest 0.95"
+                f"advantages.gae_lambda_alpha={alpha:g}{unset} gives the longest responses "
+                f"(rollout.max_response_tokens={longest}) lambda {max(1 - 1 / (alpha * longest), 0):.2f}, and "
+                f"those of up to {1 / alpha:g} tokens 0: the policy may learn nothing; {20 / longest:.2g} gives the "
+                "longest 0.95"
             )
         if self.whiten_rewards:
             found.append(

@@ -258,7 +258,8 @@ class RunSpec(FlowSpec):
     def notes(self) -> list[str]:
         """What a person should know before the run starts: what it is too short for, among others."""
         said = self.update.notes(self.iterations, self.advantages) + self.algorithm.notes(self.update)
-        said += self.advantages.notes(self.iterations, self.rollout.max_response_tokens) + self.guards.notes(
+        said += self.advantages.notes(self.iterations, self.rollout.max_response_tokens, self.algorithm.ALPHA)
+        said += self.guards.notes(
             self.iterations, gold_is_all=[one.component for one in self.reward.rewards] == [self.guards.gold_reward]
         )
         said += self.evaluation.notes(self.dataset) + self.engines.notes()

@@ -151,14 +151,13 @@ def build_experience(
     )
     sampler, theirs = ragged([row.sampler_logprobs for row in rollouts]), spec.old_logprobs == "sampler"
     old = sampler.clone() if theirs else predictions.old_logprobs  # safetensors writes no tensor twice
-    kl = kl_estimate(old, predictions.reference_logprobs, estimator=spec.kl.estimator)
-    if spec.kl.length_normalised:
-        kl = kl / mask.sum(1, keepdim=True).clamp(min=1)
+    kl = divergence(old, predictions.reference_logprobs, mask, spec)
     rewards = priced = token_rewards(shaped.scores, kl, mask, kl_coef=kl_coef, parts=shaped.parts)
+    credits = token_rewards(shaped.scores, kl, mask, kl_coef=0.0, parts=shaped.parts)
     if spec.whiten_rewards:
         rewards = whiten(rewards, mask, shift_mean=False)
     prompts = _numbered([row.prompt_id for row in rollouts])
-    batch = Batch(rewards, mask, finished, prompts, predictions.values, predictions.final_values, given)
+    batch = Batch(rewards, mask, finished, prompts, predictions.values, predictions.final_values, given, credits)
     estimate = algorithm.estimate(batch, spec)
     advantages = estimate.advantages
     if spec.whiten is True or (spec.whiten is None and algorithm.whitens):
@@ -189,6 +188,12 @@ def build_experience(
         **estimate.measured,
     }
     return experience, metrics
+
+
+def divergence(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, spec: AdvantageSpec) -> Tensor:
+    """What is to be paid for at each token, `[B, R]` in nats, or with length_normalised in nats per token."""
+    kl = kl_estimate(logprobs, reference_logprobs, estimator=spec.kl.estimator)
+    return kl / mask.sum(1, keepdim=True).clamp(min=1) if spec.kl.length_normalised else kl
 
 
 def trained_on(rollouts: Sequence[RolloutRow], scores: Sequence[ScoreRow], spec: AdvantageSpec) -> Tensor:

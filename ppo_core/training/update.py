@@ -133,7 +133,7 @@ class Update:
         }
 
     def _step(self, rows: list[int]) -> bool:
-        """One optimizer step of each network; False where nothing in the minibatch was scored."""
+        """One optimizer step of each network; whether any took it: none does where nothing in the minibatch counts."""
         mask = self.experience.response_mask[rows]
         normalizer = self._divisor(mask)
         if normalizer == 0:
@@ -145,11 +145,12 @@ class Update:
             chosen = mask & self.experience.imitated[rows, None]
             self.imitation[rows] = chosen / chosen.sum().clamp(min=1)
         shares = [[(part, self._laid_out(part)) for part in share] for share in self._shares(rows)]
-        for name, rate in self.rates.items():  # one after the other: the gradients of one at a time are in memory
-            self._step_of(name, rate, shares, normalizer)
-        return True
+        # One after the other: the gradients of one at a time are in memory.
+        taken = [self._step_of(name, rate, shares, normalizer) for name, rate in self.rates.items()]
+        return any(taken)
 
-    def _step_of(self, name: str, rate: float, shares: list[list[Part]], normalizer: int) -> None:
+    def _step_of(self, name: str, rate: float, shares: list[list[Part]], normalizer: int) -> bool:
+        """Whether the step was taken, and not skipped."""
         before, total = dict(self.measured), torch.zeros((), dtype=torch.float64)
         microbatch = partial(self._microbatch, name=name, normalizer=normalizer)
         for loss, measured in self.ranks.threads.each(microbatch, shares):
@@ -157,11 +158,13 @@ class Update:
             for key, part in measured.items():
                 self._add(f"{name}/{key}", part)
         norm = self.networks[name].step(rate)
-        if math.isfinite(norm):
+        taken = math.isfinite(norm)
+        if taken:
             self._add(f"{name}/gradient_norm", Mean(norm, 1.0))
         else:
             self.measured = before
             self._skip(name, norm, total)
+        return taken
 
     def _skip(self, name: str, norm: float, total: Tensor) -> None:
         """Count a skipped step; what was measured in it is forgotten: the numbers need not be finite."""

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppo_core import metrics
+from ppo_core.losses import policy_loss
 from ppo_core.metrics import (
     Maximum,
     Mean,
@@ -86,6 +87,16 @@ def test_the_two_clips_are_not_exchanged() -> None:
     assert clip_fraction(*arguments, clip_low=0.2, clip_high=0.3).total == 1.0
     assert clip_fraction(*arguments, clip_low=0.3, clip_high=0.3).total == 0.0
     assert clip_fraction(*arguments, clip_low=0.2, clip_high=0.2).total == 2.0
+
+
+def test_the_dual_clip_counts_where_the_loss_has_no_gradient() -> None:
+    ratios = torch.tensor([[4.0, 4.0, 2.0, 0.5]])
+    logprobs, advantages = ratios.log().requires_grad_(), torch.tensor([[-1.0, 1.0, -1.0, -1.0]])
+    mask, clips = torch.ones((1, 4), dtype=torch.bool), {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}
+    policy_loss(logprobs, torch.zeros(1, 4), advantages, mask, **clips).backward()
+    assert logprobs.grad is not None
+    assert (logprobs.grad == 0).tolist() == [[True, True, False, True]]
+    assert clip_fraction(logprobs, torch.zeros(1, 4), advantages, mask, **clips) == Mean(3.0, 4.0)
 
 
 def test_only_value_clips_that_bind_are_counted() -> None:

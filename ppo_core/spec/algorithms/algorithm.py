@@ -16,12 +16,14 @@ from ppo_core.spec.update import UpdateSpec
 class Algorithm(Section):
     """`MEANINGLESS` are the settings of other sections that an algorithm would ignore, each with the reason.
 
-    `COMPARES`: whether it learns from a response only what sets it apart from others to the same prompt.
+    `COMPARES`: whether it learns from a response only what sets it apart from others to the same prompt. `ALPHA`: its
+    own advantages.gae_lambda_alpha, where the spec has none.
     """
 
     kind: str = Field(description="The algorithm")
     MEANINGLESS: ClassVar[dict[str, str]] = {}
     COMPARES: ClassVar[bool] = False
+    ALPHA: ClassVar[float | None] = None
 
     def continued(self, carried: Mapping[str, float]) -> Self:
         """The algorithm as the next iteration has it, after one whose update left these values of its settings."""

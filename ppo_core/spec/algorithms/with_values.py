@@ -22,6 +22,7 @@ class PpoSpec(Algorithm):
 class VapoSpec(Algorithm):
     """PPO as in VAPO (Yue et al. 2025): lambdas of its own, and a language-model loss on correct responses."""
 
+    ALPHA: ClassVar[float | None] = 0.05
     kind: Literal["vapo"] = Field("vapo", description="This algorithm")
     lm_coef: Weight = Field(
         0.1, description="Weight of the language-model loss, per token of the minibatch's correct responses"
@@ -45,8 +46,8 @@ class VapoSpec(Algorithm):
         if value != fields["gae_lambda"].default or (written and "gae_lambda" in advantages.model_fields_set):
             found.append(
                 f"advantages.gae_lambda={value:g} has no effect with algorithm.kind={self.kind}, which gives each "
-                "response a lambda by its length (advantages.gae_lambda_alpha, 0.05 where that is none): leave it "
-                "out, or set algorithm.kind to ppo"
+                f"response a lambda by its length (advantages.gae_lambda_alpha, {self.ALPHA} where that is none): "
+                "leave it out, or set algorithm.kind to ppo"
             )
         return found
 

@@ -27,6 +27,23 @@ WHOLE_RESPONSES = {
 }
 
 
+ONLY_SCALED = (
+    "advantages.score_norm={norm} has no effect with algorithm.kind={kind}, whose whitening divides by the spread of "
+    "the advantages: leave it out, or set advantages.whiten to false"
+)
+
+
+def scale_cancels(advantages: AdvantageSpec, *norms: str) -> bool:
+    """Whether score_norm is one of these, and all that it scales is divided by its own spread in the end."""
+    return advantages.score_norm in norms and not adds_to_scores(advantages) and not advantages.kl.coef
+
+
+def adds_to_scores(advantages: AdvantageSpec) -> bool:
+    """Whether something is added to scores, or cut off them, after score_norm has scaled them."""
+    added = (advantages.score_clip, advantages.overlong, advantages.missing_eos_penalty or None)
+    return added != (None,) * 3
+
+
 class _WithoutCritic(Algorithm):
     """No critic is trained."""
 
@@ -93,6 +110,15 @@ class RlooSpec(_ComparesGroups):
 
     kind: Literal["rloo"] = Field("rloo", description="This algorithm")
 
+    def problems(
+        self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec, *, written: bool
+    ) -> list[str]:
+        """A scale of all scores that whitening cancels, besides."""
+        found = super().problems(rollout, advantages, update, written=written)
+        if written and advantages.whiten and scale_cancels(advantages, "std"):
+            found.append(ONLY_SCALED.format(norm="std", kind=self.kind))
+        return found
+
 
 class GrpoSpec(_ComparesGroups):
     """Rewards relative to the group of samples of a prompt (Shao et al. 2024, DeepSeekMath); no critic."""
@@ -107,8 +133,7 @@ class GrpoSpec(_ComparesGroups):
     ) -> list[str]:
         """A scale of all scores that the group's own cancels, where nothing is added to them, besides."""
         found = super().problems(rollout, advantages, update, written=written)
-        added = (advantages.score_clip, advantages.overlong, advantages.missing_eos_penalty or None)
-        if written and self.scale == advantages.score_norm == "std" and added == (None,) * 3 and not advantages.kl.coef:
+        if written and self.scale == advantages.score_norm == "std" and not adds_to_scores(advantages):
             found.append(
                 "advantages.score_norm=std has no effect with algorithm.kind=grpo, whose scale=std divides by the "
                 "group's own deviation: leave it out, or set algorithm.scale to none"
@@ -145,7 +170,16 @@ class ReinforceSpec(_WithoutCritic):
     ) -> list[str]:
         """A baseline that whitening cancels, besides."""
         found = super().problems(rollout, advantages, update, written=written)
-        if self.baseline == "none" and advantages.whiten is not False and advantages.whiten_centred:
+        centred = advantages.whiten is not False and advantages.whiten_centred
+        norm, shift_cancels = advantages.score_norm, advantages.gamma == 1 and (centred or self.baseline != "none")
+        if written and centred and scale_cancels(advantages, "std", *(["mean_std"] if shift_cancels else [])):
+            found.append(ONLY_SCALED.format(norm=norm, kind=self.kind))
+        elif written and norm == "mean_std" and advantages.score_clip is None and shift_cancels:
+            found.append(
+                "advantages.score_norm=mean_std subtracts a mean that cancels with algorithm.kind=reinforce, which "
+                "subtracts that of the batch: set it to std or none"
+            )
+        if self.baseline == "none" and centred:
             found.append(
                 "algorithm.baseline=none has no effect with centred whitening, which subtracts a mean anyway: leave it "
                 "out, or set advantages.whiten or whiten_centred to false"

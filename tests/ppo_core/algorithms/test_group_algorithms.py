@@ -64,7 +64,7 @@ def test_grpo_is_that_of_the_paper(seed: int, scaled: bool) -> None:
 @pytest.mark.parametrize(
     ("original", "replacement"),
     [
-        ("groups.rewards - means", "means - groups.rewards"),
+        ("of_scores / (std", "-of_scores / (std"),
         ("(groups.sizes - 1).clamp(min=1)).sqrt()", "groups.sizes.clamp(min=1)).sqrt()"),
         ("std + SMALLEST_DEVIATION", "std * std + SMALLEST_DEVIATION"),
     ],
@@ -72,6 +72,23 @@ def test_grpo_is_that_of_the_paper(seed: int, scaled: bool) -> None:
 def test_a_wrong_grpo_is_noticed(original: str, replacement: str) -> None:
     with pytest.raises(AssertionError):
         assert_grpo_of_the_paper(mutated(grpo, original, replacement).estimate, 0, scaled=True)
+
+
+def assert_price_beside_the_scaled_scores(estimate: Any) -> None:
+    """(S_i - mean S) / (std S + 1e-4) - (P_i - mean P), where a response's reward is S - P."""
+    given_ = batch(6)
+    prices = torch.rand(given_.rewards.shape, generator=torch.Generator().manual_seed(7))
+    credits, paid = given_._replace(credits=given_.rewards), given_._replace(rewards=prices)
+    scaled, priced = plain_grpo(credits, scaled=True), plain_grpo(paid, scaled=False)
+    expected = torch.tensor([s - p for s, p in zip(scaled, priced, strict=True)])[:, None].expand(-1, 4)
+    found = estimate(credits._replace(rewards=given_.rewards - prices), SPEC, scaled=True).advantages
+    torch.testing.assert_close(found, torch.where(given_.response_mask, expected, 0.0), rtol=0, atol=1e-5)
+
+
+def test_the_price_of_divergence_is_not_divided_by_the_deviation() -> None:
+    assert_price_beside_the_scaled_scores(grpo.estimate)
+    with pytest.raises(AssertionError):
+        assert_price_beside_the_scaled_scores(mutated(grpo, "- price", "+ price").estimate)
 
 
 def plain_reinforce(given_: Batch, gamma: float, *, centred: bool) -> list[list[float]]:
@@ -143,15 +160,16 @@ def test_a_group_of_equal_rewards_teaches_exactly_nothing(reward: float, samples
     assert grpo.estimate(equal, SPEC, scaled=scaled).advantages.tolist() == [[0.0]] * samples
 
 
-def advantages_of(algorithm: dict[str, Any], advantages: dict[str, Any]) -> list[list[float]]:
-    """Per response, of a prompt with both answers right and of one with an answer right, of several lengths."""
+def advantages_of(algorithm: dict[str, Any], advantages: dict[str, Any], *, drift: float = 0.0) -> list[list[float]]:
+    """Per response, of a prompt with both answers right and of one with an answer right, of several lengths; each token
+    has `drift` nats to the reference."""
     spec = RunSpec.model_validate(
         {**SMALLEST, "algorithm": algorithm, "rollout": {"samples_per_prompt": 2}, "advantages": advantages}
     )
     lengths, scores = (8, 2, 3, 5), (1.0, 1.0, 1.0, 0.0)
     rows = [RolloutRow("ab"[i // 2], i % 2, [3], [5] * n, "", [-1.0] * n, "stop") for i, n in enumerate(lengths)]
     scored = [ScoreRow("ab"[i // 2], i % 2, score, {}, False, None) for i, score in enumerate(scores)]
-    predictions = Predictions(torch.full((4, 8), -1.0), torch.full((4, 8), -1.0))
+    predictions = Predictions(torch.full((4, 8), -1.0), torch.full((4, 8), -1.0 - drift))
     made = algorithm_of(spec.algorithm)
     found, _ = build_experience(rows, scored, predictions, made, spec.advantages, kl_coef=0.01, max_response_tokens=8)
     assert spec.advantages.minibatch_whitening != "centred"
@@ -165,6 +183,15 @@ def test_a_prompt_without_a_signal_has_advantage_0(kind: str, advantages: dict[s
     assert (right, also_right) == ([0.0] * 8, [0.0] * 2)
     assert better[0] == pytest.approx(-worse[0])
     assert better[0] > 0.5
+
+
+@pytest.mark.parametrize("kind", ["rloo", "grpo"])
+def test_of_responses_of_one_score_the_divergence_says_no_more_than_its_price(kind: str) -> None:
+    found = advantages_of({"kind": kind}, {}, drift=0.5)
+    # The first of prompt a is 8 tokens of 0.5 nats, the other 2, at 0.01 a nat: 0.02 and 0.005 from their mean.
+    assert 0 > found[0][0] > -0.04
+    assert found[1][0] == pytest.approx(-found[0][0])
+    assert found[2][0] > 0.5
 
 
 def test_where_the_spec_does_not_say_reinforce_is_whitened_and_rloo_is_not() -> None:

@@ -45,6 +45,29 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], str]] = [
         "score_norm=std has no effect with algorithm.kind=grpo, .*: leave it out, or set algorithm.scale to none",
     ),
     (
+        {"algorithm": {"kind": "grpo"}, **GROUPS, "advantages": {"score_norm": "std"}},
+        "score_norm=std has no effect with algorithm.kind=grpo, .*: leave it out, or set algorithm.scale to none",
+    ),
+    (
+        {
+            "algorithm": {"kind": "rloo"},
+            **GROUPS,
+            "advantages": {"score_norm": "std", "whiten": True, "whiten_centred": False, "kl": {"coef": 0}},
+        },
+        "score_norm=std has no effect with algorithm.kind=rloo, whose whitening .*: leave it out, or set",
+    ),
+    *(
+        ({"algorithm": {"kind": "reinforce"}, "advantages": {"score_norm": norm, "kl": {"coef": 0}}}, words)
+        for norm, words in (
+            ("std", "score_norm=std has no effect with algorithm.kind=reinforce, whose whitening divides .*: leave it"),
+            ("mean_std", "score_norm=mean_std has no effect with algorithm.kind=reinforce, whose whitening .*: leave"),
+        )
+    ),
+    (
+        {"algorithm": {"kind": "reinforce"}, "advantages": {"score_norm": "mean_std", "whiten": False}},
+        "score_norm=mean_std subtracts a mean that cancels with algorithm.kind=reinforce, .*: set it to std or none",
+    ),
+    (
         {"model": {"path": "folder", "dtype": "bfloat16"}, "training": {"compute_dtype": "float32", "zero_stage": 1}},
         "compute_dtype=float32 with model.dtype=bfloat16, .*: set model.dtype to float32, or leave compute_dtype out",
     ),
@@ -129,7 +152,11 @@ def test_a_record_with_such_a_setting_is_read(changes: dict[str, Any]) -> None:
         {**ONE_STEP, "advantages": {"old_logprobs": "sampler"}, "guards": {"max_clip_fraction": 0.5}},
         ONE_STEP,
         {"advantages": {"gae_lambda_alpha": 0.2}},
-        {"algorithm": {"kind": "vapo", "correct_score": 2}, "update": {"critic_warmup_iterations": 2}},
+        {
+            "algorithm": {"kind": "vapo", "correct_score": 2},
+            "update": {"critic_warmup_iterations": 2},
+            "advantages": {"gae_lambda_alpha": 0.2},
+        },
         {"checkpoint": {"keep_last": 2, "keep_every": 5}},
         {**HELD_OUT, "evaluation": {"num_prompts": 64, "every": 2, "pass_score": 0.5}},
         {"update": {"kl_loss_coef": 0.1}, "advantages": {"kl": {"kind": "adaptive", "target": 6, "coef": 0.05}}},
@@ -138,7 +165,9 @@ def test_a_record_with_such_a_setting_is_read(changes: dict[str, Any]) -> None:
         {**STEPPED, "iterations": 6},
         {"guards": GOLD, "iterations": 6},
         {**STEPPED, "iterations": 6, "promotion": {"min_gain": 0.1}},
-        {"algorithm": {"kind": "grpo"}, **GROUPS, "advantages": {"score_norm": "std"}},
+        {"algorithm": {"kind": "grpo"}, **GROUPS, "advantages": {"score_norm": "std", "score_clip": 5}},
+        {"algorithm": {"kind": "reinforce"}, "advantages": {"score_norm": "std"}},
+        {"algorithm": {"kind": "reinforce"}, "advantages": {"score_norm": "mean_std", "gamma": 0.9}},
         {"algorithm": {"kind": "grpo", "scale": "none"}, **GROUPS, "advantages": {"score_norm": "std"}},
         {"algorithm": {"kind": "ppo_shared"}, "registry": {"metric": "critic/explained_variance"}},
         {"reward": {"sources": NAMED}, "guards": {"gold_reward": "accuracy", "max_gold_fall": 0.1}},
@@ -168,7 +197,11 @@ def test_beside_what_they_need_they_are_taken_without_a_word(tmp_path: Path, cha
         ),
         ({"advantages": {"whiten_rewards": True}}, "whiten_rewards=true adds a constant to every token's reward,"),
         (
-            {"algorithm": {"kind": "vapo"}},
+            {"algorithm": {"kind": "vapo"}, "update": {"critic_warmup_iterations": 2}},
+            r"lambda_alpha=0.05 \(the algorithm's own\) .*max_response_tokens=48\) lambda 0.58, and those of up to 20",
+        ),
+        (
+            {"algorithm": {"kind": "vapo"}, "advantages": {"gae_lambda_alpha": 0.2}},
             "vapo without critic warm-up: .*; set update.critic_warmup_iterations, 50",
         ),
         (
