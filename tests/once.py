@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-FOLDER = "PPOFLOW_TESTS_MADE_ONCE"
+FOLDER = "TESTS_MADE_ONCE"
 """The variable with which several commands share it, one after the other, as CI's do."""
 
 
