@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Python 3.11, a C++ compiler and libnuma; everything else goes into .venv, once.
 #   PYTHON=...        another Python 3.11 than `python3.11`
 #   TORCH_INDEX=...   a package index for torch alone, for example PyTorch's own CPU index (saves 3 GB without a GPU)
-#   GPU=0 or GPU=1    instead of asking nvidia-smi
+#   GPU=0 or GPU=1    instead of asking nvidia-smi, when .venv is made
 #   PYTEST_ARGS=...   more arguments for pytest
 
 SHELL := /bin/bash
@@ -12,7 +12,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3.11
 TORCH_INDEX ?=
-GPU ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo 1 || echo 0)
+GPU ?= $(or $(MADE),$(shell nvidia-smi -L >/dev/null 2>&1 && echo 1 || echo 0))
 PYTEST_ARGS ?=
 
 # Tests start hundreds of processes, each of which would compile our sources anew.
@@ -30,16 +30,20 @@ PYTEST := $(if $(TEST_FILES),PYTEST_DEBUG_TEMPROOT=$(TEST_FILES)) $(BIN)/python 
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCK := requirements.lock
 STAMP := $(VENV)/.installed
+# What .venv is for: known from the first package on, and through an install that was interrupted or is out of date.
+DEVICE := $(VENV)/.device
+MADE = $(patsubst GPU=%,%,$(firstword $(shell cat /dev/null $(wildcard $(DEVICE) $(STAMP)))))
 
-.PHONY: help install demo begin-demo check test test-thorough lint test-gpu bench bench-learning bench-variants bench-update bench-memory bench-experience bench-rollout bench-scaling bench-startup bench-overhead bench-gpu bench-iteration bench-rewards bench-reward-model bench-data bench-overoptimisation bench-chaos bench-outages stack stack-stop stack-status stack-packages clean
+.PHONY: help install same-device demo begin-demo check test test-thorough lint test-gpu bench bench-learning bench-variants bench-update bench-memory bench-experience bench-rollout bench-scaling bench-startup bench-overhead bench-gpu bench-iteration bench-rewards bench-reward-model bench-data bench-overoptimisation bench-chaos bench-outages stack stack-stop stack-status stack-packages clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## make .venv with the pinned versions of requirements.lock
-	@made=$$(cat $(STAMP))
-	if [ "$(origin GPU)" = "command line" ] && [ "$${made:-GPU=$(GPU)}" != "GPU=$(GPU)" ]; then
-		echo "$(VENV) was made with $$made, and holds another torch and vLLM than GPU=$(GPU) asks for: make clean, then again" >&2
+
+same-device:
+	@if [ "$(or $(MADE),$(GPU))" != "$(GPU)" ]; then
+		echo "$(VENV) was made with GPU=$(MADE), and holds another torch and vLLM than GPU=$(GPU) asks for: make clean, then again" >&2
 		exit 1
 	fi
 
@@ -145,9 +149,8 @@ clean: ## remove .venv and caches; the runs in .ppoflow stay
 	@rm -rf $(VENV) build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path ./.git -prune -o -path ./.ppoflow -prune -o -name __pycache__ -type d -print0 | xargs -0 -r rm -rf
 
-$(STAMP): $(LOCK) pyproject.toml
-	@rm -f $@
-	if ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+$(STAMP): $(LOCK) pyproject.toml | same-device
+	@if ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
 		echo "$(PYTHON) is not a Python 3.11: install Python 3.11 (with its venv module), or name yours: make PYTHON=/path/to/python3.11" >&2
 		exit 1
 	fi
@@ -162,6 +165,8 @@ $(STAMP): $(LOCK) pyproject.toml
 	pin() { sed -n "s/^$$1==\([^ ]*\).*/\1/p" $(LOCK); }
 	echo "Installing into $(VENV): a few minutes, this once (GPU=$(GPU))"
 	$(PYTHON) -m venv $(VENV)
+	echo GPU=$(GPU) > $(DEVICE)
+	rm -f $@
 	$(PIP) install --no-compile $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "torch==$$(pin torch)"
 	if [ "$(GPU)" = 1 ]; then
 		grep -v '# cpu-only' $(LOCK) > $(VENV)/gpu.lock

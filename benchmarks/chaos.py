@@ -1,6 +1,6 @@
 """Does a run that is killed again and again end as if nothing had happened? The demo's loop at a small size, and DPO.
 
-    python -m benchmarks.chaos [--kills 30] [--seed 0] [--algorithm NAME] [--home .ppoflow/chaos]
+    python -m benchmarks.chaos [--kills 40] [--seed 0] [--algorithm NAME] [--home .ppoflow/chaos]
 
 Kills the flow process, each engine (also a second rank) and writers in the middle of a write, at seeded random moments
 of all stages, starts the same command again whenever the flow process died, and compares the policy of every iteration,
@@ -74,15 +74,17 @@ def main() -> int:
 
 
 def planned(flow: Flow, variant: str, count: int, stops: int, numbers: random.Random) -> list[Attack]:
-    """Attacks of one run: moments and victims by chance, and at most so many that hang instead of dying."""
+    """Attacks of one run: moments and victims by chance, and at most so many that hang instead of dying. Where there is
+    a second rank, the first that can be hit in it is."""
     moments = [*flow.moments]
     chosen = numbers.sample(moments, min(count, len(moments)))
     attacks = []
     in_order = moments.index if flow.once else lambda moment: not flow.moments[moment].first
     for moment in sorted(chosen, key=in_order):
-        victim = numbers.choice(
-            [one for one in flow.moments[moment].victims if one != "rank 1" or variant == "2 ranks"]
-        )
+        several, victims = variant == "2 ranks", flow.moments[moment].victims
+        victim = numbers.choice([one for one in victims if one != "rank 1" or several])
+        if several and "rank 1" in victims and all(attack.victim != "rank 1" for attack in attacks):
+            victim = "rank 1"
         how = "stop" if victim in ("rollout", "training") and stops > 0 else "kill"
         stops -= how == "stop"
         attacks.append(Attack(victim, moment, how))

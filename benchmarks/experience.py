@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.iteration import TRL, peer
+from benchmarks.iteration import TRL, has_trl, peer
 from benchmarks.shapes import SHAPES, Shape
 from benchmarks.training_jobs import Work, open_engine
 
@@ -53,7 +53,7 @@ def main() -> None:
 def compare(engine: Any, shape: Shape, given: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds of every side in every round, after a warm-up."""
     python = given.trl.absolute() / "bin/python"
-    sides = [OURS, PLAIN, *([TRL] if python.exists() else [])]
+    sides = [OURS, PLAIN, *([TRL] if has_trl(given.trl.absolute()) else [])]
     found: dict[str, list[float]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory() as folder:
         training = {"compute_dtype": given.compute_dtype}

@@ -165,10 +165,17 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def environment(folder: Path) -> Path:
-    """The Python of TRL's environment, which is made where there is none."""
+def has_trl(folder: Path) -> bool:
+    """Whether the folder is an environment with TRL, which pip installs after all that it needs."""
     python = folder / "bin/python"
-    if not python.exists():
+    asked = [python, "-c", "import importlib.metadata as m; m.version('trl')"]
+    return python.exists() and not subprocess.run(asked, stderr=subprocess.DEVNULL, check=False).returncode
+
+
+def environment(folder: Path) -> Path:
+    """The Python of TRL's environment, which is made where there is none, or one without TRL."""
+    python = folder / "bin/python"
+    if not has_trl(folder):
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
         torch = subprocess.run(
             [sys.executable, "-c", "import torch; print(torch.__version__.partition('+')[0])"],

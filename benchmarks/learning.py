@@ -23,6 +23,7 @@ from pyarrow import parquet
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.iteration import has_trl
 from benchmarks.report import machine, ppoflow, versions
 
 SPEC = Path("examples/arithmetic/demo.yaml")
@@ -43,19 +44,25 @@ def main() -> None:
     arguments = parser.parse_args()
     python = arguments.trl.absolute() / "bin/python"
     sides = [[], *(side.split(",") for side in arguments.against)]
-    results, peers = list[dict[str, Any]](), list[dict[str, Any]]()
+    beside = has_trl(arguments.trl.absolute())
+    results, peers = list[dict[str, Any]](), [] if beside else measured_before()
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     for seed in arguments.seeds:
         for side in sides:
             results.append(run_seed(seed, arguments.home, side))
             write(results, peers)
-        if python.exists():
+        if beside:
             start = next(result["run"] for result in results if result["seed"] == seed)
             for rate in PEER_RATES if seed == arguments.seeds[0] else PEER_RATES[:1]:
                 peers.append(trl(python, arguments.home, start, seed, rate))
                 write(results, peers)
     show(results)
     show_peers(peers)
+
+
+def measured_before() -> list[dict[str, Any]]:
+    """TRL's rows of the last time that it was there."""
+    return list(json.loads(RESULTS.read_text())["trl"]) if RESULTS.exists() else []
 
 
 def write(results: list[dict[str, Any]], peers: list[dict[str, Any]]) -> None:

@@ -29,7 +29,9 @@ from pathlib import Path
 from uuid import uuid4
 
 import boto3
+from botocore.config import Config
 
+from benchmarks.report import versions
 from infra.artifacts import ArtifactRef
 from infra.artifacts.download_cache import ArtifactCache
 from infra.artifacts.s3_store import S3Store
@@ -66,10 +68,11 @@ class Row:
 
 
 class Raw:
-    """Plain boto3 with its own settings: the files of a folder, one after the other, or several at once."""
+    """Plain boto3, which checks nothing either: the files of a folder, one after the other, or several at once."""
 
     def __init__(self, address: S3Address) -> None:
-        self._s3 = boto3.client("s3")
+        checks = {"request_checksum_calculation": "when_required", "response_checksum_validation": "when_required"}
+        self._s3 = boto3.client("s3", config=Config(**checks))
         self._address = address
 
     def up(self, folder: Path, name: str, threads: int) -> None:
@@ -244,7 +247,7 @@ def main() -> None:
         found = run(options.root, options.mib, options.rounds)
     server = "moto" if options.moto else options.server
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text(json.dumps({"server": server, **found}, indent=1) + "\n")
+    RESULTS.write_text(json.dumps({"server": server, "versions": versions(), **found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from infra.addresses import sqlite_url
-from infra.settings import child_environment
+from infra.settings import child_environment, export
 
 FOLDER = Path(sys.prefix) / "share" / "ppoflow"
 SQLITES_OWN = ("-wal", "-shm", "-journal")
@@ -39,6 +39,7 @@ def make_prefect(path: Path) -> None:
 
 def make_mlflow(path: Path) -> None:
     """MLflow's tables, without its first experiment, which would hold the path of its artifacts."""
+    export({"MLFLOW_DISABLE_TELEMETRY": "true"})  # it would leave a file in the home of who installs
     import sqlalchemy
     from mlflow.store.db.utils import _initialize_tables
 
