@@ -69,9 +69,9 @@ def download(spec: AnySpecPath, overrides: Overrides = None) -> None:
         from tasks.stages.download_source import download_ahead
 
         parts = (loaded.trained, loaded.run_before(None)) if isinstance(loaded, RlhfSpec) else (loaded,)
-        for part in parts:
-            if part is not None:
-                download_ahead(part, say)
+        found = [download_ahead(part, say) for part in parts if part is not None]
+        if not any(found):
+            say(f"{spec} names nothing of the Hugging Face Hub (hf://…)")
 
 
 @app.command()

@@ -19,6 +19,7 @@ from infra.mlflow.alias_journal import Action, Journal, Move
 from infra.mlflow.registry import RegistryError, aliases_of, is_there, point_alias
 
 SECOND_LOOK_S = 2.0
+FOUND = "moved by the registration of a run, or in MLflow itself"
 
 
 class AliasMoved(RegistryError):
@@ -67,7 +68,7 @@ class Alias:
     def standing(self) -> Standing:
         """Where the alias points now. What a mover that died left undone is done first.
 
-        A move that somebody made in MLflow itself is written down as found.
+        A move that a run's registration or somebody in MLflow itself made is written down as found.
         """
         while True:
             page, last = self._last()
@@ -79,7 +80,7 @@ class Alias:
             if last is not None and not applied:
                 self._follow()
             elif self._still(page, found):
-                self._write("found", found, Standing(recorded, page), Reason("unknown", "moved in MLflow itself"))
+                self._write("found", found, Standing(recorded, page), Reason("unknown", FOUND))
 
     def move(self, standing: Standing, version: str, action: Action, reason: Reason) -> Move:
         """Point the alias to a version, if it still stands as it did; else AliasMoved, which says what has happened.
@@ -115,11 +116,16 @@ class Alias:
         for version in reversed(stack[:-1]):
             if version is not None and is_there(self._uri, self.model, version):
                 return version
+        there = stack and stack[-1] is not None
+        see = f"see ppoflow lineage models:/{self.model}@{self.name}, or " if there else ""
         raise NothingBefore(
             f"{self.name} of {self.model!r} has no version to go back to: its history has {len(stack)} step(s); "
-            f"see ppoflow lineage models:/{self.model}@{self.name}, or name one: ppoflow rollback {self.model} --to "
-            "VERSION"
+            f"{see}name one: {self.rollback_to('VERSION')}"
         )
+
+    def rollback_to(self, version: str) -> str:
+        """The command that points this alias to a version."""
+        return f"ppoflow rollback {self.model} --alias {self.name} --to {version}"
 
     def stack(self) -> list[str | None]:
         """The versions that led to the present one, without those that were rolled back, here or in MLflow itself."""
@@ -138,7 +144,7 @@ class Alias:
         if not is_there(self._uri, self.model, version):
             raise RegistryError(
                 f"{self.model!r} has no version {version} in MLflow any more, so {self.name} is not moved to it: "
-                f"choose another version, as by ppoflow rollback {self.model} --to VERSION"
+                f"choose another version, as by {self.rollback_to('VERSION')}"
             )
 
     def _write(self, action: Action, version: str | None, standing: Standing, reason: Reason) -> Move | None:

@@ -99,11 +99,7 @@ def describe(uri: str, model: str) -> Version:
         raise InvalidModelName(
             f"{model!r} does not name a registered model: write models:/NAME@ALIAS or models:/NAME/VERSION"
         )
-    if (file := sqlite_file(uri)) is not None and not file.exists():
-        raise RegistryError(
-            f"{model} is not there, for there is no MLflow database {file}: set PPOFLOW_HOME, or PPOFLOW_TRACKING_URI, "
-            "to where it was registered"
-        )
+    _require_database(uri, model)
     with _registry_errors(uri, f"find {model}"):
         client = open_client(uri)
         found = _found(client, parts["name"], parts["alias"], parts["version"])
@@ -113,6 +109,15 @@ def describe(uri: str, model: str) -> Version:
             source=str(found.source),
             tags=dict(found.tags),
             created_ms=int(found.creation_timestamp),
+        )
+
+
+def _require_database(uri: str, model: str) -> None:
+    """MLflow would make one, and the next message would be of what is not in it."""
+    if (file := sqlite_file(uri)) is not None and not file.exists():
+        raise RegistryError(
+            f"{model} is not there, for there is no MLflow database {file}: set PPOFLOW_HOME, or PPOFLOW_TRACKING_URI, "
+            "to where it was registered"
         )
 
 
@@ -150,6 +155,7 @@ def _no_model(name: str, known: Sequence[str]) -> str:
 
 def aliases_of(uri: str, name: str) -> dict[str, str]:
     """The aliases of a registered model, each with the version that it points to."""
+    _require_database(uri, f"models:/{name}")
     with _registry_errors(uri, f"read the aliases of {name!r}"):
         from mlflow.exceptions import MlflowException
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from ppo_core.records import InputError, Messages, needs_own_code
 REMOTE_CODE = "trust_remote_code"
 """In what transformers says of a folder with code of its own. What it advises, no user of ours can do."""
 
+ALIKE = 0.8
+"""Of two names, one of which is a misspelt other one."""
 LONG_ROPE = "longrope"
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
 """As transformers' classes call them; without any, there is nothing to tell of why none could be loaded."""
@@ -154,7 +157,11 @@ def model_config(
         settings = dict(config or {})
         if vocab_size is not None:
             settings.setdefault("vocab_size", vocab_size)
-        return transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+        kind = settings.pop("model_type")
+        _check_keys(kind, settings)
+        return transformers.AutoConfig.for_model(kind, **settings)
+    except InputError:
+        raise
     except Exception as error:
         if REMOTE_CODE in str(error):
             raise needs_own_code(path) from None
@@ -162,6 +169,19 @@ def model_config(
         if unknown := _unknown_type(_stored_type(path) if path is not None else (config or {}).get("model_type")):
             raise InputError(f"{where}: {unknown}") from None
         raise InputError(f"{where}: no usable configuration ({type(error).__name__}: {shortened(error)})") from error
+
+
+def _check_keys(kind: str, settings: dict[str, Any]) -> None:
+    """Raise InputError for a key that is nearly one of the type's: transformers keeps what it does not know, and takes
+    its default for what was meant."""
+    try:
+        plain = transformers.AutoConfig.for_model(kind)
+    except Exception:  # an unknown type, or one without defaults: what the settings make of it says so
+        return
+    known = {*vars(plain), *plain.attribute_map, *inspect.signature(type(plain).__init__).parameters}
+    for key in settings.keys() - known:
+        if close := difflib.get_close_matches(key, known, n=1, cutoff=ALIKE):
+            raise InputError(f"model.config.{key}: unknown key of {kind}; did you mean {close[0]}?")
 
 
 def _stored_type(path: str) -> Any:

@@ -58,7 +58,7 @@ def check_model(
     `rewards` are reward models with their folders, `critic` is the folder that one begins as, with the run's tokenizer.
     """
     spec = job.dataset.model
-    refuse_quantised(config, str(folder or "model.config"))
+    refuse_untrainable(config, str(folder or "model.config"))
     model = empty_policy(config, str(folder or spec.config), trust_remote_code=trust_remote_code)
     if spec.lora is not None:
         target_layers(model, spec.lora)
@@ -72,12 +72,15 @@ def check_model(
         require_causal(config, str(folder))
     if folder is not None:
         check_weights(model, folder, spec, trust_remote_code=trust_remote_code)
-    of_critic = None
+    of_critic, recomputes = None, bool(model.supports_gradient_checkpointing)
     if critic is not None:
-        of_critic = _check_critic(*critic, spec, tokens=tokens, trust_remote_code=trust_remote_code)
+        beside = _check_critic(*critic, spec, tokens=tokens, trust_remote_code=trust_remote_code)
+        of_critic = sum(parameter.numel() for parameter in beside.base_model.parameters())
+        recomputes = recomputes and bool(beside.supports_gradient_checkpointing)
     facts: dict[str, Any] = {
         "model_type": config.model_type,
         "parameters": sum(value.numel() for value in model.parameters()),
+        "recomputes": recomputes,
         "short_rewards": _short_rewards(rewards, tokens, trust_remote_code=trust_remote_code),
     }
     plan = memory_plan(model, attention, job, dtype=dtype, longest=tokens, rewards=rewards, critic=of_critic)
@@ -197,10 +200,10 @@ def _short_rewards(
     return {name: context for name, context in contexts.items() if context is not None and context < tokens}
 
 
-def _check_critic(folder: Path, tokenizer: Any, spec: ModelSpec, *, tokens: int, trust_remote_code: bool) -> int:
-    """The critic's parameters. Refuses what `critic_from` and the first pass of the critic would."""
+def _check_critic(folder: Path, tokenizer: Any, spec: ModelSpec, *, tokens: int, trust_remote_code: bool) -> Any:
+    """What the critic begins as, without weights. Refuses what `critic_from` and the critic's first pass would."""
     config = model_config(str(folder), None, trust_remote_code=trust_remote_code)
-    refuse_quantised(config, str(folder))
+    refuse_untrainable(config, str(folder))
     model = empty_origin(config, folder, trust_remote_code=trust_remote_code)
     require_tokens(folder, tokenizer, trust_remote_code=trust_remote_code)
     limit = context_length(config)
@@ -213,10 +216,13 @@ def _check_critic(folder: Path, tokenizer: Any, spec: ModelSpec, *, tokens: int,
         target_layers(model.base_model, spec.lora)
     if not fits(model, tensor_shapes(folder)) and _size(folder) <= LARGEST_TRIAL:
         critic_from(folder, dtype=spec.dtype, trust_remote_code=trust_remote_code)
-    return sum(parameter.numel() for parameter in model.base_model.parameters())
+    return model
 
 
-def refuse_quantised(config: Any, name: str) -> None:
+def refuse_untrainable(config: Any, name: str) -> None:
+    """Raise InputError for weights that are quantised, and for RWKV, whose passes change them (`rescale_every`)."""
+    if config.model_type == "rwkv":
+        raise InputError(f"{name} is of type rwkv, whose weights change with every pass: use another model")
     if config.to_dict().get("quantization_config") or config.get_text_config().to_dict().get("quantization_config"):
         raise InputError(
             f"{name} is quantised (quantization_config), but training needs unquantised weights: use the model that it "

@@ -100,6 +100,7 @@ def _read(job: Job, writers: dict[str, RankingsWriter], *, weights: bool = False
         "longest": max(side.longest for side in sides.values()),
         "model_type": config.model_type,
         "parameters": sum(value.numel() for value in model.parameters()),
+        "recomputes": bool(model.supports_gradient_checkpointing),
     }
 
 
@@ -178,7 +179,7 @@ def _start(job: Job, spec: PreparePreferencesJob, *, weights: bool) -> tuple[Any
     """Tokenizer and configuration, which fit each other and a reward model; the length of the model's context; and
     the model, without its weights, which are only looked at."""
     from ppo_core.data.tokenization import check_kept, context_length, load_tokenizer, model_config
-    from ppo_core.engines.model_checks import check_weights, refuse_quantised
+    from ppo_core.engines.model_checks import check_weights, refuse_untrainable
     from ppo_core.models.architectures import require_causal
     from ppo_core.models.loading import empty_policy
     from ppo_core.models.reward_model import ClassifierFolder
@@ -191,7 +192,7 @@ def _start(job: Job, spec: PreparePreferencesJob, *, weights: bool) -> tuple[Any
     name = model or str(spec.model.config)
     empty = empty_policy(config, name, trust_remote_code=trusted)
     if not spec.by_policy:
-        refuse_quantised(config, name)
+        refuse_untrainable(config, name)
         ClassifierFolder(config, name, tokenizer.pad_token_id, set())
     if weights and model is not None and not spec.by_policy:
         check_weights(empty, job.inputs["model"].path, spec.model, trust_remote_code=trusted)

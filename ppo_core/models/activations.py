@@ -175,3 +175,10 @@ def _made_again(tensor: Tensor, make: Callable[..., Tensor], *parts: Tensor) -> 
 
 def _unpacked(kept: Tensor | _Recipe) -> Tensor:
     return kept.make(*kept.parts).view(kept.shape) if isinstance(kept, _Recipe) else kept
+
+
+def train_what_recomputes(module: torch.nn.Module) -> None:
+    """Of a module in training mode, leave so only the parts that recompute activations, which transformers does in that
+    mode alone: routers of experts draw noise in it."""
+    for part in module.modules():
+        part.training = part.training and bool(vars(part).get("gradient_checkpointing"))

@@ -14,6 +14,12 @@ def is_classifier(config: Any) -> bool:
     return any(str(name).endswith(CLASSIFIER) for name in config.architectures or ())
 
 
+def trunk_width(config: Any) -> int:
+    """Numbers in a hidden state as the model without its head gives it: OPT's may be those of its embeddings."""
+    text = config.get_text_config()
+    return int(text.to_dict().get("word_embed_proj_dim") or text.hidden_size)
+
+
 def require_causal(config: Any, source: str) -> None:
     """Raise InputError for a sequence classifier: with tied embeddings transformers makes a causal LM of its trunk."""
     if is_classifier(config):

@@ -12,7 +12,7 @@ from typing import Any
 import transformers
 
 from ppo_core.data.tokenization import any_tokenizer, model_config
-from ppo_core.models.architectures import is_classifier
+from ppo_core.models.architectures import is_classifier, trunk_width
 from ppo_core.models.classifier import load_classifier, require_one_label
 from ppo_core.models.loading import Critic, critic_from_policy, empty_model, empty_policy, prepared
 from ppo_core.records import InputError
@@ -73,7 +73,7 @@ def require_tokens(folder: Path, tokenizer: Any, *, trust_remote_code: bool) -> 
 
 def _head(model: Any, folder: Path) -> str:
     """The name of a classifier's head. Raises InputError unless that is one row of weights for the hidden state."""
-    trunk, hidden = f"{model.base_model_prefix}.", model.config.get_text_config().hidden_size
+    trunk, hidden = f"{model.base_model_prefix}.", trunk_width(model.config)
     found = {name: tuple(weight.shape) for name, weight in model.named_parameters() if not name.startswith(trunk)}
     if list(found.values()) != [(1, hidden)]:
         weights = ", ".join(f"{name} {list(shape)}" for name, shape in found.items()) or "none"

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ppo_core.data.tokenization import REMOTE_CODE, model_config, shortened
+from ppo_core.models.architectures import trunk_width
 from ppo_core.models.precision import in_own_precision
 from ppo_core.records import InputError, needs_own_code
 from ppo_core.spec import ModelSpec
@@ -33,8 +34,7 @@ class Critic(nn.Module):
     def __init__(self, backbone: Any) -> None:
         super().__init__()
         self.backbone = backbone
-        hidden = backbone.config.get_text_config().hidden_size
-        self.value_head = nn.Linear(hidden, 1, bias=False, dtype=backbone.dtype)
+        self.value_head = nn.Linear(trunk_width(backbone.config), 1, bias=False, dtype=backbone.dtype)
         nn.init.zeros_(self.value_head.weight)
 
     def forward(self, input_ids: Tensor, **options: Any) -> Tensor:
@@ -174,8 +174,7 @@ def critic_from_policy(path: Path, *, dtype: str, trust_remote_code: bool = Fals
 
 def add_value_head(policy: Any) -> nn.Linear:
     """Give a causal LM a scalar head, zero at the start, which none of its own forward passes uses."""
-    hidden = policy.config.get_text_config().hidden_size
-    head = nn.Linear(hidden, 1, bias=False, dtype=policy.dtype)
+    head = nn.Linear(trunk_width(policy.config), 1, bias=False, dtype=policy.dtype)
     nn.init.zeros_(head.weight)
     policy.add_module(INSIDE_POLICY, head)
     return head
@@ -228,7 +227,30 @@ def _save_pretrained(model: Any, weights: dict[str, Tensor], folder: Path) -> No
     buffers = {name: b for name, b in model.state_dict().items() if name not in parameters}
     tied = {name: weights[owner] for name, owner in _tied_names(model, weights).items()}
     state = {**buffers, **weights, **tied}
+    if model.can_generate():
+        model.generation_config = savable(model.generation_config)
     model.save_pretrained(folder, state_dict=state)
+
+
+def savable(config: transformers.GenerationConfig) -> transformers.GenerationConfig:
+    """As transformers writes it, which loads what it refuses to write. Settings of sampling without do_sample are taken
+    for meant; where others are out of range, the tokens alone are kept that begin and end a text."""
+    if is_savable(config):
+        return config
+    sampling = copy.deepcopy(config)
+    sampling.do_sample = True
+    if is_savable(sampling):
+        return sampling
+    return transformers.GenerationConfig(bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id)
+
+
+def is_savable(config: transformers.GenerationConfig) -> bool:
+    """Whether `save_pretrained` would write it."""
+    try:
+        config.validate(strict=True)
+    except ValueError:
+        return False
+    return True
 
 
 def _tied_names(model: Any, weights: dict[str, Tensor]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ppo_core.models.activations import keep_less, rotate_in_one
+from ppo_core.models.activations import keep_less, rotate_in_one, train_what_recomputes
 from ppo_core.models.deepspeed_import import deepspeed
 from ppo_core.models.forward import Models
 from ppo_core.models.packing import enable_packing
@@ -56,10 +56,10 @@ class Trainable:
         learns = [p for p in module.parameters() if p.requires_grad]
         config = _config(settings, zero_stage, dtype, sum(full_shape(p).numel() for p in learns))
         self._engine: Any = deepspeed.initialize(model=module, model_parameters=learns, config=config)[0]
-        # The library recomputes activations in training mode only; dropout is zero anyway.
         self.modules: list[Any] = [self._engine, *twins]
         for one in self.modules:
             one.train(recompute)
+            train_what_recomputes(one)
         self._beside: list[list[Tensor]] = [[] for _ in twins]
         if zero_stage == 0:
             self._engine.enable_backward_allreduce = False  # step() below reduces first, to see the true gradient norm

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from infra.settings import Settings
-from ppo_core.spec import RunSpec
+from ppo_core.records import InputError
+from ppo_core.spec import RunSpec, TrainingSpec
 from tasks.runs.state_folder import nearest
 
 GIB = 2**30
@@ -33,6 +34,15 @@ def findings_of(spec: RunSpec, facts: Mapping[str, Any], run: str, iteration: in
         "state": f"{settings.home} ({free:.0f} GiB free)",
         "store": store,
     }
+
+
+def require_recomputing(training: TrainingSpec, facts: Mapping[str, Any]) -> None:
+    """Raise InputError where activations shall be recomputed that transformers can only keep."""
+    if training.activation_checkpointing and not facts["recomputes"]:
+        raise InputError(
+            "training.activation_checkpointing=true: transformers cannot recompute the activations of this model (type "
+            f"{facts['model_type']}), or of its critic: leave it out"
+        )
 
 
 def counted(number: int, what: str) -> str:

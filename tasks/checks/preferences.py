@@ -8,6 +8,7 @@ from typing import Any
 from infra.artifacts import open_store
 from infra.settings import Settings
 from ppo_core.spec import DpoSpec, RewardModelSpec
+from tasks.checks.findings import require_recomputing
 from tasks.checks.hub import find_sources
 from tasks.checks.machine import check_job, machine_notes, require_gpus
 from tasks.checks.preflight import preflight
@@ -67,6 +68,7 @@ def check_preferences(
             prompts = check_job(spec, dataset_job(spec)).model_copy(update={"new": True})
             what = f"{spec.reward.labels} and the data"
             ask_check(engine, "check_run", spec, prompts.model_dump(mode="json"), what, downloads)
+    require_recomputing(spec.training, facts)
     if repeated := facts["held_out_trained"]:
         held_out = f"{repeated} of {facts['counts']['eval']} held-out rows of preferences"
         notes.append(

@@ -30,7 +30,7 @@ from infra.storage.outage import stop_waiting
 from ppo_core.records import InputError
 from ppo_core.spec import RunSpec
 from ppo_core.spec.flow_spec import FlowSpec
-from tasks.checks.findings import findings_of, stands
+from tasks.checks.findings import findings_of, require_recomputing, stands
 from tasks.checks.hub import find_sources
 from tasks.checks.machine import check_job, machine_notes
 from tasks.checks.preflight import preflight
@@ -180,6 +180,7 @@ def _check(
         ask_check(engine, "try_reward", tried, reward_trial(tried, [], new=False), what, downloads)
         return Findings(notes)
     facts = ask_check(engine, "check_run", tried, job.model_dump(mode="json"), what, downloads)
+    require_recomputing(tried.training, facts)
     if trial is None:
         require_scores(facts["scores"], facts["errors"])
     longest = facts["longest_prompt"] + tried.rollout.max_response_tokens

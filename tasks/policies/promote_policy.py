@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from prefect.artifacts import create_markdown_artifact
@@ -13,7 +14,7 @@ from infra.artifacts import ArtifactError, open_store
 from infra.mlflow.alias import Alias, Reason, Standing, describe_move
 from infra.mlflow.alias_journal import Journals
 from infra.mlflow.current_user import current_user
-from infra.mlflow.registry import MODEL_URI, InvalidModelName, Version, describe
+from infra.mlflow.registry import MODEL_URI, InvalidModelName, Version, aliases_of, describe
 from infra.settings import Settings
 from ppo_core.records import InputError
 from ppo_core.spec import PromotionSpec, registered_name
@@ -141,13 +142,29 @@ def lineage_of(policy: Policy) -> Mapping[str, Any]:
 
 def roll_back(model: str, alias: str | None = None, *, to: str | None = None, why: str = "", by: str = "") -> str:
     """Point an alias to the version before the present one, or to another; that is a recorded move like any other."""
-    settings = Settings()
-    handle, standing = alias_at(require_model(model), alias or DEFAULT_ALIAS)
+    settings, name = Settings(), require_model(model)
+    if to is not None:
+        describe(settings.tracking_uri, f"models:/{name}/{to}")  # before anything is written down
+    require_alias(settings, name, alias or DEFAULT_ALIAS)
+    handle, standing = alias_at(name, alias or DEFAULT_ALIAS)
     version = describe(settings.tracking_uri, f"models:/{handle.model}/{to or handle.before()}")
     if version.version == standing.version:
         raise InputError(f"{handle.name} of {handle.model!r} points to version {version.version} already")
     require_stored(version, settings)
-    return describe_move(handle.move(standing, version.version, "rollback", Reason(by or current_user(), why)))
+    moved = handle.move(standing, version.version, "rollback", Reason(by or current_user(), why))
+    return f"{handle.name} of {handle.model}: {describe_move(moved)}"
+
+
+def require_alias(settings: Settings, model: str, alias: str) -> None:
+    """Raise InputError for one that never was: a rollback would make it, and leave the one that is meant."""
+    now = aliases_of(settings.tracking_uri, model)
+    journal = Journals(open_store(settings.store_root).root).of(model)
+    known = sorted({*now, *(page.alias for page in journal.moves())})
+    if alias not in known:
+        close = get_close_matches(alias, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else "promote makes the first move of an alias"
+        there = ", ".join(known) or "none"
+        raise InputError(f"{model} has no alias {alias} (its aliases, now or before: {there}); {hint}")
 
 
 def require_stored(version: Version, settings: Settings) -> None:

@@ -33,8 +33,9 @@ def download_sources(context: RunContext) -> list[DownloadRef]:
     return [download_source(context, source) for source in hub_sources(context.spec).values()]
 
 
-def download_ahead(spec: FlowSpec, say: Callable[[str], None]) -> None:
-    """Bring what a spec names of the hub, as it is today, into the store without a run; nothing keeps it there."""
+def download_ahead(spec: FlowSpec, say: Callable[[str], None]) -> bool:
+    """Bring what a spec names of the hub, as it is today, into the store without a run; nothing keeps it there. Whether
+    it names anything."""
     settings = Settings()
     store = open_store(settings.store_root)
     downloads, said_at = Downloads(store), 0.0
@@ -51,6 +52,7 @@ def download_ahead(spec: FlowSpec, say: Callable[[str], None]) -> None:
             bring(store, source, settings.home / "hub" / download_key(source)[:16], report)
     for ref in downloads.refs(spec):
         say(ref.in_words())
+    return bool(hub_sources(spec))
 
 
 def _is_there(store: ArtifactStore, downloads: Downloads, source: HubSource, say: Callable[[str], None]) -> bool:

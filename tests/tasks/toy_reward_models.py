@@ -14,7 +14,7 @@ from tests.tasks.toy_checkpoints import CARD
 from tests.tasks.toy_engines import JOBS, LOSSES, ToyEngine, ToyEngines, write
 from tests.tasks.toy_files import content, fraction
 
-FACTS = {"model_type": "toy", "parameters": 1000, "context_length": 128}
+FACTS = {"model_type": "toy", "parameters": 1000, "context_length": 128, "recomputes": True}
 CLASSIFIER = {**CARD, "config.json": {"architectures": ["ToyForSequenceClassification"]}}
 
 

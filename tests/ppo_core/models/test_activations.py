@@ -12,7 +12,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from ppo_core.models.activations import MODEL_TYPES, ROTATION, keep_less, rotate_in_one
+from ppo_core.models.activations import MODEL_TYPES, ROTATION, keep_less, rotate_in_one, train_what_recomputes
+from ppo_core.models.loading import prepared
 from ppo_core.models.lora import adapt
 from ppo_core.models.precision import multiply_in
 from ppo_core.processes.threads import twin_of
@@ -121,6 +122,21 @@ def test_an_architecture_with_other_layers_stays_as_it_is() -> None:
     model = model_of("gemma")
     keep_less(model)
     assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_routers_of_experts_draw_no_noise_where_activations_are_recomputed() -> None:
+    model = prepared(model_of("mixtral", router_jitter_noise=0.1, num_local_experts=2, intermediate_size=16))
+    ids = torch.tensor([[3, 4, 5, 6]])
+    quiet = model(input_ids=ids).logits
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert not torch.equal(model.train()(input_ids=ids).logits, quiet)
+    train_what_recomputes(model)
+    assert torch.equal(model(input_ids=ids).logits, quiet)
+    passes = []
+    mlp = model.model.layers[0].mlp
+    mlp.register_forward_pre_hook(lambda *_: passes.append(1))
+    model(input_ids=ids).logits.sum().backward()
+    assert len(passes) == 2  # and they are recomputed
 
 
 def test_on_a_cpu_queries_and_keys_are_rotated_as_before(monkeypatch: pytest.MonkeyPatch) -> None:

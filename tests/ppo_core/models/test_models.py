@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from ppo_core.models.loading import (
     BAD_FOLDER,
+    add_value_head,
     create_policy,
     critic_from_policy,
     load_critic,
@@ -124,6 +125,35 @@ def test_dropout_is_off_even_in_training_mode(name: str, tmp_path: Path) -> None
         assert not module.training
         quiet = module(input_ids=IDS).logits
         assert torch.equal(module.train()(input_ids=IDS).logits, quiet)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"temperature": 0.9, "top_p": 0.6}, {"temperature": 0.9, "top_p": 0.6, "do_sample": True}),
+        ({"do_sample": False, "top_k": 20}, {"top_k": 20, "do_sample": True}),
+        ({"pad_token_id": -1, "temperature": 0.5}, {}),
+        ({"temperature": 0.5, "do_sample": True, "max_length": 9}, {"temperature": 0.5, "do_sample": True}),
+    ],
+)
+def test_generation_settings_that_transformers_reads_and_does_not_write_stop_no_policy(
+    given: dict[str, object], kept: dict[str, object], tmp_path: Path
+) -> None:
+    folder = tiny_folder(tmp_path / "given", "llama")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 7], **given}))
+    policy = load_policy(folder, dtype="float32")
+    save_policy(policy, parameters_of(policy), tiny_tokenizer(), tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "generation_config.json").read_text())
+    assert saved["eos_token_id"] == [1, 7]
+    assert {name: saved[name] for name in (*given, *kept) if name in saved}.items() >= kept.items()
+    assert load_policy(tmp_path / "saved", dtype="float32").generation_config.eos_token_id == [1, 7]
+
+
+def test_a_trunk_may_give_other_widths_than_its_layers_have(tmp_path: Path) -> None:
+    policy = create_policy({**OTHER_CONFIGS["opt"], "word_embed_proj_dim": 16}, vocab_size=40, seed=0, dtype="float32")
+    save_policy(policy, parameters_of(policy), tiny_tokenizer(), tmp_path)
+    assert critic_from_policy(tmp_path, dtype="float32")(IDS).tolist() == [[0.0] * 5]
+    assert add_value_head(policy).weight.shape == (1, 16)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

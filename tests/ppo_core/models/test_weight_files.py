@@ -9,15 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import GPTNeoConfig, GPTNeoForCausalLM
+from transformers import (
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    RwkvConfig,
+    RwkvForCausalLM,
+)
 
 from ppo_core.data.tokenization import model_config
 from ppo_core.engines.model_checks import check_model, fits
 from ppo_core.models.loading import load_policy
 from ppo_core.models.weight_files import tensor_shapes
 from ppo_core.records import CheckRunJob, InputError
-from ppo_core.spec import RunSpec
+from ppo_core.spec import RunSpec, TrainingSpec
 from ppo_core.spec.reward.kinds import ModelRewardSpec
+from tasks.checks.findings import require_recomputing
 from tests.ppo_core.tiny_models import tiny_folder, tiny_policy
 
 INDEX = "model.safetensors.index.json"
@@ -71,6 +79,31 @@ def test_a_flow_that_samples_nothing_needs_no_model_of_vllms(tmp_path: Path) -> 
     with pytest.raises(InputError, match="vLLM has no GPTNeoForCausalLM"):
         checked(folder)
     assert checked(folder, samples=False)["model_type"] == "gpt_neo"
+
+
+def test_where_activations_cannot_be_recomputed_that_is_refused_if_it_is_asked_for(folder: Path) -> None:
+    facts = checked(folder)
+    assert facts["recomputes"]
+    require_recomputing(TrainingSpec(activation_checkpointing=True), facts)
+    rigid = {**facts, "recomputes": False}
+    require_recomputing(TrainingSpec(), rigid)
+    with pytest.raises(
+        InputError, match=r"checkpointing=true: .* cannot recompute .* \(type llama\), .*: leave it out"
+    ):
+        require_recomputing(TrainingSpec(activation_checkpointing=True), rigid)
+
+
+def test_a_model_without_layers_that_recompute_is_told_apart(tmp_path: Path) -> None:
+    sizes = {"n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_size": 16, "n_positions": 64}
+    OpenAIGPTLMHeadModel(OpenAIGPTConfig(**sizes)).save_pretrained(tmp_path)
+    assert not checked(tmp_path, samples=False)["recomputes"]
+
+
+def test_a_model_whose_passes_change_its_weights_is_refused(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "vocab_size": 16, "context_length": 64}
+    RwkvForCausalLM(RwkvConfig(**sizes)).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="is of type rwkv, whose weights change with every pass: use another model"):
+        checked(tmp_path, samples=False)
 
 
 def test_a_reward_model_is_no_start_of_a_policy(tmp_path: Path) -> None:
