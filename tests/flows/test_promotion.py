@@ -154,6 +154,8 @@ def test_promotions_and_rollbacks_are_on_record_with_their_evidence(own: HandOve
     assert "rollback of version 1 in place of version 3 by" in said
     code, said = cli("rollback", MODEL)
     assert code == 2
+    code, said = cli("rollback", MODEL, "--alias", "champon", "--to", "1")
+    assert (code, said.endswith("); did you mean champion?\n")) == (2, True), said
     code, said = cli("rollback", MODEL, "--to", "2")
     assert (code, find_policy(f"models:/{MODEL}@champion").iteration) == (0, 1)
     code, said = cli("lineage", f"models:/{MODEL}@champion")

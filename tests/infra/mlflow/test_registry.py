@@ -26,6 +26,13 @@ def test_a_version_points_to_the_artifact_and_carries_its_lineage(uri: str) -> N
     assert resolve(uri, "models:/m@best") == resolve(uri, "models:/m/1") == "file:///store/a/policy"
 
 
+def test_who_asks_for_aliases_where_nothing_was_registered_leaves_no_database(tmp_path: Path) -> None:
+    file = tmp_path / "mlflow.db"
+    with pytest.raises(RegistryError, match=r"models:/m is not there, .* no MLflow database .*: set PPOFLOW_HOME, or"):
+        aliases_of(f"sqlite:///{file}", "m")
+    assert not file.exists()
+
+
 def test_the_same_source_and_digest_register_once(uri: str) -> None:
     first = register(uri, name="once", source="file:///a", tags=LINEAGE, aliases=["best"])
     other = register(uri, name="once", source="file:///b", tags={"ppoflow.digest": "other"}, aliases=["best"])

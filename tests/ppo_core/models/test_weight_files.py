@@ -220,6 +220,16 @@ def test_what_a_configuration_is_refused_for_is_a_line() -> None:
     assert len(str(refusal.value)) < 400
 
 
+def test_a_misspelt_key_of_a_configuration_is_refused_and_one_of_its_own_is_not() -> None:
+    with pytest.raises(
+        InputError, match=r"^model.config.num_hidden_layer: unknown key of llama; did you mean num_hidden_"
+    ):
+        model_config(None, {"model_type": "llama", "num_hidden_layer": 2})
+    for kind, key in (("gpt2", "hidden_size"), ("llama", "rope_theta"), ("qwen2", "layer_types")):
+        given = {"hidden_size": 48, "rope_theta": 500.0, "layer_types": ["full_attention"] * 2, "num_hidden_layers": 2}
+        model_config(None, {"model_type": kind, key: given[key], "num_hidden_layers": 2})
+
+
 def test_a_quantised_model_is_refused(folder: Path) -> None:
     configure(folder, quantization_config={"quant_method": "gptq", "bits": 4})
     with pytest.raises(InputError, match=r"model is quantised \(quantization_config\), .*: use the model that it was"):

@@ -56,6 +56,9 @@ def with_own_parser(completion, answer, parser=str.strip):
 def trl(completions, ground_truth, **columns):
     return np.array([text == right for text, right in zip(completions, ground_truth)], dtype=float)
 
+def with_columns(completions, bonus=0.0, **columns):
+    return [bonus for _ in completions]
+
 def needs(solution_str, ground_truth, difficulty):
     return difficulty
 
@@ -230,6 +233,8 @@ def test_an_option_that_no_function_takes_is_refused(folder: Path) -> None:
     with pytest.raises(InputError, match=r"option limit .*takes no options\): leave it out, or add the parameter$"):
         check(folder, "plain", limit=1)
     check(folder, "verified", limit=1)
+    with pytest.raises(InputError, match="the option bonsus is taken by no"):  # nor one that is nearly its own
+        check(folder, "with_columns", bonsus=1)
 
 
 def test_what_the_data_do_not_say_may_be_an_option(folder: Path) -> None:
