@@ -75,16 +75,16 @@ def main() -> int:
 
 def planned(flow: Flow, variant: str, count: int, stops: int, numbers: random.Random) -> list[Attack]:
     """Attacks of one run: moments and victims by chance, and at most so many that hang instead of dying. Where there is
-    a second rank, the first that can be hit in it is."""
+    a second rank, one of those that can hit it does."""
     moments = [*flow.moments]
     chosen = numbers.sample(moments, min(count, len(moments)))
+    able = [moment for moment in chosen if variant == "2 ranks" and "rank 1" in flow.moments[moment].victims]
+    second = numbers.choice(able) if able else None
     attacks = []
     in_order = moments.index if flow.once else lambda moment: not flow.moments[moment].first
     for moment in sorted(chosen, key=in_order):
-        several, victims = variant == "2 ranks", flow.moments[moment].victims
-        victim = numbers.choice([one for one in victims if one != "rank 1" or several])
-        if several and "rank 1" in victims and all(attack.victim != "rank 1" for attack in attacks):
-            victim = "rank 1"
+        victims = [one for one in flow.moments[moment].victims if one != "rank 1" or able]
+        victim = "rank 1" if moment == second else numbers.choice(victims)
         how = "stop" if victim in ("rollout", "training") and stops > 0 else "kill"
         stops -= how == "stop"
         attacks.append(Attack(victim, moment, how))

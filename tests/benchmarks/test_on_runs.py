@@ -59,6 +59,10 @@ def test_attacks_are_of_moments_that_come_and_of_processes_that_are_there(flow: 
         assert len(set(places)) == 5
         assert places == sorted(places) or not flow.once
         assert sum(attack.how == "stop" for attack in attacks) <= 2
+        hit = [attack.moment for attack in attacks if attack.victim == "rank 1"]
+        assert bool(hit) == (
+            variant == "2 ranks" and any("rank 1" in flow.moments[one.moment].victims for one in attacks)
+        )
     victims = {(attack.moment, attack.victim) for attacks in drawn for attack in attacks}
     known = {(name, victim) for name, moment in flow.moments.items() for victim in moment.victims}
     assert victims == {(name, victim) for name, victim in known if variant == "2 ranks" or victim != "rank 1"}
