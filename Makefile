@@ -33,6 +33,9 @@ STAMP := $(VENV)/.installed
 # What .venv is for: known from the first package on, and through an install that was interrupted or is out of date.
 DEVICE := $(VENV)/.device
 MADE = $(patsubst GPU=%,%,$(firstword $(shell cat /dev/null $(wildcard $(DEVICE) $(STAMP)))))
+ifeq ($(origin GPU),environment)  # often somebody else's
+GPU := $(or $(MADE),$(filter 0 1,$(GPU)),$(shell nvidia-smi -L >/dev/null 2>&1 && echo 1 || echo 0))
+endif
 
 .PHONY: help install same-device demo begin-demo check test test-thorough lint test-gpu bench bench-learning bench-variants bench-update bench-memory bench-experience bench-rollout bench-scaling bench-startup bench-overhead bench-gpu bench-iteration bench-rewards bench-reward-model bench-data bench-overoptimisation bench-chaos bench-outages stack stack-stop stack-status stack-packages clean
 

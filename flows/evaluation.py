@@ -10,7 +10,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from flows.console import RunConsole
-from tasks.policies.held_out import evaluate_held_out, open_evaluation, require_effect
+from tasks.policies.held_out import evaluate_held_out, open_evaluation
 from tasks.policies.policy import find_policy
 from tasks.policies.report_evaluation import report_evaluation
 from tasks.prefect.flow_tags import also_tag, tag_run
@@ -40,7 +40,6 @@ def evaluate(model: str, overrides: list[str] | None = None, folder: str | None 
         overrides: section.key=value over the run's spec, for example evaluation.num_prompts=1000
         folder: Where the spec's folder (data, reward functions) is now, if it has moved
     """
-    require_effect(overrides or [])
     policy = find_policy(model, folder)
     also_tag(policy.run, policy.spec.name)
     spec = policy.spec.with_overrides(overrides or [])

@@ -18,7 +18,7 @@ from ppo_core.records import InputError, Messages, needs_own_code
 REMOTE_CODE = "trust_remote_code"
 """In what transformers says of a folder with code of its own. What it advises, no user of ours can do."""
 
-ALIKE = 0.8
+ALIKE = 0.9
 """Of two names, one of which is a misspelt other one."""
 LONG_ROPE = "longrope"
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
@@ -157,11 +157,7 @@ def model_config(
         settings = dict(config or {})
         if vocab_size is not None:
             settings.setdefault("vocab_size", vocab_size)
-        kind = settings.pop("model_type")
-        _check_keys(kind, settings)
-        return transformers.AutoConfig.for_model(kind, **settings)
-    except InputError:
-        raise
+        return transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
     except Exception as error:
         if REMOTE_CODE in str(error):
             raise needs_own_code(path) from None
@@ -171,16 +167,19 @@ def model_config(
         raise InputError(f"{where}: no usable configuration ({type(error).__name__}: {shortened(error)})") from error
 
 
-def _check_keys(kind: str, settings: dict[str, Any]) -> None:
+def check_config_keys(settings: dict[str, Any]) -> None:
     """Raise InputError for a key that is nearly one of the type's: transformers keeps what it does not know, and takes
-    its default for what was meant."""
+    its default for what was meant. What it reads without keeping it is left alone."""
+    kind = settings["model_type"]
     try:
-        plain = transformers.AutoConfig.for_model(kind)
-    except Exception:  # an unknown type, or one without defaults: what the settings make of it says so
+        plain, built = transformers.AutoConfig.for_model(kind), model_config(None, settings)
+    except Exception:  # a type without defaults
         return
     known = {*vars(plain), *plain.attribute_map, *inspect.signature(type(plain).__init__).parameters}
-    for key in settings.keys() - known:
-        if close := difflib.get_close_matches(key, known, n=1, cutoff=ALIKE):
+    named = [name for name in known if not name.startswith("_")]
+    for key in settings.keys() & vars(built).keys() - known:
+        close = difflib.get_close_matches(key, named, n=1, cutoff=ALIKE)
+        if close:
             raise InputError(f"model.config.{key}: unknown key of {kind}; did you mean {close[0]}?")
 
 

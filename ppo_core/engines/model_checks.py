@@ -10,7 +10,7 @@ from typing import Any
 
 from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.batches import MICROBATCH_TOKENS
-from ppo_core.data.tokenization import context_length, model_config
+from ppo_core.data.tokenization import check_config_keys, context_length, model_config
 from ppo_core.engines.gpu_memory import check_gpu_memory, check_main_memory
 from ppo_core.engines.memory_plan import MemoryPlan
 from ppo_core.engines.rollout_limits import (
@@ -58,19 +58,19 @@ def check_model(
     `rewards` are reward models with their folders, `critic` is the folder that one begins as, with the run's tokenizer.
     """
     spec = job.dataset.model
+    if job.new and spec.config is not None:
+        check_config_keys(spec.config)
     refuse_untrainable(config, str(folder or "model.config"))
     model = empty_policy(config, str(folder or spec.config), trust_remote_code=trust_remote_code)
     if spec.lora is not None:
         target_layers(model, spec.lora)
-    attention, ranks = attention_of(config), job.engines.tensor_parallel_size
-    dtype = dtype_of_sampler(config, job)
+    attention, ranks, dtype = attention_of(config), job.engines.tensor_parallel_size, dtype_of_sampler(config, job)
     if job.samples:
         check_architecture(model)
     if attention is not None and job.samples:
         check_heads(attention, ranks=ranks, gpu=job.gpu is not False)
     if folder is not None:
         require_causal(config, str(folder))
-    if folder is not None:
         check_weights(model, folder, spec, trust_remote_code=trust_remote_code)
     of_critic, recomputes = None, bool(model.supports_gradient_checkpointing)
     if critic is not None:
@@ -87,8 +87,8 @@ def check_model(
     if plan is not None and job.gpu_gib is not None:
         facts["gpu_memory"] = {"needed_gib": check_gpu_memory(plan, job.gpu_gib), "gpu_gib": job.gpu_gib}
         check_main_memory(plan, machine_memory_gib())
-        at_once = replace(plan, sharing="same").needed_gib()
-        facts["gpu_memory"]["fits_at_once"] = plan.sharing == "turns" and at_once < ROOMY * job.gpu_gib
+        roomy = replace(plan, sharing="same").needed_gib() < ROOMY * job.gpu_gib
+        facts["gpu_memory"]["fits_at_once"] = plan.sharing == "turns" and roomy
     if job.gpu is False:
         check_memory(job.engines.kv_cache_gib, machine_memory_gib())
     if attention is None or job.gpu is None:

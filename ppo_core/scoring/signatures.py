@@ -45,7 +45,7 @@ OPENRLHF = Form("queries", False, frozenset({"queries", "prompts", "labels"}), "
 VERIFIERS_GIVEN = frozenset({"prompt", "completion", "answer", "info", "state"})
 VERIFIERS = Form("completion", True, VERIFIERS_GIVEN, "answer", frozenset({"info", "state"}))
 FORMS = (TRL, VERL, VERL_BATCH, OPENRLHF, VERIFIERS)
-ALIKE = 0.8
+ALIKE = 0.85
 """Of two names, one of which is a misspelt other one."""
 KEPT = frozenset({TOKENS}).union(*(form.given - form.optional for form in FORMS))
 
@@ -78,9 +78,9 @@ def check_names(name: str, form: Form, options: Iterable[str]) -> None:
 
 def takes_option(parameters: Mapping[str, inspect.Parameter], option: str) -> bool:
     """Whether a function with these parameters takes it: also among all others, but for a misspelt name of its own."""
-    own = takes(parameters)
+    own = set(takes(parameters))
     others = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    return option in own or (others and not get_close_matches(option, own, n=1, cutoff=ALIKE))
+    return option in own or (others and not get_close_matches(option, own - KEPT, n=1, cutoff=ALIKE))
 
 
 def unknown_option(option: str, functions: Mapping[str, Mapping[str, inspect.Parameter]]) -> str:

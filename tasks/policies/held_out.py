@@ -34,28 +34,6 @@ from tasks.stages.references import DatasetRef, EvaluationRef
 M = TypeVar("M", bound=ModelSpec)
 TRAINING = "training"
 TOKENIZER_FILE = "policy/tokenizer.json"
-OF_TRAINING = frozenset(
-    {
-        "advantages",
-        "algorithm",
-        "checkpoint",
-        "guards",
-        "iterations",
-        "promotion",
-        "registry",
-        "schedule",
-        "sft",
-        "update",
-    }
-)
-"""The sections of a run's spec that no evaluation reads."""
-
-
-def require_effect(overrides: Iterable[str]) -> None:
-    """Raise InputError for a setting of a run's spec that changes nothing in an evaluation."""
-    for key in (text.partition("=")[0].strip() for text in overrides):
-        if key.partition(".")[0] in OF_TRAINING:
-            raise InputError(f"{key} has no effect on an evaluation, which does not train: leave it out")
 
 
 @contextmanager

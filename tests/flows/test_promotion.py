@@ -234,7 +234,6 @@ def test_lineage_finds_what_does_not_fit(own: HandOver) -> None:
         (["lineage", "toy@x"], "does not name a policy: write models:/NAME@ALIAS"),
         (["evaluate", "nowhere"], "there is no run nowhere"),
         (["evaluate", "toy", "--set", "evaluation.num_prompts=0"], "evaluation.num_prompts=0"),
-        (["evaluate", "toy", "--set", "update.learning_rate=1"], "update.learning_rate has no effect on an evaluation"),
         (["promote", "toy@2"], "'toy@2' is no registered version"),
         (["promote", f"models:/{MODEL}/2", "--set", "promotion.alias=latest"], "MLflow reserves latest"),
         (["promote", f"models:/{MODEL}/7"], "could not find"),

@@ -29,7 +29,7 @@ WHOLE_RESPONSES = {
 
 ONLY_SCALED = (
     "advantages.score_norm={norm} has no effect with algorithm.kind={kind}, whose whitening divides by the spread of "
-    "the advantages: leave it out, or set advantages.whiten to false"
+    "the advantages: leave it out"
 )
 
 
@@ -48,6 +48,10 @@ class _WithoutCritic(Algorithm):
     """No critic is trained."""
 
     MEANINGLESS: ClassVar[dict[str, str]] = NO_CRITIC
+
+    def std_cancels(self, advantages: AdvantageSpec) -> bool:
+        """Whether a scale of all scores is divided out again."""
+        return bool(advantages.whiten) and not adds_to_scores(advantages) and not advantages.kl.coef
 
     def problems(
         self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec, *, written: bool
@@ -87,9 +91,10 @@ class _ComparesGroups(_WithoutCritic):
                 "false, or whiten_centred to false, which only scales"
             )
         if written and advantages.score_norm == "mean_std" and advantages.score_clip is None:
+            remedy = "leave it out" if self.std_cancels(advantages) else "set it to std or none"
             found.append(
                 f"advantages.score_norm=mean_std subtracts a mean that cancels with algorithm.kind={self.kind}, which "
-                "compares the responses to one prompt: set it to std or none"
+                f"compares the responses to one prompt: {remedy}"
             )
         if advantages.whiten is None and not advantages.whiten_centred:
             found.append(
@@ -115,8 +120,8 @@ class RlooSpec(_ComparesGroups):
     ) -> list[str]:
         """A scale of all scores that whitening cancels, besides."""
         found = super().problems(rollout, advantages, update, written=written)
-        if written and advantages.whiten and scale_cancels(advantages, "std"):
-            found.append(ONLY_SCALED.format(norm="std", kind=self.kind))
+        if written and advantages.score_norm == "std" and self.std_cancels(advantages):
+            found.append(ONLY_SCALED.format(norm="std", kind=self.kind) + ", or set advantages.whiten to false")
         return found
 
 
@@ -127,6 +132,10 @@ class GrpoSpec(_ComparesGroups):
     scale: Literal["std", "none"] = Field(
         "std", description="std: divide by the group's standard deviation; none: do not (Dr. GRPO)"
     )
+
+    def std_cancels(self, advantages: AdvantageSpec) -> bool:
+        """By the group's own deviation too, of which the KL penalty has no part."""
+        return super().std_cancels(advantages) or (self.scale == "std" and not adds_to_scores(advantages))
 
     def problems(
         self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec, *, written: bool
@@ -173,7 +182,8 @@ class ReinforceSpec(_WithoutCritic):
         centred = advantages.whiten is not False and advantages.whiten_centred
         norm, shift_cancels = advantages.score_norm, advantages.gamma == 1 and (centred or self.baseline != "none")
         if written and centred and scale_cancels(advantages, "std", *(["mean_std"] if shift_cancels else [])):
-            found.append(ONLY_SCALED.format(norm=norm, kind=self.kind))
+            off = ", or set advantages.whiten to false" if norm == "std" else ""
+            found.append(ONLY_SCALED.format(norm=norm, kind=self.kind) + off)
         elif written and norm == "mean_std" and advantages.score_clip is None and shift_cancels:
             found.append(
                 "advantages.score_norm=mean_std subtracts a mean that cancels with algorithm.kind=reinforce, which "

@@ -18,7 +18,7 @@ from transformers import (
     RwkvForCausalLM,
 )
 
-from ppo_core.data.tokenization import model_config
+from ppo_core.data.tokenization import check_config_keys, model_config
 from ppo_core.engines.model_checks import check_model, fits
 from ppo_core.models.loading import load_policy
 from ppo_core.models.weight_files import tensor_shapes
@@ -224,10 +224,16 @@ def test_a_misspelt_key_of_a_configuration_is_refused_and_one_of_its_own_is_not(
     with pytest.raises(
         InputError, match=r"^model.config.num_hidden_layer: unknown key of llama; did you mean num_hidden_"
     ):
-        model_config(None, {"model_type": "llama", "num_hidden_layer": 2})
+        check_config_keys({"model_type": "llama", "num_hidden_layer": 2})
     for kind, key in (("gpt2", "hidden_size"), ("llama", "rope_theta"), ("qwen2", "layer_types")):
         given = {"hidden_size": 48, "rope_theta": 500.0, "layer_types": ["full_attention"] * 2, "num_hidden_layers": 2}
-        model_config(None, {"model_type": kind, key: given[key], "num_hidden_layers": 2})
+        check_config_keys({"model_type": kind, key: given[key], "num_hidden_layers": 2})
+    for kind, key in (
+        ("gemma3_text", "sliding_window_pattern"),
+        ("llama", "output_attentions"),
+        ("gpt_neo", "num_labels"),
+    ):
+        check_config_keys({"model_type": kind, key: 1})
 
 
 def test_a_quantised_model_is_refused(folder: Path) -> None:

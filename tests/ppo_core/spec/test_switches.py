@@ -49,6 +49,10 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], str]] = [
         "score_norm=std has no effect with algorithm.kind=grpo, .*: leave it out, or set algorithm.scale to none",
     ),
     (
+        {"algorithm": {"kind": "grpo"}, **GROUPS, "advantages": {"score_norm": "mean_std"}},
+        "score_norm=mean_std subtracts a mean that cancels with algorithm.kind=grpo, .* one prompt: leave it out",
+    ),
+    (
         {
             "algorithm": {"kind": "rloo"},
             **GROUPS,
