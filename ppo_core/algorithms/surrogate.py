@@ -36,27 +36,12 @@ Surrogate = Callable[[Tensor, Minibatch, UpdateSpec, Tensor | None, int], Loss]
 
 def clipped(logprobs: Tensor, minibatch: Minibatch, spec: UpdateSpec, weights: Tensor | None, normalizer: int) -> Loss:
     """PPO's own."""
-    old_logprobs, advantages, mask = minibatch.old_logprobs, minibatch.advantages, minibatch.response_mask
+    tokens = logprobs, minibatch.old_logprobs, minibatch.advantages, minibatch.response_mask
+    low, high, dual = spec.clip_low, spec.clip_high, spec.dual_clip
     total = policy_loss(
-        logprobs,
-        old_logprobs,
-        advantages,
-        mask,
-        clip_low=spec.clip_low,
-        clip_high=spec.clip_high,
-        dual_clip=spec.dual_clip,
-        importance_weights=weights,
-        normalizer=normalizer,
+        *tokens, clip_low=low, clip_high=high, dual_clip=dual, importance_weights=weights, normalizer=normalizer
     )
-    bound = clip_fraction(
-        logprobs,
-        old_logprobs,
-        advantages,
-        mask,
-        clip_low=spec.clip_low,
-        clip_high=spec.clip_high,
-        dual_clip=spec.dual_clip,
-    )
+    bound = clip_fraction(*tokens, clip_low=low, clip_high=high, dual_clip=dual)
     return Loss(total, {"clip_fraction": bound})
 
 
