@@ -33,9 +33,9 @@ ONLY_SCALED = (
 )
 
 
-def scale_cancels(advantages: AdvantageSpec, *norms: str) -> bool:
-    """Whether score_norm is one of these, and all that it scales is divided by its own spread in the end."""
-    return advantages.score_norm in norms and not adds_to_scores(advantages) and not advantages.kl.coef
+def scale_is_all(advantages: AdvantageSpec) -> bool:
+    """Whether score_norm scales all that advantages are made of, so that whitening undoes it."""
+    return not adds_to_scores(advantages) and not advantages.kl.coef
 
 
 def adds_to_scores(advantages: AdvantageSpec) -> bool:
@@ -51,7 +51,7 @@ class _WithoutCritic(Algorithm):
 
     def std_cancels(self, advantages: AdvantageSpec) -> bool:
         """Whether a scale of all scores is divided out again."""
-        return bool(advantages.whiten) and not adds_to_scores(advantages) and not advantages.kl.coef
+        return bool(advantages.whiten) and scale_is_all(advantages)
 
     def problems(
         self, rollout: RolloutSpec, advantages: AdvantageSpec, update: UpdateSpec, *, written: bool
@@ -181,7 +181,8 @@ class ReinforceSpec(_WithoutCritic):
         found = super().problems(rollout, advantages, update, written=written)
         centred = advantages.whiten is not False and advantages.whiten_centred
         norm, shift_cancels = advantages.score_norm, advantages.gamma == 1 and (centred or self.baseline != "none")
-        if written and centred and scale_cancels(advantages, "std", *(["mean_std"] if shift_cancels else [])):
+        cancels = norm == "std" or (norm == "mean_std" and shift_cancels)
+        if written and centred and cancels and scale_is_all(advantages):
             off = ", or set advantages.whiten to false" if norm == "std" else ""
             found.append(ONLY_SCALED.format(norm=norm, kind=self.kind) + off)
         elif written and norm == "mean_std" and advantages.score_clip is None and shift_cancels:
