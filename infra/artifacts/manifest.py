@@ -203,9 +203,14 @@ def validate_name(what: str, name: str) -> None:
         raise ArtifactInvalid(f"artifact kind {name!r} is kept for the store itself: choose another name")
 
 
+def is_key(name: str) -> bool:
+    """Whether a folder of this name below a kind can be an artifact."""
+    return _NAME.fullmatch(name) is not None
+
+
 def is_kind(name: str) -> bool:
     """Whether a folder of this name in a store can hold artifacts."""
-    return _NAME.fullmatch(name) is not None and name not in RESERVED_KINDS
+    return is_key(name) and name not in RESERVED_KINDS
 
 
 def is_foreign(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from infra.storage.rereading import refuse_changed
 # Bytes that were changed on the way come right the next time; those that lie there wrong do not.
 DOWNLOADS = 3
 DAMAGED = "damaged"
+UPLOAD = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,14 @@ class UnnamedUpload:
     prefix: str
     bytes: int
     newest: datetime
+
+
+@dataclass(frozen=True)
+class KeyUploads:
+    """Whether a manifest was ever written for a key, and the uploads below it that no manifest names."""
+
+    has_manifest: bool
+    unnamed: tuple[UnnamedUpload, ...]
 
 
 class ArtifactFiles:
@@ -100,7 +110,7 @@ class ArtifactFiles:
                 actual = f"{found[name]} bytes" if name in found else "no such file"
                 raise corrupted(manifest, name, f"{entry.size} bytes", actual)
         for name, size in found.items():
-            if name not in manifest.files and not is_foreign(name):
+            if name not in manifest.files and not is_foreign(name) and not name.endswith("/"):
                 raise corrupted(manifest, name, "no such file", f"{size} bytes")
 
     def copy_aside(self, kind: str, key: str, upload: str) -> str:
@@ -126,27 +136,28 @@ def md5_of(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def unnamed_uploads(objects: Objects, address: S3Address, kind: str, key: str) -> list[UnnamedUpload]:
-    """The uploads of a key that its manifest does not name; a writer that is still at it may have made the newest.
+def uploads_below(objects: Objects, address: S3Address, kind: str, key: str) -> KeyUploads:
+    """What lies below a key; a writer that is still at it may have made the newest of its uploads.
 
-    Of an artifact that is gone, the files that whoever removed it did not live to remove are among them. Where the
-    manifest is damaged none is: nobody knows which one it named.
+    Of an artifact that is gone, the files that whoever removed it did not live to remove are not named. Where the
+    manifest is damaged all count as named: nobody knows which one it named.
     """
     top = address.key(kind, key) + "/"
+    has_manifest = False
     found: dict[str, list[tuple[int, datetime]]] = {}
     for entry in objects.entries(top):
         upload, slash, _ = entry.key.removeprefix(top).partition("/")
-        if slash:
+        has_manifest |= upload == MANIFEST_NAME
+        if slash and UPLOAD.fullmatch(upload):
             found.setdefault(upload, []).append((entry.size, entry.modified))
-    if not found:
-        return []
     try:
-        version = read_version(objects, address, kind, key)
+        version = read_version(objects, address, kind, key) if found else None
     except ArtifactCorrupted:
-        return []
+        return KeyUploads(True, ())
     named = version.envelope.upload if version is not None and version.exists else None
-    return [
+    unnamed = (
         UnnamedUpload(f"{top}{upload}/", sum(size for size, _ in files), max(modified for _, modified in files))
         for upload, files in sorted(found.items())
         if upload != named
-    ]
+    )
+    return KeyUploads(has_manifest, tuple(unnamed))

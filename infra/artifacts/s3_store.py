@@ -6,7 +6,7 @@
 
 Each writer uploads into a folder of its own, and then one conditional put of `manifest.json` decides whose it is; the
 others take over what the winner made. A writer that dies on the way leaves a folder that nothing names: see
-`s3_files.unnamed_uploads`, and for files that were under way `Objects.pending`.
+`s3_files.uploads_below`, and for files that were under way `Objects.pending`.
 """
 
 from __future__ import annotations

@@ -1,15 +1,18 @@
 """What processes that are gone have left in a store on S3, and nothing names.
 
 Whoever writes may be at it still: what could be named yet is left alone until it is a day old, by the server's clock.
+What no writer of a store makes is somebody else's: an object whose key ends with a slash (a folder, to some programs),
+and files that lie elsewhere than those of artifacts do.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from infra.artifacts.manifest import is_kind
-from infra.artifacts.s3_files import unnamed_uploads
+from infra.artifacts.manifest import is_key, is_kind
+from infra.artifacts.s3_files import uploads_below
 from infra.gc.orphans import Orphan
 from infra.gc.pauses import CLOCK, GC, PAUSE_LASTS, PAUSES, server_time
 from infra.runs.checksummed_json import RecordError
@@ -20,6 +23,7 @@ from infra.storage.parallel import parallel_map
 
 UNTOUCHED = timedelta(days=1)
 LEASES = "leases"
+_LEASE = re.compile(rf"{LEASES}/(\d+)-[^/]+")
 
 
 class S3Orphans:
@@ -41,15 +45,17 @@ class S3Orphans:
     def _uploads(self) -> Iterator[Orphan]:
         top = self._address.key("a").removesuffix("a")
         kinds = [name for name in self._objects.folders(top) if is_kind(name)]
-        names = [(kind, key) for kind in kinds for key in self._objects.folders(f"{top}{kind}/")]
-        unnamed = parallel_map(
-            lambda name: unnamed_uploads(self._objects, self._address, *name), names, threads=self._threads
+        names = [(kind, key) for kind in kinds for key in self._objects.folders(f"{top}{kind}/") if is_key(key)]
+        found = parallel_map(
+            lambda name: uploads_below(self._objects, self._address, *name), names, threads=self._threads
         )
-        whole = {upload.prefix: upload for uploads in unnamed for upload in uploads}
-        for upload in whole.values():
-            if self._is_old(upload.newest):
-                yield self._orphan(upload.prefix, upload.bytes, "of no artifact, untouched for a day")
-        for kind in kinds:
+        # A folder without any manifest may be that of another program, such as MLflow's artifacts.
+        ours = {kind for (kind, _), below in zip(names, found, strict=True) if below.has_manifest}
+        for (kind, _), below in zip(names, found, strict=True):
+            for upload in below.unnamed if kind in ours else ():
+                if self._is_old(upload.newest):
+                    yield self._orphan(upload.prefix, upload.bytes, "of no artifact, untouched for a day")
+        for kind in sorted(ours):
             for pending in self._objects.pending(f"{top}{kind}/"):
                 if self._is_old(pending.started):
                     place, why = self._address.uri_of(pending.key), "an upload that was broken off a day ago"
@@ -57,7 +63,7 @@ class S3Orphans:
 
     def _of_run(self, run: str) -> list[Orphan]:
         head = RunHead(self._objects, self._address, run)
-        entries = list(self._objects.entries(head.key("")))
+        entries = self._entries(head.key(""))
         try:
             version = head.look()
         except RecordError:
@@ -68,9 +74,9 @@ class S3Orphans:
         leases: dict[str, list[Entry]] = {}
         for entry in entries:
             name = entry.key.removeprefix(head.key(""))
-            if name.startswith(f"{LEASES}/"):
-                leases.setdefault("/".join(name.split("/")[:2]), []).append(entry)
-            elif entry.key not in named and self._is_old(entry.modified):
+            if (of_lease := _LEASE.match(name)) is not None:
+                leases.setdefault(of_lease[0], []).append(entry)
+            elif entry.key not in named and not name.startswith(f"{LEASES}/") and self._is_old(entry.modified):
                 found.append(self._orphan(entry.key, entry.size, "a record that its run does not name, a day old"))
         for folder, inside in leases.items():
             # One with a higher number may be about to begin.
@@ -84,9 +90,12 @@ class S3Orphans:
 
     def _of_collectors(self) -> Iterator[Orphan]:
         for kind in (PAUSES, CLOCK):
-            for entry in self._objects.entries(self._address.key(GC, kind) + "/"):
+            for entry in self._entries(self._address.key(GC, kind) + "/"):
                 if self._now - entry.modified >= PAUSE_LASTS:
                     yield self._orphan(entry.key, entry.size, "of a process that is gone, an hour old")
+
+    def _entries(self, prefix: str) -> list[Entry]:
+        return [entry for entry in self._objects.entries(prefix) if not entry.key.endswith("/")]
 
     def _is_old(self, modified: datetime) -> bool:
         return self._now - modified >= UNTOUCHED

@@ -220,7 +220,7 @@ class BotoObjects:
                 Bucket=self._bucket, Prefix=prefix, Delimiter="/"
             )
             found = [common["Prefix"] for page in pages for common in page.get("CommonPrefixes", [])]
-        return [name.removeprefix(prefix).rstrip("/") for name in found]
+        return [name for place in found if (name := place.removeprefix(prefix).rstrip("/"))]
 
     def copy(self, source: str, target: str) -> bool:
         with translate_errors(self._bucket, "copy", source):

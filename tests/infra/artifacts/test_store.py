@@ -17,7 +17,7 @@ from infra.artifacts import (
     StoreReadOnly,
 )
 from infra.artifacts.manifest import sha256_of
-from infra.artifacts.s3_files import unnamed_uploads
+from infra.artifacts.s3_files import uploads_below
 from infra.artifacts.s3_store import S3Store
 from tests.infra.artifacts.artifact_folders import CONTENT, put, read
 from tests.infra.artifacts.stores import PREFIX, Behind, machine
@@ -104,7 +104,7 @@ def test_what_is_gone_is_not_there_and_can_be_made_again(store: S3Store, other: 
     state, now = behind.state(ref)
     assert (state, now != before) == ("live", True)
     # What a collector that died had left to remove belongs to nobody.
-    (left,) = unnamed_uploads(behind.objects, behind.address, "checkpoint", "k1")
+    (left,) = uploads_below(behind.objects, behind.address, "checkpoint", "k1").unnamed
     assert (left.prefix, left.bytes) == (f"{PREFIX}/checkpoint/k1/{before}/", sum(map(len, CONTENT.values())))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from infra.artifacts import ArtifactCorrupted, ArtifactRef
-from infra.artifacts.s3_files import unnamed_uploads
+from infra.artifacts.s3_files import uploads_below
 from infra.storage.objects import StoreUnavailable
 from tests.infra.artifacts.artifact_folders import fill, read
 from tests.infra.artifacts.stores import Behind, machine
@@ -103,7 +103,8 @@ def test_put_is_all_or_nothing_at_every_call(
             assert not folder.exists()
         # Whatever was left behind is found.
         named = behind.state(reference(behind, base))[1]
-        found = {left.prefix.split("/")[-2] for left in unnamed_uploads(behind.objects, behind.address, KIND, KEY)}
+        left_behind = uploads_below(behind.objects, behind.address, KIND, KEY).unnamed
+        found = {left.prefix.split("/")[-2] for left in left_behind}
         there = {key.split("/")[0] for key in behind.keys(f"{KIND}/{KEY}/") if "/" in key}
         assert there - {named} == found
 

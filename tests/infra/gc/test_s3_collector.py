@@ -139,6 +139,7 @@ def test_a_file_whose_first_upload_was_broken_off_stays() -> None:
 def test_what_was_an_orphan_and_is_named_now_stays() -> None:
     place = BusyBucket()
     objects = place.objects
+    place.put(("scores", "other"))
     objects.write("store/scores/x/" + "2" * 32 + "/data.bin", b"12345")
     objects.later(DAY)
     orphans = place.collector().orphans()
@@ -146,3 +147,31 @@ def test_what_was_an_orphan_and_is_named_now_stays() -> None:
     place.put(X, upload="2" * 32)
     assert place.collector().remove(orphans) == 0
     assert place.look(X)
+
+
+def test_what_no_writer_of_a_store_makes_is_left_alone() -> None:
+    place = BusyBucket()
+    objects = place.objects
+    place.put(X)
+    records = place.writer()
+    records.create_spec({})
+    records.commit(0, {})
+    folders = ("", "scores/", "scores/x/", "runs/", "runs/r/", "runs/r/leases/", "gc/", "gc/pauses/")
+    foreign = (
+        *("scores//x", "scores//" + "2" * 32 + "/x", "scores/X/" + "2" * 32 + "/x", "scores/x/backup/data.bin"),
+        *("runs/r/leases/notes", "runs/r/leases/notes/a", "mlflow/1/" + "3" * 32 + "/artifacts/model.bin"),
+    )
+    for name in (*folders, *foreign):
+        objects.write(f"store/{name}", b"1")
+    upload = Pending("store/mlflow/1/" + "3" * 32 + "/artifacts/model.bin", "1", objects.now)
+    objects.unfinished = [upload]
+    objects.later(10 * DAY)
+    before = dict(objects.content)
+    collector = place.collector()
+    collector.remove(orphans := collector.orphans())
+    assert [one.place for one in orphans] == []
+    assert {key: before[key] for key in before if "/gc/" not in key or key.endswith("/")} == {
+        key: content for key, content in objects.content.items() if "/gc/" not in key or key.endswith("/")
+    }
+    assert objects.unfinished == [upload]
+    assert [(one.kind, one.key) for one in collector.artifacts()] == [X]

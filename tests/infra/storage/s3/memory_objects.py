@@ -63,7 +63,7 @@ class MemoryObjects:
 
     def folders(self, prefix: str) -> list[str]:
         below = [entry.key.removeprefix(prefix) for entry in self.entries(prefix)]
-        return sorted({name.partition("/")[0] for name in below if "/" in name})
+        return sorted({name.partition("/")[0] for name in below if "/" in name} - {""})
 
     def copy(self, source: str, target: str) -> bool:
         with self.mutex:
