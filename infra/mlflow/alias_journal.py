@@ -99,19 +99,24 @@ class Journal:
 
     def applied(self, move: Move) -> bool:
         """Whether MLflow's alias is known to have followed this move."""
-        return self._pages.read(_applied(move)) is not None
+        return self._pages.read(_applied(move), bytes, ValueError) is not None
 
     def note_applied(self, move: Move) -> None:
         """Note that MLflow's alias has followed."""
         self._pages.create(_applied(move), json.dumps({NONCE: uuid4().hex}).encode())
 
     def _read(self, name: str) -> Move:
-        content = self._pages.read(name)
-        document = _read_checksummed(name, content or b"")
-        try:
-            return Move.model_validate({key: value for key, value in (document or {}).items() if key != NONCE})
-        except ValidationError as error:
-            raise self._corrupted(int(name[:6]), "is damaged") from error
+        def parse(content: bytes) -> Move:
+            document = _read_checksummed(name, content) or {}
+            try:
+                return Move.model_validate({key: value for key, value in document.items() if key != NONCE})
+            except ValidationError as error:
+                raise self._corrupted(int(name[:6]), "is damaged") from error
+
+        move = self._pages.read(name, parse, RecordCorrupted)
+        if move is None:
+            raise self._corrupted(int(name[:6]), "is gone")
+        return move
 
     def _corrupted(self, number: int, complaint: str) -> RecordCorrupted:
         return RecordCorrupted(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class WriteOnceLog(Protocol):
@@ -11,8 +14,11 @@ class WriteOnceLog(Protocol):
     def create(self, name: str, content: bytes) -> bool:
         """Write a page, durable when this returns; False if there is one of this name. `content` is unique."""
 
-    def read(self, name: str) -> bytes | None:
-        """A page's content, or None."""
+    def read(self, name: str, parse: Callable[[bytes], T], wrong: type[Exception]) -> T | None:
+        """A page's content, parsed, or None without such a page.
+
+        `parse` raises `wrong` where the bytes are; so does this where the page is, and not only what came of it.
+        """
 
     def names(self) -> list[str]:
         """The names of all pages, sorted."""

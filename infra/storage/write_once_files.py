@@ -7,11 +7,14 @@ that reading it raises: it may have been anything.
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 from uuid import uuid4
 
 from infra.storage.filesystem import FileSystem, LocalFiles, local_root, make_folders, read_whole, writing_to
 
+T = TypeVar("T")
 WRITING = ".new-"
 
 
@@ -45,13 +48,13 @@ class LocalPages:
             self._files.sync_folder(self._folder)
         return True
 
-    def read(self, name: str) -> bytes | None:
-        """A page's content, or None."""
+    def read(self, name: str, parse: Callable[[bytes], T], wrong: type[Exception]) -> T | None:
+        """A page's content, parsed, or None; `parse` raises `wrong` where the page is damaged."""
         place = self._folder / name
         status = self._files.status(place)
         if status is not None and status.kind == "special":
             raise OSError(errno.EINVAL, "it is no file", str(place))
-        return None if status is None else read_whole(self._files, place)
+        return None if status is None else parse(read_whole(self._files, place))
 
     def names(self) -> list[str]:
         """The names of all pages, sorted."""

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from infra.storage.client import open_objects
 from infra.storage.objects import Objects, S3Address
+from infra.storage.rereading import read_again
+
+T = TypeVar("T")
 
 
 class S3Pages:
@@ -17,15 +23,15 @@ class S3Pages:
         """Write a page; False if there is one of this name."""
         return self._objects.create(self._prefix + name, content) is not None
 
-    def read(self, name: str) -> bytes | None:
-        """A page's content, or None."""
-        found = self._objects.read(self._prefix + name)
-        return None if found is None else found.content
+    def read(self, name: str, parse: Callable[[bytes], T], wrong: type[Exception]) -> T | None:
+        """A page's content, parsed, or None; read again where `parse` raises `wrong`."""
+        found = read_again(self._objects, self._prefix + name, parse, wrong)
+        return None if found is None else found[0]
 
     def names(self) -> list[str]:
         """The names of all pages, sorted."""
         names = [entry.key.removeprefix(self._prefix) for entry in self._objects.entries(self._prefix)]
-        return [name for name in names if "/" not in name]
+        return [name for name in names if name and "/" not in name]
 
     def folders(self) -> list[str]:
         """The names of the folders here, sorted."""

@@ -79,15 +79,16 @@ class Page:
         return self._entries("commits", HubCommit)
 
     def _entries(self, key: str, kind: type[M]) -> list[M] | None:
-        content = open_log(self.root, self.folder).read(self.name)
-        if content is None:
-            return None
         place = f"page {self.name} of {self.folder}"
-        try:
-            document = decode(place, f"{self.folder}/{self.name}", content, remedy=self.remedy)
-            return [kind.model_validate(one) for one in document[key]]
-        except (ValueError, TypeError, KeyError) as error:
-            raise RecordCorrupted(f"{place} is damaged ({type(error).__name__}): {self.remedy}") from None
+
+        def parse(content: bytes) -> list[M]:
+            try:
+                document = decode(place, f"{self.folder}/{self.name}", content, remedy=self.remedy)
+                return [kind.model_validate(one) for one in document[key]]
+            except (ValueError, TypeError, KeyError) as error:
+                raise RecordCorrupted(f"{place} is damaged ({type(error).__name__}): {self.remedy}") from None
+
+        return open_log(self.root, self.folder).read(self.name, parse, RecordCorrupted)
 
 
 def training_command(pages: str, run: str) -> str:
