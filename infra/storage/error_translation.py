@@ -22,6 +22,7 @@ from botocore.exceptions import (
     SSOError,
     TokenRetrievalError,
 )
+from urllib3.exceptions import HTTPError
 
 from infra.storage.objects import StoreRefused, StoreUnavailable
 
@@ -40,8 +41,8 @@ CREDENTIAL_ERRORS = (
     InvalidConfigError,
     ConfigParseError,
 )
-# The body of an answer ends, resets or hangs before its end.
-BROKEN_OFF = (HTTPClientError, IncompleteReadError)
+# The body of an answer ends, resets or hangs before its end, or TLS finds it changed (boto3 passes that on as it is).
+BROKEN_OFF = (HTTPClientError, IncompleteReadError, HTTPError)
 BAD_CREDENTIALS = frozenset(
     {
         "AuthorizationHeaderMalformed",
@@ -80,7 +81,7 @@ def translate_errors(bucket: str, action: str, key: str) -> Iterator[None]:
         yield
     except ClientError as error:
         raise _of_answer(error, bucket, action, key) from error
-    except BotoCoreError as error:
+    except (BotoCoreError, HTTPError) as error:
         raise _of_silence(error, bucket, action, key) from error
 
 
@@ -141,7 +142,7 @@ def _is_final(error: ClientError) -> bool:
     return code.isalpha() and (refused or status == NOT_IMPLEMENTED)
 
 
-def _of_silence(error: BotoCoreError, bucket: str, action: str, key: str) -> Exception:
+def _of_silence(error: BotoCoreError | HTTPError, bucket: str, action: str, key: str) -> Exception:
     if isinstance(error, CREDENTIAL_ERRORS):
         return StoreRefused(
             f"there are no usable credentials for bucket {bucket!r} ({error}): give boto3 some (AWS_PROFILE, "

@@ -7,16 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from urllib3.exceptions import SSLError
 
 from infra.artifacts import ArtifactCorrupted, ArtifactRef
 from infra.artifacts.download_cache import ArtifactCache
 from infra.artifacts.s3_store import S3Store
+from infra.mlflow.alias_journal import Journal, Move
 from infra.runs.checksummed_json import RecordCorrupted
 from infra.runs.s3_lease import acquire_lease
 from infra.runs.s3_runs import S3Runs
-from infra.storage.objects import Found, S3Address
+from infra.storage.error_translation import read_answer, translate_errors
+from infra.storage.objects import Found, S3Address, StoreUnavailable
 from infra.storage.rereading import ChangedOnTheWay, read_again
 from infra.storage.telling import messages_to
+from infra.storage.write_once_objects import S3Pages
 from tests.infra.artifacts.artifact_folders import fill, read
 from tests.infra.runs.leases import somebody
 from tests.infra.storage.s3.memory_objects import MemoryObjects
@@ -157,3 +161,45 @@ def test_an_etag_that_is_no_md5_proves_nothing(tmp_path: Path) -> None:
     objects.write("a", b"wrong")
     with pytest.raises(ValueError, match="invalid literal"):
         read_again(objects, "a", lambda content: int(content), ValueError)
+
+
+def journal(objects: MemoryObjects) -> Journal:
+    """That of a model, of which nothing was read yet."""
+    return Journal(S3Pages(objects, "team/promotions/m/"), "m")
+
+
+@pytest.mark.parametrize("change", [the_same, others])
+def test_a_page_that_changes_on_the_way_is_not_damaged(objects: FlippingObjects, change: Callable[[], Change]) -> None:
+    move = Move(number=1, model="m", alias="champion", action="promote", version="1", before=None, by="anna", at_ms=1)
+    assert journal(objects).append(move)
+    objects.flip("promotions", 2, change())
+    assert journal(objects).moves() == [move]
+    objects.flip("promotions", 10**6, change())
+    with pytest.raises(ChangedOnTheWay, match="have the network looked at"):
+        journal(objects).moves()
+    objects.flip("", 0, the_same())
+    (key,) = (key for key in objects.content if "promotions" in key)
+    objects.write(key, flipped(objects.content[key], 30))
+    with pytest.raises(RecordCorrupted, match="bring it back from a copy"):
+        journal(objects).moves()
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_what_tls_finds_changed_in_an_answer_is_asked_for_anew(lasting: bool):
+    asked: list[int] = []
+
+    def read(answer: int) -> int:
+        if answer == 1 or lasting:
+            raise SSLError("[SSL: DECRYPTION_FAILED_OR_BAD_RECORD_MAC]")
+        return answer
+
+    def ask() -> int:
+        asked.append(1)
+        return len(asked)
+
+    if lasting:
+        with pytest.raises(StoreUnavailable, match="DECRYPTION_FAILED"), translate_errors("bucket", "read", "k"):
+            read_answer(ask, read, 3)
+        assert len(asked) == 3
+    else:
+        assert read_answer(ask, read, 3) == 2
