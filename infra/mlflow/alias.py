@@ -76,6 +76,8 @@ class Alias:
             applied = last is not None and self._journal.applied(last)
             recorded, found = (last.version if last is not None else None), self._in_mlflow()
             if found == recorded:
+                if last is not None and not applied:  # it has followed, and its mover died before that was noted
+                    self._journal.note_applied(last)
                 return Standing(found, page)
             if last is not None and not applied:
                 self._follow()

@@ -183,6 +183,18 @@ def test_a_mover_that_died_between_page_and_alias_has_moved_it(registry: Registr
     assert registry.pauses == []
 
 
+def test_a_move_is_not_repeated_over_a_later_one_where_its_mover_died_before_it_was_noted(registry: Registry) -> None:
+    registry.move("1")
+    move = registry.journal().moves()[0].model_copy(update={"number": 2, "before": "1", "version": "2"})
+    assert registry.journal().append(move)
+    point_alias(registry.uri, registry.model, "champion", "2")
+    assert registry.alias().standing() == Standing("2", 2)
+    point_alias(registry.uri, registry.model, "champion", "4")
+    assert registry.alias().standing() == Standing("4", 3)
+    assert registry.points_to() == "4"
+    assert registry.told()[2:] == [(3, "found", "2", "4")]
+
+
 def test_a_version_that_was_deleted_is_not_moved_to(registry: Registry) -> None:
     registry.move("1")
     open_client(registry.uri).delete_model_version(registry.model, "9")
