@@ -88,6 +88,8 @@ class Incoming:
             with self._mutex:
                 if self._hashed + 1 not in self._there:
                     self._hashing = False
+                    if self._hashed == len(self.parts):
+                        self.close()  # of thousands of files, only those under way are open
                     return
                 self._hashed += 1
             self._hash(self.parts[self._hashed - 1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,22 @@ def test_conditional_puts(either: Objects):
     assert found is not None
     assert (found.content, found.etag) == (b"two", second)
     assert '"' not in second
+
+
+def test_more_files_than_may_be_open_come_down(objects: Objects, tmp_path: Path):
+    files = {f"f/{number}": str(number).encode() for number in range(120)}
+    for key, content in files.items():
+        objects.write(key, content)
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 60, allowed[1]))
+    try:
+        arrived = objects.download(
+            [DownloadRequest(key, len(content), tmp_path / key) for key, content in files.items()]
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
+    assert {key: found.sha256 for key, found in arrived.items()} == {key: sha256(tmp_path / key) for key in files}
+    assert {key: (tmp_path / key).read_bytes() for key in files} == files
 
 
 def test_listing_copying_removing(either: Objects):
