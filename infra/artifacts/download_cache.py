@@ -83,6 +83,9 @@ class ArtifactCache:
                 return place
             except (ArtifactError, FileNotFoundError):
                 pass
+            except OSError as error:
+                if error.errno != errno.EIO:  # bytes that the disk does not give back
+                    raise
         self._take_away(place)
         return None
 

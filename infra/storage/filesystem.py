@@ -22,6 +22,8 @@ from infra.storage.locks import lock
 BLOCK_SIZE = 4 * 2**20
 READ_ONLY_MODE = 0o444
 READ_ONLY_ERRORS = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS})
+NO_LINKS_REMEDY = "its file system has no hard links (exFAT has none): put the store on one that has, as ext4 and NFS"
 
 
 class StoreUnsupported(ValueError):
@@ -104,14 +106,8 @@ class LocalFiles:
             found = os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return Status(
-            kind=_kind(found.st_mode),
-            size=found.st_size,
-            device=found.st_dev,
-            inode=found.st_ino,
-            modified_ns=found.st_mtime_ns,
-            changed_ns=found.st_ctime_ns,
-        )
+        times = found.st_mtime_ns, found.st_ctime_ns
+        return Status(_kind(found.st_mode), found.st_size, found.st_dev, found.st_ino, *times)
 
     def names(self, folder: Path) -> list[str]:
         return sorted(os.listdir(folder))
@@ -142,7 +138,12 @@ class LocalFiles:
         os.rename(source, target)
 
     def link(self, source: Path, target: Path) -> None:
-        os.link(source, target)
+        try:
+            os.link(source, target)
+        except OSError as error:
+            if error.errno in NO_LINKS and self.writable(target.parent):
+                raise StoreUnsupported(f"{target.parent}: {NO_LINKS_REMEDY}") from error
+            raise
 
     def remove(self, path: Path) -> None:
         os.unlink(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -95,6 +95,27 @@ def test_a_damaged_copy_is_fetched_again(tmp_path: Path, how: str):
     assert cache.get(digest) is None, "though it was found good before"
     assert read(cache.get_or_fill(digest, filler(CONTENT))) == CONTENT
     assert list((tmp_path / "cache/trash").iterdir()) == []
+
+
+class BadSector(LocalFiles):
+    """The disk gives back nothing of one file."""
+
+    def __init__(self, path: Path) -> None:
+        self.inode = path.stat().st_ino
+
+    def blocks(self, path: Path) -> Iterator[bytes]:
+        if path.stat().st_ino == self.inode:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return super().blocks(path)
+
+
+def test_a_copy_that_the_disk_does_not_give_back_is_fetched_again(tmp_path: Path):
+    digest = digest_of(CONTENT, tmp_path / "x")
+    place = ArtifactCache(tmp_path / "cache", MANY).get_or_fill(digest, filler(CONTENT))
+    os.link(place / "state.json", tmp_path / "held")  # or the new copy might get its inode
+    cache = ArtifactCache(tmp_path / "cache", MANY, files=BadSector(place / "state.json"))
+    assert cache.get(digest) is None
+    assert read(cache.get_or_fill(digest, filler(CONTENT))) == CONTENT
 
 
 def test_those_fetched_longest_ago_go_first_and_none_that_is_in_use(tmp_path: Path):

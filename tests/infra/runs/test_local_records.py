@@ -54,6 +54,21 @@ def test_a_read_only_store_says_so(tmp_path: Path):
         LocalRecords(tmp_path / "store", "r", files=ReadOnlyFiles(), lease=lease).commit(1, {})
 
 
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_hard_links_is_named_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+):
+    lease = acquire_lease(tmp_path, "r")
+
+    def link(source: Path, target: Path) -> None:
+        raise OSError(number, os.strerror(number), str(source), None, str(target))
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(StoreUnsupported, match=rf"{tmp_path}/runs/r.*has no hard links.*put the store on one that has"):
+        LocalRecords(tmp_path, "r", lease=lease).create_spec({})
+    assert not (tmp_path / "runs/r/spec.json").exists()
+
+
 def test_a_lease_of_another_folder_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="is not one of the run"):
         LocalRecords(tmp_path, "r", lease=successor(tmp_path / "elsewhere"))
