@@ -33,7 +33,7 @@ from tasks.stages.references import DatasetRef, EvaluationRef
 
 M = TypeVar("M", bound=ModelSpec)
 TRAINING = "training"
-TOKENIZER_FILE = "policy/tokenizer.json"
+TOKENIZER_FILES = tuple(f"policy/{name}" for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"))
 
 
 @contextmanager
@@ -106,15 +106,19 @@ def evaluate_held_out(
 
 
 def adapt_spec(context: RunContext, policy: Policy, like: Policy) -> RunSpec:
-    """The context's spec with what belongs to the policy and not to the test: precision, tokenizer, which weights."""
-    tokenizers = [context.store.manifest(one.checkpoint.bare()).files.get(TOKENIZER_FILE) for one in (policy, like)]
-    if tokenizers[0] is not None and tokenizers[0] == tokenizers[1]:
+    """The context's spec with what belongs to the policy and not to the test: precision, which weights, the tokenizer
+    with its chat template, and the ids of its tokens that end a response."""
+    manifests = [context.store.manifest(one.checkpoint.bare()).files for one in (policy, like)]
+    ours, theirs = ([files.get(name) for name in TOKENIZER_FILES] for files in manifests)
+    rollout = context.spec.rollout
+    if ours[0] is not None and ours == theirs:
         model = context.spec.model.model_copy(update={"dtype": policy.spec.model.dtype})
     else:
         model = absolute(policy.spec.model, Path(policy.spec.folder), policy.spec.hub_commits)
+        rollout = rollout.model_copy(update={"stop_token_ids": policy.spec.rollout.stop_token_ids})
     evaluation = context.spec.evaluation.model_copy(update={"weights": policy.spec.evaluation.weights})
     precision = policy.spec.rollout.compute_dtype(policy.spec.training)
-    rollout = context.spec.rollout.model_copy(update={"dtype": precision})
+    rollout = rollout.model_copy(update={"dtype": precision})
     changes = {"model": model, "rollout": rollout, "evaluation": evaluation}
     return with_commits(context.spec.model_copy(update=changes))
 
