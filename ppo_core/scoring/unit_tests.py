@@ -100,7 +100,8 @@ class UnitTests:
                     raise InputError(
                         f"the reward {self.spec.component} would pass any code in a test of row {number} "
                         f"({shorten(test)}), which calls nothing: add the call, such as check(f) or "
-                        f"test_f(), or an assert, in the column {self.spec.column!r}"
+                        "test_f(), or an assert (and give a list as a list, not as JSON text), in the column "
+                        f"{self.spec.column!r}"
                     )
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
@@ -231,5 +232,13 @@ def _acts(statement: ast.stmt) -> bool:
         return any(isinstance(part, ast.Call) for part in ast.walk(statement))
     if isinstance(statement, ast.If):
         return not any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(statement.test))
-    text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-    return not text and not isinstance(statement, ACT_NOT)
+    return not isinstance(statement, ACT_NOT) and not (isinstance(statement, ast.Expr) and _is_literal(statement.value))
+
+
+def _is_literal(value: ast.expr) -> bool:
+    """Whether it is a text, a number, or a list or dict of such."""
+    try:
+        ast.literal_eval(value)
+    except (ValueError, TypeError):
+        return False
+    return True

@@ -288,7 +288,8 @@ def test_rows_without_tests_are_refused(given: Any, message: str) -> None:
         "if __name__ == '__main__':\n    u.main()",
         "async def test_add(): pass",
         "import math",
-        "# nothing",
+        "# nothing", '["assert add(1, 2) == 3", "assert add(0, 0) == 0"]',
+        '{"inputs": ["1 2"], "outputs": ["3"], "seconds": -1}',
     ],
 )  # fmt: skip
 def test_a_test_that_calls_nothing_is_refused(test: str) -> None:
