@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from flows.console import RunConsole
 from infra.artifacts.manifest import sha256_of
 from ppo_core.spec import PromotionSpec, RunSpec
+from ppo_core.spec.promotion import fewest_pairs
 from tasks.policies.compare_policies import compare_policies
 from tasks.policies.gates import check_gates, passed
 from tasks.policies.held_out import evaluate_held_out, open_evaluation, pinned
@@ -63,6 +64,12 @@ def promote(candidate: str, overrides: list[str] | None = None, folder: str | No
         verdict = f"version {version.version} of {version.name} is {alias.name} already"
         return refused(PromotionReport(trial=None, moved=None, verdict=verdict))
     champion = None if standing.version is None else find_champion(alias.name, version.name, standing.version, folder)
+    fewest, given = fewest_pairs(spec.promotion.confidence), spec.evaluation.num_prompts
+    if champion is not None and given < fewest:
+        raise InputError(
+            f"evaluation.num_prompts={given} is too few to compare with promotion.confidence="
+            f"{spec.promotion.confidence:g}: at least {fewest} are needed"
+        )
     console = RunConsole(f"promotion of {version.name}/{version.version}", 0)
     with console, ExitStack() as kept:
         trial = held_trial(policy, champion, spec, console.progress, kept)

@@ -16,12 +16,11 @@ import numpy as np
 
 from ppo_core.data.tables import read_prompts, read_rollouts, read_scores
 from ppo_core.records import CompareJob, InputError, PromptRow, RolloutRow, ScoreRow, derive_seed
-from ppo_core.spec.promotion import OF_THE_SCORE
+from ppo_core.spec.promotion import OF_THE_SCORE, fewest_pairs
 
 if TYPE_CHECKING:
     from ppo_core.processes.protocol import Job
 
-FEWEST_PAIRS = 2
 CHUNK = 2**22
 SHOWN = 5
 SIDES = ("candidate", "champion")
@@ -54,12 +53,12 @@ def paired_bootstrap(differences: Sequence[float], *, confidence: float, resampl
     """The percentile interval of the mean of `differences` over resamples of the pairs.
 
     Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), sections 13.3 and 15.
-    Raises: InputError for fewer than two differences, which say nothing of their spread.
+    Raises: InputError for fewer differences than `fewest_pairs`.
     """
-    if len(differences) < FEWEST_PAIRS:
+    if len(differences) < (fewest := fewest_pairs(confidence)):
         raise InputError(
-            f"{len(differences)} prompts with a score from both policies are too few to compare, at least "
-            f"{FEWEST_PAIRS} are needed: raise evaluation.num_prompts"
+            f"{len(differences)} prompts with a score from both policies are too few to compare with promotion."
+            f"confidence={confidence:g}, at least {fewest} are needed: raise evaluation.num_prompts"
         )
     values = np.asarray(differences, dtype=np.float64)
     generator = np.random.default_rng(seed)
@@ -116,7 +115,8 @@ def pair(
     if alone:
         raise InputError(
             f"{len(alone)} of the held-out prompts were answered by one of the two policies only (for example "
-            f"{min(alone)[0]}): evaluate both on one held-out set"
+            f"{min(alone)[0]}): evaluate both on one held-out set; where dataset.too_long=drop left out other prompts "
+            "because their tokenizers differ, raise dataset.max_prompt_tokens"
         )
     return [Pair(left, right[name]) for name, left in zip(names, candidate, strict=True)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
+from math import ceil, log2
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
@@ -139,6 +140,12 @@ class RegistrySpec(Section):
     def _is_one_of(self, names: Sequence[str], parts: Sequence[str]) -> bool:
         """Whether the metric is one of these, or measured beside the score of one of these parts."""
         return self.metric in (*names, *parts) or any(self.metric.startswith(f"{one}/") for one in parts)
+
+
+def fewest_pairs(confidence: float) -> int:
+    """Of equal policies' paired differences, the least number that all have one sign no more often than an interval of
+    this confidence may be wrong on that side: no resample of such differences has a mean on the other one."""
+    return ceil(log2(2.0 / (1.0 - confidence)))
 
 
 class PromotionSpec(Section):

@@ -75,6 +75,14 @@ def test_past_all_gates_the_alias_moves(own: HandOver) -> None:
     assert "promote of version 3 in place of version 1" in said
 
 
+def test_too_few_prompts_are_refused_before_anything_is_evaluated(own: HandOver) -> None:
+    done = len(own.run.engines.done)
+    code, said = promote(3, "--set", "evaluation.num_prompts=5")
+    assert code == 2
+    assert "num_prompts=5 is too few to compare with promotion.confidence=0.95: at least 6 are needed" in said
+    assert len(own.run.engines.done) == done
+
+
 def test_where_a_gate_has_failed_nothing_moves_and_nobody_is_asked(
     own: HandOver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from ppo_core.records import InputError, PromptRow, RolloutRow, ScoreRow
 from ppo_core.scoring.comparison import compare_evaluations, paired_bootstrap
 from tests.ppo_core.written_tables import write_prompts
 
-JOB = {"metric": "score", "pass_score": 1.0, "max_failed_fraction": 0.5, "confidence": 0.9, "resamples": 2000}
+JOB = {"metric": "score", "pass_score": 1.0, "max_failed_fraction": 0.5, "confidence": 0.5, "resamples": 2000}
 
 
 def exact_interval(differences: list[float], confidence: float) -> tuple[float, float]:
@@ -38,11 +38,14 @@ def exact_interval(differences: list[float], confidence: float) -> tuple[float, 
     return ends[0], ends[1]
 
 
-@pytest.mark.parametrize("differences", [[0.0, 1.0, 3.0], [1.0, -1.0, 0.25, 0.5], [0.0, 0.0, 0.0, 0.0, 1.0]])
-def test_the_interval_is_that_of_all_resamples(differences: list[float]) -> None:
-    gain = paired_bootstrap(differences, confidence=0.9, resamples=200_000, seed=1)
+@pytest.mark.parametrize(
+    ("differences", "confidence"),
+    [([0.0, 1.0, 3.0], 0.7), ([1.0, -1.0, 0.25, 0.5], 0.85), ([0.0, 0.0, 0.0, 0.0, 1.0], 0.9)],
+)
+def test_the_interval_is_that_of_all_resamples(differences: list[float], confidence: float) -> None:
+    gain = paired_bootstrap(differences, confidence=confidence, resamples=200_000, seed=1)
     assert gain.mean == pytest.approx(statistics.fmean(differences), abs=1e-12)
-    assert (gain.low, gain.high) == pytest.approx(exact_interval(differences, 0.9), abs=1e-9)
+    assert (gain.low, gain.high) == pytest.approx(exact_interval(differences, confidence), abs=1e-9)
 
 
 def test_for_many_prompts_it_is_the_normal_interval() -> None:
@@ -62,10 +65,14 @@ def test_equal_differences_leave_no_doubt_and_the_seed_decides_the_rest() -> Non
     assert intervals[0] == intervals[1] != intervals[2]
 
 
-@pytest.mark.parametrize("differences", [[], [1.0]])
-def test_one_prompt_says_nothing_of_spread(differences: list[float]) -> None:
-    with pytest.raises(InputError, match=r"too few to compare, at least 2 are needed: raise evaluation\.num_prompts"):
-        paired_bootstrap(differences, confidence=0.95, resamples=100, seed=1)
+@pytest.mark.parametrize(("confidence", "fewest"), [(0.5, 2), (0.9, 5), (0.95, 6), (0.99, 8)])
+def test_of_too_few_prompts_all_may_be_better_by_chance(confidence: float, fewest: int) -> None:
+    assert 0.5**fewest <= (1 - confidence) / 2 < 0.5 ** (fewest - 1)
+    for count in (0, 1, fewest - 1):
+        too_few = rf"^{count} prompts .*confidence={confidence:g}, at least {fewest} are needed: raise"
+        with pytest.raises(InputError, match=too_few):
+            paired_bootstrap([1.0] * count, confidence=confidence, resamples=100, seed=1)
+    assert paired_bootstrap([1.0] * fewest, confidence=confidence, resamples=100, seed=1).low == 1.0
 
 
 Scores = dict[str, float | None]
@@ -140,7 +147,7 @@ def test_pairing_takes_the_difficulty_of_the_prompts_out(tmp_path: Path) -> None
     """Scores vary by 10 from prompt to prompt, the gain by 0.01: unpaired, nothing could be said of it."""
     hard = {str(number): float(number % 11) for number in range(200)}
     better = {name: score + 0.1 + (0.01 if int(name) % 2 else -0.01) for name, score in hard.items()}
-    metrics = compare(tmp_path, better, hard)["metrics"]
+    metrics = compare(tmp_path, better, hard, confidence=0.9)["metrics"]
     assert 0.098 < metrics["promotion/gain_low"] < 0.1 < metrics["promotion/gain_high"] < 0.102
 
 
