@@ -14,6 +14,7 @@ from infra.mlflow.learning_curves import Panel, learning_curves
 from infra.mlflow.tracking import InputData, Point
 from ppo_core.spec import DpoSpec, RunSpec
 from ppo_core.spec.flow_spec import FlowSpec
+from ppo_core.spec.reward.section import OF_THE_WHOLE_SCORE
 from tasks.prefect.client import deployment_id
 from tasks.prefect.server import configured_url, page_url
 from tasks.reports.loss_curve import curve_points
@@ -36,7 +37,7 @@ CURVES = {
     "gradient norm": ("policy/gradient_norm", "critic/gradient_norm"),
     "seconds": ("seconds/iteration", "seconds/outside_engines"),
 }
-NO_REWARDS = ("score/mean", "score/std", "score/unscored")
+NO_REWARDS = frozenset(f"score/{name}" for name in OF_THE_WHOLE_SCORE)
 SPLITS = {"training": "train", "evaluation": "eval", "supervised": "sft"}
 """What MLflow calls the use of data, and the dataset's name of the split."""
 
@@ -162,7 +163,7 @@ def frontier(metrics: dict[int, dict[str, float]]) -> list[Panel]:
     Source: Gao et al. 2022 (arXiv:2210.10760), figure 1: a gold reward that bends down is over-optimisation.
     """
     measured = [metrics[i] for i in sorted(metrics) if "kl/reference" in metrics[i]]
-    names = sorted({name for one in measured for name in one if name.startswith("score/")} - set(NO_REWARDS))
+    names = sorted({name for one in measured for name in one if name.startswith("score/")} - NO_REWARDS)
     lines = {
         name: [(one["kl/reference"], one[name]) for one in measured if name in one]
         for name in ("score/mean", *(names if len(names) > 1 else ()))

@@ -18,6 +18,7 @@ def test_the_frontier_has_each_reward_over_the_kl_of_its_iteration() -> None:
 
 
 def test_a_single_reward_is_drawn_once_and_nothing_not_at_all() -> None:
-    (panel,) = frontier({1: {"kl/reference": 0.5, "score/mean": 1.0, "score/correct": 1.0}})
+    counts = {"score/ahead": 250.0, "score/positions": 3.0, "score/prompts_with_signal": 12.0}
+    (panel,) = frontier({1: {"kl/reference": 0.5, "score/mean": 1.0, "score/correct": 1.0, **counts}})
     assert panel.lines == {"score/mean": [(0.5, 1.0)]}
     assert frontier({0: {"evaluation/score": 7.0}}) == []
