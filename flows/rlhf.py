@@ -9,6 +9,7 @@ and started again by the same command, the flow goes on where it stopped.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from flows.promotion import PromotionReport, promotion
 from flows.recovery import close_dead_pages
 from flows.reward_model import reward_model
 from flows.supervised import supervised
-from ppo_core.spec import RlhfSpec
+from ppo_core.spec import RlhfSpec, RunSpec
 from ppo_core.spec.hub import is_hub_name
 from ppo_core.spec.rlhf import REGISTERED
 from tasks.checks.rlhf import check_rlhf
@@ -84,18 +85,32 @@ def train(spec: RlhfSpec, run: str | None = None, wait: bool = False, overrides:
         model = None
         if spec.trained is not None:
             model = called(reward_model, spec.reward_model_from(places.policy), run, wait)
-        training = called(ppo_training, spec.run_with(places.reward_model, places.policy), run, wait)
+        asked = spec.run_with(places.reward_model, places.policy)
+        training = called(ppo_training, asked, run, wait)
         policy, folder = training.policy, places.reward_model
         best = f"{run}@{training.best_iteration}" if policy is None else f"models:/{policy.name}/{policy.version}"
-        report = finish(spec, run, best, [] if model is None else model.complaints)
+        report = finish(spec, run, best, as_now(asked), [] if model is None else model.complaints)
         made = {"reward_model": model, "training": training}
         return report.model_copy(
             update={**made, "reward_model_folder": folder if is_hub_name(folder) else Path(folder)}
         )
 
 
-def finish(spec: RlhfSpec, run: str, policy: str, complaints: Sequence[str] = ()) -> RlhfReport:
-    """Evaluate a policy and have it compared with the champion, as far as the spec asks for it."""
+def as_now(asked: RunSpec) -> list[str]:
+    """Overrides with which the run's policy is promoted under the gates given now: its records, which may be finished,
+    tell of earlier ones."""
+    return [f"promotion={json.dumps(asked.promotion.model_dump(mode='json'))}"]
+
+
+def finish(
+    spec: RlhfSpec,
+    run: str,
+    policy: str,
+    now: list[str] | None = None,
+    complaints: Sequence[str] = (),
+) -> RlhfReport:
+    """Evaluate a policy and have it compared with the champion, as far as the spec asks for it. `now`: see `as_now`;
+    a policy that was given is tried as the records of its own run say."""
     evaluated = promoted = None
     if spec.evaluate:
         with announced(run, f"evaluating {policy}"):
@@ -103,7 +118,7 @@ def finish(spec: RlhfSpec, run: str, policy: str, complaints: Sequence[str] = ()
     registered = policy.startswith(REGISTERED)
     if spec.promote and registered:
         with announced(run, f"comparing {policy} with the champion"):
-            promoted = called(promotion, policy)
+            promoted = called(promotion, policy, now)
     left = [f"{policy} is not promoted: it is not registered"] if spec.promote and not registered else []
     return RlhfReport(
         run=run,
