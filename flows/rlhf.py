@@ -23,7 +23,7 @@ from flows.evaluation import EvaluationReport, evaluation
 from flows.learning import PreferenceReport
 from flows.ppo import RunReport, ppo_training
 from flows.promotion import PromotionReport, promotion
-from flows.recovery import close_dead_pages
+from flows.recovery import IN_RESULTS, close_dead_pages
 from flows.reward_model import reward_model
 from flows.supervised import supervised
 from ppo_core.spec import RlhfSpec, RunSpec
@@ -36,6 +36,7 @@ from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow, page_url
 from tasks.preferences.given import fetch_given, pin_start, places_of, start_is_there, with_commits_of_parts
 from tasks.runs.progress import announced
+from tasks.runs.run_state import spec_of_run
 from tasks.stages.holding import RLHF, alone
 
 
@@ -89,24 +90,28 @@ def train(spec: RlhfSpec, run: str | None = None, wait: bool = False, overrides:
         training = called(ppo_training, asked, run, wait)
         policy, folder = training.policy, places.reward_model
         best = f"{run}@{training.best_iteration}" if policy is None else f"models:/{policy.name}/{policy.version}"
-        report = finish(spec, run, best, as_now(asked), [] if model is None else model.complaints)
+        report = finish(spec, run, best, as_now(asked, run), [] if model is None else model.complaints)
         made = {"reward_model": model, "training": training}
         return report.model_copy(
             update={**made, "reward_model_folder": folder if is_hub_name(folder) else Path(folder)}
         )
 
 
-def as_now(asked: RunSpec) -> list[str]:
-    """Overrides with which the run's policy is promoted under the gates given now: its records, which may be finished,
-    tell of earlier ones."""
-    return [f"promotion={json.dumps(asked.promotion.model_dump(mode='json'))}"]
+def as_now(asked: RunSpec, run: str) -> tuple[list[str], str | None]:
+    """Overrides and folder with which the run's policy is evaluated and promoted under the gates given now, on the
+    engines of now and with the sources where they are now: its records, which may be finished, tell of earlier ones."""
+    engines = asked.engines.model_dump(mode="json", exclude=set(IN_RESULTS))
+    changes = {f"engines.{key}": value for key, value in engines.items()}
+    changes["promotion"] = asked.promotion.model_dump(mode="json")
+    moved = asked.folder != spec_of_run(run).folder
+    return [f"{key}={json.dumps(value)}" for key, value in changes.items()], asked.folder if moved else None
 
 
 def finish(
     spec: RlhfSpec,
     run: str,
     policy: str,
-    now: list[str] | None = None,
+    now: tuple[list[str] | None, str | None] = (None, None),
     complaints: Sequence[str] = (),
 ) -> RlhfReport:
     """Evaluate a policy and have it compared with the champion, as far as the spec asks for it. `now`: see `as_now`;
@@ -114,11 +119,11 @@ def finish(
     evaluated = promoted = None
     if spec.evaluate:
         with announced(run, f"evaluating {policy}"):
-            evaluated = called(evaluation, policy)
+            evaluated = called(evaluation, policy, *now)
     registered = policy.startswith(REGISTERED)
     if spec.promote and registered:
         with announced(run, f"comparing {policy} with the champion"):
-            promoted = called(promotion, policy, now)
+            promoted = called(promotion, policy, *now)
     left = [f"{policy} is not promoted: it is not registered"] if spec.promote and not registered else []
     return RlhfReport(
         run=run,
