@@ -61,8 +61,9 @@ def preference_run(
 ) -> Iterator[tuple[C, RunConsole, list[DownloadRef]]]:
     """A run's means, its console, and what was downloaded for it, which is kept from then on."""
     console = RunConsole(run, 0, file=ProgressFile(run))
-    for note in before_start(spec, run):
-        console.say(note)
+    with report_outages(console.say):
+        for note in before_start(spec, run):
+            console.say(note)
     opened = open_run_context(
         kind,
         spec,

@@ -34,6 +34,7 @@ from tasks.prefect.crashed_runs import holder_note, page_is_open
 from tasks.prefect.deployment_params import is_deployed, requested, shown_name
 from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow, page_url
+from tasks.prefect.store_outages import report_outages
 from tasks.preferences.given import fetch_given, pin_start, places_of, start_is_there, with_commits_of_parts
 from tasks.runs.progress import announced
 from tasks.runs.run_state import spec_of_run
@@ -69,9 +70,11 @@ def train(spec: RlhfSpec, run: str | None = None, wait: bool = False, overrides:
     """
     spec, run = requested(spec, run, overrides)
     console = RunConsole(run, 0)
-    for note in check_rlhf(spec, run, wait=wait).notes if is_deployed() else []:
-        console.say(note)
-    with alone(RLHF, run, note=holder_note(), wait=wait, keep=lambda: not page_is_open()) as lease:
+    with report_outages(console.say):
+        for note in check_rlhf(spec, run, wait=wait).notes if is_deployed() else []:
+            console.say(note)
+    held = alone(RLHF, run, note=holder_note(), wait=wait, keep=lambda: not page_is_open())
+    with report_outages(console.say), held as lease:
         close_dead_pages(lease, console)
         console.step(f"run {run}: {', '.join(spec.stages)}; Prefect page {page_url()} (flow rlhf)")
         if spec.given.trained_policy is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,15 +12,23 @@ import pytest
 from prefect import get_client
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.client.schemas.objects import FlowRun
+from prefect.flow_engine import run_flow
+from prefect.states import AwaitingRetry
 
+from flows.reward_model import reward_model
+from flows.rlhf import rlhf
 from infra.storage.client import Tuning, open_objects
 from infra.storage.objects import Objects, StoreUnavailable
 from infra.storage.telling import messages_to
+from ppo_core.records import InputError
+from ppo_core.spec import RewardModelSpec
 from tasks.policies.held_out import any_lease
 from tasks.prefect.server import EmbeddedFlow
+from tests.flows.test_rlhf import HELPFUL, spec
 from tests.infra.storage.s3.fault_proxy import FaultProxy
 from tests.infra.storage.s3.s3_server import S3Server
 from tests.tasks.bucket_runs import BucketRun
+from tests.tasks.toy_reward_models import toy_engines
 from tests.tasks.toy_runs import digests
 from tests.waiting import LONG_S
 
@@ -113,3 +122,42 @@ def test_what_was_done_stands_where_the_store_is_away_at_the_very_end(proxy: Fau
     proxy.come_back()
     with any_lease(root) as next_one:
         assert lease.run != next_one.run
+
+
+@pytest.fixture
+def away(proxy: FaultProxy, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultProxy:
+    """Where all flows look for a store, which has never answered this process; at a start nobody waits for long."""
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path))
+    monkeypatch.setenv("PPOFLOW_STORE", f"s3://{bucket}/store")
+    monkeypatch.setenv("PPOFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setattr("infra.storage.outage.START_S", 0.1)
+    toy_engines(monkeypatch)
+    proxy.go_away()
+    return proxy
+
+
+def started_again(flow: EmbeddedFlow[..., Any], parameters: dict[str, Any], away: FaultProxy) -> Any:
+    """What a deployment's flow run ends with that crashed for want of a store, and is started again before that is
+    back."""
+    with get_client(sync_client=True) as client:
+        deployment = client.create_deployment(client.create_flow(flow), "away", enforce_parameter_schema=False)
+        flow_run = client.create_flow_run_from_deployment(deployment, parameters=parameters).id
+        with pytest.raises(StoreUnavailable, match=r"is .* the right address"):
+            run_flow(flow, flow_run=client.read_flow_run(flow_run))
+        client.set_flow_run_state(flow_run, AwaitingRetry(), force=True)
+        threading.Timer(AWAY_S, away.come_back).start()
+        return run_flow(flow, flow_run=client.read_flow_run(flow_run))
+
+
+def test_training_of_a_reward_model_that_is_started_again_waits_for_the_store(away: FaultProxy) -> None:
+    """From its first look at it on, as in the middle of its work."""
+    learned = RewardModelSpec.from_yaml(HELPFUL / "reward_model.yaml")
+    report = started_again(reward_model, {"spec": learned.model_dump(mode="json"), "run": "late"}, away)
+    assert report.version == "models:/helpful-reward-model/1"
+
+
+def test_the_whole_way_that_is_started_again_waits_for_the_store(away: FaultProxy) -> None:
+    """So that what is wrong with the spec, and not the store, is what ends it."""
+    asked = spec("given.trained_policy=nowhere@1", "promote=false").model_dump(mode="json")
+    with pytest.raises(InputError, match="there is no run nowhere"):
+        started_again(rlhf, {"spec": asked, "run": "late"}, away)
