@@ -26,7 +26,7 @@ from tasks.stages.find_verified import pin_all
 from tasks.stages.holding import Lease
 from tasks.stages.hub_names import DOWNLOAD
 from tasks.stages.references import DatasetRef
-from tasks.stages.table import EVALUATE_POLICY, ITERATION
+from tasks.stages.table import EVALUATE_POLICY, GENERATE_ROLLOUTS, ITERATION
 
 MIB = 2**20
 IN_RESULTS = frozenset({"deterministic", "kv_cache_gib", "tensor_parallel_size"})
@@ -213,7 +213,9 @@ def remake_then(then: RunContext, record: IterationRecord, ref: ArtifactRef) -> 
         return set_aside_damaged(then, ref) is None
     dataset = prepare_dataset(then)
     if record.iteration == 0:
-        run_stages(then, dataset, None, {}, evaluate=ref.kind == EVALUATE_POLICY.kind)
+        # Nothing is sampled at the start but the answers that are evaluated.
+        evaluate = ref.kind in (EVALUATE_POLICY.kind, GENERATE_ROLLOUTS.kind)
+        run_stages(then, dataset, None, {}, evaluate=evaluate)
         return set_aside_damaged(then, ref) is None
     previous = record_at(then.records, record.iteration - 1)
     for stage in reversed(ITERATION[: ITERATION.index(EVALUATE_POLICY)]):

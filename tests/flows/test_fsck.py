@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from flows.fsck import remake
-from infra.artifacts import ArtifactRef
+from infra.artifacts import ArtifactRef, open_store
 from infra.backend import open_runs
 from infra.runs.lease import LeaseHeld
 from infra.runs.local_lease import acquire_lease
+from infra.settings import Settings
 from ppo_core.records import InputError
 from tasks.register_policy import export_best
 from tasks.runs.findings import Findings
@@ -36,7 +37,13 @@ MADE: dict[str, Callable[[ToyRun], ArtifactRef | None]] = {
     "checkpoint": lambda run: run.records()[1].checkpoint,
     "last checkpoint": lambda run: run.records()[4].checkpoint,
     "evaluation": lambda run: run.records()[2].evaluation,
+    "first answers": lambda run: next(ref for ref in made_from(run.records()[0].evaluation) if ref.kind == "rollouts"),
 }
+
+
+def made_from(ref: ArtifactRef | None) -> list[ArtifactRef]:
+    """What an artifact was made from."""
+    return [] if ref is None else open_store(Settings().store_root).manifest(ref.bare()).inputs
 
 
 @pytest.fixture(scope="module")
