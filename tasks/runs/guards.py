@@ -16,7 +16,7 @@ from ppo_core.spec import GuardsSpec, RunSpec
 from tasks.runs.iteration_record import Attempt, IterationRecord
 from tasks.runs.notes import ROLLBACKS, Divergence, Rollback, attempt_at, last_attempt, rollbacks_of, unfinished
 from tasks.runs.record_chain import record_digest
-from tasks.runs.run_state import record_at
+from tasks.runs.run_state import not_kept, record_at
 from tasks.stages.context import RunContext
 from tasks.stages.jobs import MAKE_ROOM, DiskSpaceError
 
@@ -187,11 +187,20 @@ def current_attempt(context: RunContext, iteration: int) -> Attempt:
 
 
 def roll_back(context: RunContext, iteration: int, passed: list[str]) -> IterationRecord | None:
-    """Give up the diverged iteration and some before it. Returns the record to go on from, None after too many."""
+    """Give up the diverged iteration and some before it. Returns the record to go on from, None after too many.
+
+    That is the nearest one from `guards.rollback_iterations` on which retention has left all that it takes, or what
+    its checkpoint is made again from: before the guards were to roll back, it may have kept less.
+    """
     guards, attempt = context.spec.guards, last_attempt(rollbacks_of(context.records).values())
     if attempt.number >= guards.max_rollbacks:
         return None
+
+    def is_kept(n: int) -> bool:
+        return not_kept(record_at(context.records, n), context.store) is None
+
     after = max(0, iteration - 1 - guards.rollback_iterations)
+    after = next((n for n in range(after, iteration) if is_kept(n) or (n > 0 and is_kept(n - 1))), after)
     record = record_at(context.records, after)  # where it is damaged, nothing is given up
     lower = Attempt(number=attempt.number + 1, rate_factor=attempt.rate_factor * guards.rollback_rate_factor)
     follows = record_digest(context.records.read(after))

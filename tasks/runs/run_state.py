@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from infra.artifacts import ArtifactError, ArtifactRef, open_store
+from infra.artifacts import ArtifactError, ArtifactRef, ArtifactStore, open_store
 from infra.backend import open_collector, open_records, open_runs
 from infra.runs.names import is_run_name
 from infra.runs.records import RunRecords
@@ -270,9 +270,9 @@ def require_start(records: list[IterationRecord], iteration: int, what: str) -> 
     )
 
 
-def not_kept(record: IterationRecord) -> ArtifactRef | None:
+def not_kept(record: IterationRecord, store: ArtifactStore | None = None) -> ArtifactRef | None:
     """The first of what going on from this record needs that the store does not have; what is damaged is there."""
-    store = open_store(Settings().store_root)
+    store = store or open_store(Settings().store_root)
     for _, ref in resume_inputs(record):
         with suppress(ArtifactError):
             if store.find(ref.kind, ref.key) is None:

@@ -198,3 +198,14 @@ def test_it_goes_back_although_retention_has_removed_that_checkpoint(tmp_path: P
     assert [run.place(record.checkpoint).exists() for record in run.records()] == [True, False, False, True]
     records = run.train("guards.rollback_iterations=2")
     assert [(r.iteration, r.attempt) for r in records] == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 1), (5, 1)]
+
+
+def test_it_goes_back_to_the_nearest_checkpoint_that_retention_has_left(tmp_path: Path) -> None:
+    """That of iteration 2 is gone, and so is what it would be made again from: nothing before is given up for that."""
+    run = frugal(tmp_path)
+    with pytest.raises(DivergedError):
+        run.train("guards.on_divergence=stop")
+    records = run.train("guards.rollback_iterations=1")
+    assert [(r.iteration, r.attempt) for r in records] == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 1), (5, 1)]
+    assert "back to iteration 3, with other samples" in run.said
+    assert run.engines.count("update_policy") == 4 + 2
