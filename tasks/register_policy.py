@@ -8,6 +8,7 @@ from pathlib import Path
 from infra.artifacts import ArtifactError
 from infra.artifacts.export import export_part
 from infra.mlflow.registry import DIGEST_TAG, Registered, register
+from tasks.runs.fork import comparable
 from tasks.runs.iteration_record import Best, IterationRecord, best_in_words, best_of, read_record
 from tasks.runs.kept import REGISTERED, keep
 from tasks.runs.run_state import record_at, recorded_spec, with_changes
@@ -27,7 +28,7 @@ def register_policy(context: RunContext, record: IterationRecord, best: Best) ->
         DIGEST_TAG: best.checkpoint.digest,
         "ppoflow.run": context.run,
         "ppoflow.iteration": str(best.iteration),
-        "ppoflow.metric": f"{spec.registry.metric}={best.value}",
+        "ppoflow.metric": f"{best.metric}={best.value}",
         "ppoflow.spec_digest": record.spec_digest,
         "ppoflow.dataset_digest": record.dataset.digest,
         "ppoflow.checkpoint": json.dumps(best.checkpoint.bare().model_dump()),
@@ -72,12 +73,15 @@ def evaluation_of(context: RunContext, record: IterationRecord, best: Best) -> d
 
 
 def usable_best(context: RunContext, record: IterationRecord) -> Best:
-    """The best policy so far; where damage has taken it away, the best of those that are there."""
-    if is_stored(context, record.best.checkpoint):
+    """The best policy so far; where damage has taken it away, or it was chosen by another metric than the spec names
+    now, the best of those that are there and were measured alike."""
+    metric, records = context.spec.registry.metric, context.records
+    if record.best.metric == metric and is_stored(context, record.best.checkpoint):
         return record.best
-    stored = [r for r in map(read_record, context.records.all()) if is_stored(context, r.checkpoint)]
-    before = (r for r in stored if r.iteration < record.iteration)
-    return best_of(record.best.metric, record.metrics, record.iteration, record.checkpoint, before)
+    before = (r for r in map(read_record, records.all()) if r.iteration < record.iteration)
+    alike = comparable(before, recorded_spec(records) or context.spec, context.spec)
+    stored = (r for r in alike if is_stored(context, r.checkpoint))
+    return best_of(metric, record.metrics, record.iteration, record.checkpoint, stored)
 
 
 def is_stored(context: RunContext, checkpoint: CheckpointRef) -> bool:
