@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from infra.artifacts import open_store
@@ -37,9 +38,13 @@ def parse_place(place: str) -> tuple[str, int]:
 
 
 def fork_spec(source: str, iteration: int, overrides: list[str], folder: str | None = None) -> RunSpec:
-    """The spec of a run that goes on from there. Raises InputError as `fork_run` does, but for a name that is taken."""
+    """The spec of a run that goes on from there, its folder absolute from now on.
+
+    Raises InputError as `fork_run` does, but for a name that is taken.
+    """
     before = spec_of_run(source, folder)
-    spec = with_commits(before.with_overrides(overrides))
+    asked = before.with_overrides(overrides)
+    spec = with_commits(asked.model_copy(update={"folder": str(Path(asked.folder).absolute())}))
     fixed = [line for line in differing_keys(before.document(), spec.document()) if line.startswith(FIXED)]
     if fixed:
         raise InputError(f"a fork starts from the policy of {source}, so these keys cannot change: {'; '.join(fixed)}")

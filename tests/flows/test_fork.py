@@ -177,3 +177,15 @@ def test_a_fork_of_a_fork_goes_on(source: ToyRun) -> None:
     assert digests(newest.records())[:4] == digests(fork.records())[:4]
     assert digests(newest.records())[4][3] != digests(fork.records())[4][3]
     assert [record.forked_from for record in newest.records()] == ["new@3"] * 4 + [None]
+
+
+@pytest.mark.parametrize(("folder", "overrides"), [("moved/spec", []), (None, ["folder=moved/spec"])])
+def test_its_folder_is_the_same_one_from_anywhere(
+    source: ToyRun, folder: str | None, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records, which nobody changes any more, say where it is, and not from where it was named."""
+    monkeypatch.chdir(tmp_path)
+    fork_run(source.name, 2, "new", overrides, folder)
+    first = ToyRun(source.home, name="new").records()[0].spec
+    assert first is not None
+    assert first["folder"] == spec_of_run("new").folder == str(tmp_path / "moved" / "spec")
