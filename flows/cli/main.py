@@ -16,6 +16,7 @@ from flows.cli.friendly_errors import friendly_errors, leaving_soon, no_verdict_
 from flows.cli.run_training import run_training
 from ppo_core.spec import RlhfSpec, RunSpec
 from ppo_core.spec.kinds import load_any, load_as
+from ppo_core.spec.rlhf import REWARD_MODEL
 
 __all__ = ["app", "deploy", "preferences", "registry", "runs", "store"]
 
@@ -68,7 +69,12 @@ def download(spec: AnySpecPath, overrides: Overrides = None) -> None:
         loaded = load_any(spec, overrides or [])
         from tasks.stages.download_source import download_ahead
 
-        parts = (loaded.trained, loaded.run_before(None)) if isinstance(loaded, RlhfSpec) else (loaded,)
+        # A reward model that is made on the way, or registered, is no name of the hub.
+        parts = (
+            (loaded.trained, loaded.run_with(loaded.given.reward_model or REWARD_MODEL, None))
+            if isinstance(loaded, RlhfSpec)
+            else (loaded,)
+        )
         found = [download_ahead(part, say) for part in parts if part is not None]
         if not any(found):
             say(f"{spec} names nothing of the Hugging Face Hub (hf://…)")

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from prefect.states import Failed
+from typer.testing import CliRunner
 
+from flows.cli import app
 from infra.artifacts import open_store
 from infra.hub.sources import HubError, HubUnavailable
 from infra.settings import Settings
@@ -23,7 +25,7 @@ from tasks.stages.hub_names import DOWNLOAD, bring, download_key, hub_sources, w
 from tasks.stages.source_upload import upload_source
 from tasks.stages.stage import may_help_again
 from tests.hub_server import ToyHub, toy_hub
-from tests.tasks.run_contexts import run_context, smoke_spec
+from tests.tasks.run_contexts import ARITHMETIC, run_context, smoke_spec
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_runs import ToyRun, flip_a_bit, killed
 
@@ -186,6 +188,20 @@ def test_what_was_brought_ahead_serves_where_there_is_no_network(
     exact = with_commits(smoke_spec(f"model.path=hf://us/small@{main(hub)}", *NAMED[1:]))
     assert run_context(exact, tmp_path / "home", "exact", engines=ToyEngines()).tokenizer().path.is_dir()
     assert hub.asked == []
+
+
+def test_a_reward_model_that_is_given_is_brought_ahead_with_the_rest_of_its_pipeline(hub: ToyHub) -> None:
+    hub.model("us/judge", {**MODEL, "model.safetensors": b"scores"})
+    pipeline = ARITHMETIC.parent / "helpful" / "rlhf.yaml"
+    given = ("given.reward_model=hf://us/judge", "run.model.critic=<reward_model>")
+    asked = [option for one in (*given, *(f"run.{name}" for name in NAMED)) for option in ("--set", one)]
+    result = CliRunner().invoke(app, ["download", str(pipeline), *asked])
+    assert result.stdout.splitlines() == [
+        f"hf://us/{name} is us/{name} at commit {main(hub, f'us/{name}')}, 0.0 MiB" for name in ("small", "judge")
+    ]
+    assert sorted(hub.downloaded()) == sorted([*MODEL, *MODEL])
+    told = CliRunner().invoke(app, ["download", str(pipeline)]).stdout
+    assert told == f"{pipeline} names nothing of the Hugging Face Hub (hf://…)\n"
 
 
 @pytest.mark.parametrize("name", ["hf://us/small", "hf://us/rows:train.jsonl"])
