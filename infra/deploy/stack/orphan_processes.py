@@ -26,7 +26,7 @@ def main() -> None:
         print("READY", flush=True)
         header = _fields(sys.stdin.readline())
         event = _fields(sys.stdin.read(int(header["len"])))
-        groups = [int(event["pid"])] if "pid" in event else _without_leader(sys.argv[1], event["processname"])
+        groups = [int(event["pid"])] if "pid" in event else without_leader(sys.argv[1], event["processname"])
         for group in groups:
             _end_group(group)
         print("RESULT 2\nOK", end="", flush=True)
@@ -36,11 +36,14 @@ def _fields(line: str) -> dict[str, str]:
     return dict(field.split(":", 1) for field in line.split())
 
 
-def _without_leader(mark: str, server: str) -> set[int]:
+def without_leader(mark: str, server: str) -> set[int]:
+    """The process groups of a server whose leader is gone; none of a container, whose stack may have the same mark."""
     wanted, groups = f"{mark}{server}".encode(), set()
+    ours = os.readlink("/proc/self/ns/pid")
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if wanted in (process / "environ").read_bytes().split(b"\0"):
+            is_marked = wanted in (process / "environ").read_bytes().split(b"\0")
+            if is_marked and os.readlink(f"{process}/ns/pid") == ours:
                 groups.add(os.getpgid(int(process.name)))
     return {group for group in groups if not Path(f"/proc/{group}").exists()}
 
