@@ -13,11 +13,12 @@ from pydantic import AfterValidator, AliasChoices, Field, SecretStr, ValidationI
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from infra.addresses import absolute, escaped, has_scheme, names_a_host, sqlite_url
-from infra.engines.environment import permitted, way_out
+from infra.engines.environment import around_proxies, permitted, way_out
 from infra.engines.hardware import gpus_of, has_nvidia_gpu
 from infra.runs.folders import RunFolders
 
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_Absolute = Annotated[Path, AfterValidator(absolute)]
 _BUCKET = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
 
 
@@ -35,13 +36,13 @@ class Settings(RunFolders, BaseSettings):
         env_prefix="PPOFLOW_", env_ignore_empty=True, frozen=True, extra="forbid", populate_by_name=True
     )
 
-    home: Path = Field(default=Path(".ppoflow"), description="The folder for all state of ppoflow.")
+    home: _Absolute = Field(default=Path(".ppoflow"), description="The folder for all state of ppoflow.")
     store: str = Field(
         default_factory=lambda data: _beside(data, "store"),
         min_length=1,
         description="The folder or address of the artifact store.",
     )
-    cache: Path = Field(
+    cache: _Absolute = Field(
         default_factory=lambda data: Path(_beside(data, "cache")),
         description="The folder for local copies of the artifacts of an s3:// store.",
     )
@@ -106,7 +107,7 @@ class Settings(RunFolders, BaseSettings):
         validation_alias=AliasChoices("HF_ENDPOINT"),
         description="The Hugging Face Hub, or a mirror of it, that hf:// names refer to.",
     )
-    hf_home: Path = Field(
+    hf_home: _Absolute = Field(
         default_factory=lambda: Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface",
         validation_alias=AliasChoices("HF_HOME"),
         description="The folder in which `hf auth login` leaves its token.",
@@ -147,11 +148,6 @@ class Settings(RunFolders, BaseSettings):
                     f"{url!r} is not the address of a server: write http://HOST:PORT or https://HOST, without a path"
                 )
         return urls
-
-    @field_validator("home", "cache", "hf_home")
-    @classmethod
-    def _absolute_folder(cls, folder: Path) -> Path:
-        return absolute(folder)
 
     @field_validator("reward_env")
     @classmethod
@@ -210,10 +206,10 @@ class StackSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="PPOFLOW_STACK_", env_ignore_empty=True, frozen=True, extra="forbid")
 
-    folder: Path = Field(
+    folder: _Absolute = Field(
         default_factory=lambda: Settings().home / "stack", description="Data, logs and passwords of the servers."
     )
-    passwords: Path = Field(
+    passwords: _Absolute = Field(
         default_factory=lambda data: Path(str(data.get("folder", ""))) / "secrets/passwords.json",
         description="The one file that every password comes from; made where it is missing.",
     )
@@ -247,11 +243,6 @@ class StackSettings(BaseSettings):
     ray_port: int = Field(default=6379, ge=1, le=65535)
     ray_client_port: int = Field(default=10001, ge=1, le=65535)
 
-    @field_validator("folder", "passwords")
-    @classmethod
-    def _absolute(cls, path: Path) -> Path:
-        return absolute(path)
-
     @model_validator(mode="after")
     def _passwords_beyond_loopback(self) -> StackSettings:
         if self.host.is_unspecified:
@@ -280,6 +271,16 @@ def engine_environment(extra: Mapping[str, str]) -> dict[str, str]:
 def visible_gpus() -> list[str]:
     """The GPUs of this machine that engines may use."""
     return gpus_of(os.environ.get("CUDA_VISIBLE_DEVICES")) if has_nvidia_gpu() else []
+
+
+def direct_environment(*hosts: str) -> dict[str, str]:
+    """Variables by which clients ask no proxy for what is on this machine, or on those hosts."""
+    return around_proxies(os.environ, ("127.0.0.1", "localhost", *hosts))
+
+
+def reach_directly(*hosts: str) -> None:
+    """Set what `direct_environment` gives, for this process and its children."""
+    os.environ.update(direct_environment(*hosts))
 
 
 def reward_environment(names: Sequence[str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ them needs to know how to log in anywhere.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 NAMES = frozenset(
     {
@@ -61,6 +61,24 @@ def way_out(environment: Mapping[str, str]) -> dict[str, str]:
     """What the scoring engine sees besides: proxies and certificates, but no proxy's login."""
     # A proxy's address needs no scheme, so any @ may be that of a login.
     return {name: value for name, value in environment.items() if name in NETWORK and "@" not in value}
+
+
+def around_proxies(environment: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:
+    """NO_PROXY in both spellings, with these hosts besides those that it has; nothing where no proxy is set.
+
+    >>> around_proxies({"http_proxy": "http://proxy:3128", "NO_PROXY": "a.corp"}, ["127.0.0.1"])
+    {'NO_PROXY': 'a.corp,127.0.0.1', 'no_proxy': 'a.corp,127.0.0.1'}
+    """
+    set_ones = {name.lower() for name, value in environment.items() if value}
+    if set_ones.isdisjoint(("http_proxy", "https_proxy", "all_proxy")):
+        return {}
+    found = {}
+    # Of a client that reads both, each spelling hides the other: what only one of them names must be in both.
+    for name, other in (("NO_PROXY", "no_proxy"), ("no_proxy", "NO_PROXY")):
+        listed = (environment.get(name) or environment.get(other) or "").split(",")
+        listed = [host.strip() for host in listed if host.strip()]
+        found[name] = ",".join(listed if listed == ["*"] else dict.fromkeys([*listed, *hosts]))
+    return found
 
 
 def is_secret(name: str, value: str) -> bool:

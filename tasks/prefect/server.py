@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from infra.mlflow.client import without_password
 from infra.prefect_server import PrefectServer, PrefectServerError
-from infra.settings import Settings
+from infra.settings import Settings, reach_directly
 from infra.storage.objects import StoreUnavailable
 from ppo_core.spec.explaining import requirement
 from tasks.prefect.client import short_timeout_client
@@ -114,7 +114,11 @@ def ending_plainly(function: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def prefect_api() -> Iterator[None]:
-    """Have a server for the calls inside: the configured one, else a child of ours with its page open meanwhile."""
+    """Have a server for the calls inside: the configured one, else a child of ours with its page open meanwhile.
+
+    A proxy, which Prefect's and MLflow's clients would ask, knows nothing of servers on this machine.
+    """
+    reach_directly()
     configured = configured_url()
     if configured:
         known = PREFECT_API_URL.value() == configured

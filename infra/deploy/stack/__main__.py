@@ -32,7 +32,7 @@ from infra.deploy.stack.service import StackError
 from infra.deploy.stack.site import SERVERS, Site
 from infra.deploy.stack.supervisor import Supervisor
 from infra.deploy.stack.supervisor_config import configuration_path
-from infra.settings import StackSettings
+from infra.settings import StackSettings, reach_directly
 
 WATCH_S = 1.0
 
@@ -121,11 +121,14 @@ def packages() -> None:
 
 
 def _settings() -> StackSettings:
+    """The settings. This process and what it starts ask the stack from now on past a proxy of the environment."""
     try:
-        return StackSettings()
+        settings = StackSettings()
     except ValidationError as error:
         said = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
         raise StackError(f"the settings PPOFLOW_STACK_… do not hold: {said}") from None
+    reach_directly(str(settings.host))
+    return settings
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.deploy.stack.credentials import ADMIN, Credentials
-from infra.settings import Settings, StackSettings
+from infra.settings import Settings, StackSettings, direct_environment
 
 LOOPBACK = "127.0.0.1"
 DATABASE_USER = "ppoflow"
@@ -129,7 +129,7 @@ class Site:
 
     def client_environment(self) -> dict[str, str]:
         """What a user's shell, and the worker, needs to talk to the stack: addresses, and the files of the logins."""
-        found: dict[str, str] = {}
+        found = direct_environment(self.host)
         if self.s3_endpoint is not None:
             found |= {"PPOFLOW_STORE": f"s3://{self.settings.bucket}/store", **self.s3_environment()}
         if "prefect" in self.servers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra.engines.environment import is_secret, permitted, way_out
+from infra.engines.environment import around_proxies, is_secret, permitted, way_out
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,24 @@ def test_addresses_with_a_login_are_not_passed_on() -> None:
     assert not is_secret("HF_ENDPOINT", "https://hub/?region=eu")
     proxies = {"HTTPS_PROXY": "http://proxy:1", "https_proxy": "http://me@proxy:1", "ALL_PROXY": "me:word@proxy:1"}
     assert way_out(proxies) == {"HTTPS_PROXY": "http://proxy:1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "upper", "lower"),
+    [
+        ({"ALL_PROXY": "socks5://proxy"}, "here,there", "here,there"),
+        ({"http_proxy": "p", "no_proxy": "a, there", "NO_PROXY": "b"}, "b,here,there", "a,there,here"),
+        ({"http_proxy": "p", "NO_PROXY": "b", "no_proxy": ""}, "b,here,there", "b,here,there"),
+        ({"https_proxy": "p", "NO_PROXY": "*"}, "*", "*"),
+    ],
+)
+def test_hosts_that_no_proxy_is_asked_for_join_the_users_own(
+    environment: dict[str, str], upper: str, lower: str
+) -> None:
+    wanted = {"NO_PROXY": upper, "no_proxy": lower}
+    assert around_proxies(environment, ["here", "there"]) == wanted
+    assert around_proxies({**environment, **wanted}, ["here", "there"]) == wanted
+
+
+def test_without_a_proxy_nothing_is_set() -> None:
+    assert around_proxies({"http_proxy": "", "NO_PROXY": "a"}, ["here"]) == {}

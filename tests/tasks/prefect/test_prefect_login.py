@@ -11,7 +11,7 @@ import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from infra.prefect_server import PrefectServerError
-from tasks.prefect.server import no_answer, page_url, require_answer
+from tasks.prefect.server import configured_url, no_answer, page_url, prefect_api, require_answer
 from tests.http_server import serving
 from tests.ports import free_port
 
@@ -106,3 +106,16 @@ def test_an_address_without_api_is_told():
     with serving(Page) as address, pytest.raises(PrefectServerError) as refused:
         alone(f"{address}/", None, lambda: require_answer(f"{address}/"))
     assert str(refused.value) == f"what answers at {address} is not Prefect's API: did you mean {address}/api?"
+
+
+def test_a_proxy_is_not_asked_for_a_server_on_this_machine(url: str, monkeypatch: pytest.MonkeyPatch):
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "")
+
+    def called() -> None:
+        with prefect_api():
+            assert configured_url() == url
+
+    alone(url, "admin:right", called)
