@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -28,6 +29,16 @@ def open_echo(node: str) -> EngineProcess:
     return EngineProcess(f"echo on {node}", "", log=Settings().home / "echo.log", command=[sys.executable, str(ECHO)])
 
 
+def open_without_processes(node: str) -> EngineProcess:
+    """As on a node that has no process left to give; it may have in a moment."""
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+def open_misnamed(node: str) -> EngineProcess:
+    """As with code that is wrong there, and stays it."""
+    raise LookupError("no such engine")
+
+
 def same_everywhere() -> Mapping[str, str]:
     """Facts of the code."""
     return {"code": "1"}
@@ -52,11 +63,12 @@ def echo_engine(
     folder: Path,
     resources: Mapping[str, float],
     *,
+    opened: Callable[[str], Engine] = open_echo,
     facts: Callable[[], Mapping[str, str]] = same_everywhere,
     placement_timeout_s: float = 300.0,
 ) -> RayEngine:
     """An engine on some node."""
-    blueprint = Blueprint(open_echo, partial(open_store, str(folder / "store")), facts)
+    blueprint = Blueprint(opened, partial(open_store, str(folder / "store")), facts)
     return RayEngine(
         "echo",
         cluster,

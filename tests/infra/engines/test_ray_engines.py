@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from infra.engines.protocol import EngineClosed, EngineDied, EngineJobError, EngineProgress
+from infra.engines.protocol import Engine, EngineClosed, EngineDied, EngineJobError, EngineProgress
 from infra.engines.ray import RayEngine
 from infra.engines.ray_cluster import RayCluster, RayUnavailable
-from tests.infra.engines.ray_jobs import echo_engine, job, never_the_same
+from tests.infra.engines.ray_jobs import echo_engine, job, never_the_same, open_misnamed, open_without_processes
 from tests.infra.engines.ray_nodes import RayNodes
 from tests.processes import outlived
 from tests.waiting import FOR_EVER_S, LONG_S, until
@@ -172,6 +172,15 @@ def test_other_code_on_a_node_is_refused(engine: Open) -> None:
     with pytest.raises(RayUnavailable, match=r"node 127.0.0.13 has other code .* install the same version") as told:
         run(engine({"training": 1}, facts=never_the_same), "echo")
     assert not told.value.retryable
+
+
+@pytest.mark.parametrize(("opened", "passes"), [(open_without_processes, True), (open_misnamed, False)])
+def test_what_the_system_refuses_while_an_engine_is_made_is_tried_again(
+    engine: Open, opened: Callable[[str], Engine], passes: bool
+) -> None:
+    with pytest.raises(RayUnavailable, match=r"cannot work on node 127.0.0.13: (BlockingIO|Lookup)Error: ") as told:
+        run(engine({"training": 1}, opened=opened), "echo")
+    assert told.value.retryable == passes
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
