@@ -40,8 +40,8 @@ def check_main_memory(plan: MemoryPlan, memory_gib: float) -> None:
     if plan.sharing == "turns" and waiting > memory_gib:
         raise InputError(
             f"engines that take turns on a GPU (engines.placement) keep {waiting:.1f} GiB of {whose} in "
-            f"main memory while the policy samples, and this machine has {memory_gib:.1f}: set "
-            "engines.placement=apart, or take a smaller model"
+            f"main memory while the policy samples, and this machine has {memory_gib:.1f}, a container's limit "
+            "counted: set engines.placement=apart, or take a smaller model"
         )
 
 

@@ -6,7 +6,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -156,17 +157,38 @@ def _divisors(number: int) -> list[int]:
     return [size for size in range(1, number + 1) if number % size == 0]
 
 
-def machine_memory_gib() -> float:
-    """What this machine has in all."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+def machine_memory_gib(root: Path = Path("/")) -> float:
+    """What this machine has in all, or the control groups of this process let it have: in a container or a batch job
+    the kernel ends who takes more."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([physical, *_memory_limits(root)]) / GIB
+
+
+def _memory_limits(root: Path) -> Iterator[int]:
+    """Bytes, by cgroup v2 and v1, of each group that this process is in and that has a limit.
+
+    A container may see the path of its group on the host, which it does not have: its own group is the topmost then.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        for below in (Path(path.strip("/")), *Path(path.strip("/")).parents):
+            with suppress(OSError, ValueError):  # there is no such group, or its limit is `max`
+                yield int((top / below / name).read_text())
 
 
 def check_memory(kv_cache_gib: float, memory_gib: float) -> None:
     """Raise InputError for a cache, which lies in main memory, that is larger than that."""
     if kv_cache_gib >= memory_gib:
         raise InputError(
-            f"engines.kv_cache_gib={kv_cache_gib:g} is more than this machine's memory of {memory_gib:.1f} GiB, which "
-            "also has to hold the models: lower it, for example to 1"
+            f"engines.kv_cache_gib={kv_cache_gib:g} is more than this machine's memory of {memory_gib:.1f} GiB, a "
+            "container's limit counted, which also has to hold the models: lower it, for example to 1"
         )
 
 

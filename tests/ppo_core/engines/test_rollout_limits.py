@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +28,7 @@ from tests.ppo_core.tiny_models import tiny_config
 
 PLAIN = Attention(layers=3, heads=8, kv_heads=4, head_dim=32, keeps_all=True)
 GIB = 2**30
+OWN = "proc/self/cgroup"
 
 
 @pytest.mark.parametrize(
@@ -120,6 +122,53 @@ def test_a_cache_larger_than_the_machine_is_refused() -> None:
     ):
         check_memory(2e6, memory)
     check_memory(memory / 2, memory)
+
+
+@pytest.mark.parametrize(
+    ("files", "gib"),
+    [
+        ({OWN: "0::/\n", "memory.max": "1073741824\n"}, 1.0),
+        ({OWN: "0::/a.slice/b.service\n", "a.slice/memory.max": "536870912\n", "memory.max": "max\n"}, 0.5),
+        (
+            {
+                OWN: "0::/a.slice/b.service\n",
+                "a.slice/memory.max": "1073741824\n",
+                "a.slice/b.service/memory.max": "268435456\n",
+            },
+            0.25,
+        ),
+        # Version 1, in a container that sees the host's path; and in a job.
+        ({OWN: "4:memory:/docker/f00\n1:cpu:/docker/f00\n", "memory/memory.limit_in_bytes": "1073741824\n"}, 1.0),
+        ({OWN: "2:cpu,memory:/job\n0::/\n", "memory/job/memory.limit_in_bytes": "536870912\n"}, 0.5),
+    ],
+)
+def test_the_memory_of_a_container_or_a_job_is_what_its_limit_leaves(
+    tmp_path: Path, files: dict[str, str], gib: float
+) -> None:
+    assert machine_memory_gib(with_files(tmp_path, files)) == gib
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {OWN: "0::/\n"},
+        {OWN: "0::/\n", "memory.max": "max\n"},
+        {OWN: "4:memory:/\n", "memory/memory.limit_in_bytes": "9223372036854771712\n"},
+    ],
+)
+def test_without_a_limit_it_is_the_machines(tmp_path: Path, files: dict[str, str]) -> None:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert machine_memory_gib(with_files(tmp_path, files)) == memory / GIB
+
+
+def with_files(root: Path, files: dict[str, str]) -> Path:
+    """A machine with these control groups."""
+    for name, text in files.items():
+        path = root / name if name == OWN else root / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
 
 
 def test_what_vllm_says_of_memory_is_told_in_the_words_of_the_spec() -> None:
