@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Collection, Iterator
+from itertools import takewhile
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -60,11 +61,14 @@ def has_nvidia_gpu() -> bool:
 def gpus_of(visible: str | None, devices: Path = Path("/dev")) -> list[str]:
     """The GPUs that programs here see, as CUDA_VISIBLE_DEVICES (`visible`; None: unset) names them, or by number.
 
-    >>> gpus_of("2, 3"), gpus_of("")
-    (['2', '3'], [])
+    As for CUDA the list ends at the first that names none: -1, NoDevFiles.
+
+    >>> gpus_of("2, 3"), gpus_of("0,-1,1"), gpus_of("NoDevFiles")
+    (['2', '3'], ['0'], [])
     """
     if visible is not None:
-        return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
+        names = (name.strip() for name in visible.split(","))
+        return list(takewhile(lambda name: name.isdecimal() or name.startswith(("GPU-", "MIG-")), names))
     return [str(number) for number in range(len(list(devices.glob("nvidia[0-9]*"))))]
 
 

@@ -1,4 +1,4 @@
-"""How many cores a container's quota leaves, by the files of cgroup v1 and v2 as the kernel writes them."""
+"""How many cores a container's quota leaves, by the files of cgroup v1 and v2 as the kernel writes them; and GPUs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.engines import hardware
-from infra.engines.hardware import quota_cores, usable_cores
+from infra.engines.hardware import gpus_of, quota_cores, usable_cores
 from infra.settings import Settings
 from tasks.stages import engine_programs
 
@@ -79,3 +79,27 @@ def test_engines_of_a_container_have_as_many_threads_as_its_quota(
     monkeypatch.setattr(hardware, "quota_cores", lambda: quota)
     monkeypatch.setattr(engine_programs, "quota_cores", lambda: quota)
     assert engine_programs.quiet(Settings(engine_threads=setting)).get("OMP_NUM_THREADS") == threads
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("none", []),
+        ("-1,0", []),
+        ("0,-1,1", ["0"]),
+        ("0, 1,", ["0", "1"]),
+        ("GPU-a1,MIG-b2, 3", ["GPU-a1", "MIG-b2", "3"]),
+    ],
+)
+def test_the_list_of_gpus_ends_at_the_first_that_is_none_as_for_cuda(visible: str, seen: list[str]) -> None:
+    """Slurm writes NoDevFiles for a job without GPUs."""
+    assert gpus_of(visible) == seen
+
+
+def test_without_a_list_they_are_the_devices(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / name).touch()
+    assert gpus_of(None, tmp_path) == ["0", "1"]
