@@ -19,7 +19,14 @@ from ppo_core.records import InputError
 from ppo_core.spec.explaining import requirement
 
 OURS = "PPOFLOW_"
-OF_PROCESSES = {"PPOFLOW_GUARDED", "PPOFLOW_STACK_MARK", "PPOFLOW_CONTAINERS", "PPOFLOW_SECRETS", "PPOFLOW_UID"}
+OF_PROCESSES = {
+    "PPOFLOW_GUARDED",
+    "PPOFLOW_STACK_MARK",
+    "PPOFLOW_CONTAINERS",
+    "PPOFLOW_SECRETS",
+    "PPOFLOW_UID",
+    "PPOFLOW_PASSWORDS",
+}
 """Variables that are no settings: marks of our own processes, and what compose.yaml is filled in with."""
 
 

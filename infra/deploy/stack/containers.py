@@ -36,7 +36,7 @@ def write_container_files(site: Site) -> Path:
     if os.getuid() == 0:
         for mounted in (site.settings.passwords, site.s3_credentials):
             os.chown(mounted, user, user)
-    here = {"PPOFLOW_SECRETS": str(site.secrets), "PPOFLOW_UID": str(user)}
+    here = {"PPOFLOW_SECRETS": site.secrets, "PPOFLOW_PASSWORDS": site.settings.passwords, "PPOFLOW_UID": user}
     lines = [f"{name}={value}" for name, value in {**container_variables(site.credentials), **here}.items()]
     write_private(path, "\n".join(lines) + "\n")
     return path

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.deploy.stack.containers import container_variables
+from infra.deploy.stack.containers import container_variables, write_container_files
 from infra.deploy.stack.credentials import Credentials
 from tests.infra.programs import ROOT
+from tests.infra.stack.stack_sites import site_in
 
 DEPLOY = ROOT / "infra/deploy"
 KUBERNETES = DEPLOY / "kubernetes"
@@ -87,11 +88,25 @@ def test_a_compose_service_is_pinned_watched_and_has_no_rights(name: str):
 
 def test_compose_asks_for_what_the_stack_writes():
     used = set(re.findall(r"\$\{([A-Z0-9_]+)", (DEPLOY / "compose.yaml").read_text()))
-    assert used - {"PPOFLOW_UID", "PPOFLOW_SECRETS", "TORCH_INDEX"} <= VARIABLES
+    assert used - {"PPOFLOW_UID", "PPOFLOW_SECRETS", "PPOFLOW_PASSWORDS", "TORCH_INDEX"} <= VARIABLES
     hosts = set(re.findall(r"://([a-z0-9-]+):\d+", str(SERVICES)))
     assert hosts <= set(SERVICES)
     override = yaml.safe_load((DEPLOY / "compose.gpu.yaml").read_text())["services"]
     assert set(override) <= set(SERVICES)
+
+
+def mounted_files(variables: Path) -> set[Path]:
+    """What Compose mounts, by the variables that `write_container_files` wrote."""
+    written = dict(line.split("=", 1) for line in variables.read_text().splitlines())
+    return {Path(REQUIRED.sub(lambda name: written[name[1]], one["file"])) for one in COMPOSE["secrets"].values()}
+
+
+def test_compose_mounts_the_passwords_that_the_settings_name(tmp_path: Path):
+    """The containers' servers would not know each other by others."""
+    site = site_in(tmp_path / "stack", passwords=tmp_path / "elsewhere.json")
+    mounted = mounted_files(write_container_files(site))
+    assert mounted == {tmp_path / "elsewhere.json", site.s3_credentials}
+    assert all(file.is_file() for file in mounted)
 
 
 def test_the_image_is_installed_from_the_lock_and_runs_as_nobody_special():

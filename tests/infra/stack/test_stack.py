@@ -33,7 +33,7 @@ from infra.deploy.stack.site import SERVERS, Site
 from infra.mlflow.login import read_login
 from infra.settings import StackSettings
 from tests.infra.stack.stack_sites import site_in, stack_settings
-from tests.infra.stack.test_container_files import COMPOSE
+from tests.infra.stack.test_container_files import mounted_files
 from tests.ports import free_port
 
 OUTSIDE = "192.0.2.7"
@@ -270,9 +270,8 @@ def test_the_containers_may_read_what_root_has_made_for_them(site: Site, monkeyp
     given: list[tuple[str, int, int]] = []
     monkeypatch.setattr(os, "getuid", lambda: 0)
     monkeypatch.setattr(os, "chown", lambda path, user, group: given.append((Path(path).name, user, group)))
-    write_container_files(site)
-    mounted = {Path(secret["file"]).name for secret in COMPOSE["secrets"].values()}
-    assert {name for name, *_ in given} == mounted
+    mounted = mounted_files(write_container_files(site))
+    assert {name for name, *_ in given} == {file.name for file in mounted}
     assert {(user, group) for _, user, group in given} == {(USER, USER)}
     given.clear()
     monkeypatch.setattr(os, "getuid", lambda: 1234)
