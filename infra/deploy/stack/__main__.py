@@ -127,6 +127,10 @@ def _settings() -> StackSettings:
     except ValidationError as error:
         said = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
         raise StackError(f"the settings PPOFLOW_STACK_… do not hold: {said}") from None
+    except ValueError as error:  # of pydantic-settings, which reads JSON before it looks at anything
+        example = """PPOFLOW_STACK_RAY_NODES='[{"rollout": 1}]'"""
+        said = f"{error}: {error.__cause__}"
+        raise StackError(f"the settings PPOFLOW_STACK_… do not hold: {said}: write JSON, as in {example}") from None
     reach_directly(str(settings.host))
     return settings
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.deploy.stack.containers import container_variables, write_container_files
+from infra.deploy.stack.containers import USER, container_variables, write_container_files
 from infra.deploy.stack.credentials import Credentials
 from tests.infra.programs import ROOT
 from tests.infra.stack.stack_sites import site_in
@@ -107,6 +108,20 @@ def test_compose_mounts_the_passwords_that_the_settings_name(tmp_path: Path):
     mounted = mounted_files(write_container_files(site))
     assert mounted == {tmp_path / "elsewhere.json", site.s3_credentials}
     assert all(file.is_file() for file in mounted)
+
+
+def test_the_containers_may_read_what_root_has_made_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    site = site_in(tmp_path / "stack")
+    given: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    monkeypatch.setattr(os, "chown", lambda path, user, group: given.append((Path(path).name, user, group)))
+    mounted = mounted_files(write_container_files(site))
+    assert {name for name, *_ in given} == {file.name for file in mounted}
+    assert {(user, group) for _, user, group in given} == {(USER, USER)}
+    given.clear()
+    monkeypatch.setattr(os, "getuid", lambda: 1234)
+    assert "PPOFLOW_UID=1234" in write_container_files(site).read_text()
+    assert given == []
 
 
 def test_the_image_is_installed_from_the_lock_and_runs_as_nobody_special():

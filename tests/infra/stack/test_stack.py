@@ -17,7 +17,6 @@ import pytest
 from pydantic import ValidationError
 
 from infra.deploy.stack.__main__ import main
-from infra.deploy.stack.containers import USER, write_container_files
 from infra.deploy.stack.credentials import ADMIN, load_credentials, write_private
 from infra.deploy.stack.mlflow_server import auth_configuration
 from infra.deploy.stack.plan import (
@@ -33,7 +32,6 @@ from infra.deploy.stack.site import SERVERS, Site
 from infra.mlflow.login import read_login
 from infra.settings import StackSettings
 from tests.infra.stack.stack_sites import site_in, stack_settings
-from tests.infra.stack.test_container_files import mounted_files
 from tests.ports import free_port
 
 OUTSIDE = "192.0.2.7"
@@ -187,6 +185,15 @@ def test_a_login_that_is_not_escaped_is_refused_and_not_shown(login: str, comman
     assert "ss@" not in complaint
 
 
+@pytest.mark.parametrize(("name", "value"), [("ray_nodes", "[{rollout: 1}]"), ("ray_resources", "rollout=2")])
+def test_json_that_is_none_is_a_line(name: str, value: str, command: Command):
+    code, _, complaint = command("packages", **{f"PPOFLOW_STACK_{name.upper()}": value})
+    assert (code, complaint.count("\n")) == (1, 1)
+    assert f'"{name}"' in complaint
+    assert "line 1 column" in complaint
+    assert complaint.endswith("""write JSON, as in PPOFLOW_STACK_RAY_NODES='[{"rollout": 1}]'\n""")
+
+
 def test_what_root_writes_again_keeps_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     given: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -264,19 +271,6 @@ def test_one_command_starts_or_ends_the_stack_at_a_time(site: Site, command: Com
         fcntl.flock(held, fcntl.LOCK_EX)
         code, _, complaint = command("down", PPOFLOW_STACK_FOLDER=str(site.settings.folder))
     assert (code, "another command starts or ends the stack" in complaint) == (1, True)
-
-
-def test_the_containers_may_read_what_root_has_made_for_them(site: Site, monkeypatch: pytest.MonkeyPatch):
-    given: list[tuple[str, int, int]] = []
-    monkeypatch.setattr(os, "getuid", lambda: 0)
-    monkeypatch.setattr(os, "chown", lambda path, user, group: given.append((Path(path).name, user, group)))
-    mounted = mounted_files(write_container_files(site))
-    assert {name for name, *_ in given} == {file.name for file in mounted}
-    assert {(user, group) for _, user, group in given} == {(USER, USER)}
-    given.clear()
-    monkeypatch.setattr(os, "getuid", lambda: 1234)
-    assert "PPOFLOW_UID=1234" in write_container_files(site).read_text()
-    assert given == []
 
 
 def test_the_files_for_containers_are_private_and_hold_the_same_passwords(site: Site, command: Command):
