@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -147,6 +149,30 @@ def test_the_image_is_installed_from_the_lock_and_runs_as_nobody_special():
     copied = {word for line in re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.MULTILINE) for word in line.split()}
     assert copied == allowed
     assert all((ROOT / name).exists() for name in copied)
+
+
+@pytest.mark.parametrize("addresses", ["172.18.0.5", "fd00::2 172.18.0.5", "172.18.0.5 172.19.0.3 fd00::2 "])
+def test_of_several_addresses_of_a_container_the_first_of_ipv4_counts(tmp_path: Path, addresses: str):
+    """Docker gives it one of each network and, where it has IPv6, one of that."""
+    (tmp_path / "hostname").write_text(f"#!/bin/sh\necho '{addresses}'\n")
+    (tmp_path / "hostname").chmod(0o755)
+    commands = [json.loads(words) for words in re.findall(r"CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)]
+    commands += [service["healthcheck"]["test"] for service in SERVICES.values()]
+    asked = [words[-1].replace("$$", "$") for words in commands if "hostname" in words[-1]]
+    assert len(asked) == 4
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    for text in asked:
+        shown = f"echo {text[text.index('$(') : text.index(')') + 1]}"
+        done = subprocess.run(["sh", "-c", shown], env={"PATH": path}, stdout=subprocess.PIPE, text=True, check=True)
+        assert done.stdout == "172.18.0.5\n"
+
+
+def test_of_several_addresses_of_a_pod_probes_ask_the_one_that_kubernetes_names():
+    probes = [str(pod[kind]) for pod in containers() for kind in ("startupProbe", "readinessProbe", "livenessProbe")]
+    assert not [probe for probe in probes if "hostname" in probe]
+    (head,) = (container for container in containers() if container["name"] == "ray-head")
+    assert {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}} in head["env"]
+    assert "$POD_IP:6379" in str(head["readinessProbe"])
 
 
 def test_every_manifest_is_used_and_exists():
