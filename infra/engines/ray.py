@@ -175,11 +175,9 @@ class RayEngine:
         greeting: Greeting = outcome.value
         if outcome.error is not None:
             problem = f"{type(outcome.error).__name__}: {outcome.error}"
+            passing = isinstance(outcome.error, OSError)  # no process, or no space for a log, as for an engine here
             raise RayUnavailable(
-                f"engine {self.name!r} cannot work on node {greeting.node}: {problem}",
-                retryable=isinstance(
-                    outcome.error, OSError
-                ),  # as for an engine here: no process, or no space for a log
+                f"engine {self.name!r} cannot work on node {greeting.node}: {problem}", retryable=passing
             )
         ours = self._facts
         other = [name for name in ours if greeting.facts.get(name) != ours[name]]
