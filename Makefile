@@ -179,7 +179,8 @@ $(STAMP): $(LOCK) pyproject.toml | same-device
 		$(PIP) install --no-compile --no-deps -r $(LOCK)
 	fi
 	$(PIP) install --no-compile --no-deps --no-build-isolation --editable .
-	# pip would compile on one core, and takes half of its time for that; some packages hold templates that are no Python.
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	# pip would compile on one core, and takes half of its time for that; some packages hold templates that are no Python,
+	# and tests of their own, which nobody runs here.
+	$(BIN)/python -m compileall -qq -j 0 -x /tests/ $(VENV)/lib || true
 	$(BIN)/python -m infra.empty_databases || echo "no empty databases were made: the first start in each folder of runs takes seconds longer"
 	echo GPU=$(GPU) > $@
