@@ -9,16 +9,12 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-FOLDER = "TESTS_MADE_ONCE"
-"""The variable with which several commands share it, one after the other, as CI's do."""
-
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
     """The folder of this name, filled by `make` in the first process that asks; the others wait until it is there."""
     root = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent  # its own folder is one of several
-    root = Path(os.environ.get(FOLDER, root))
     folder, done = root / name, root / f"{name}.done"
     with FileLock(root / f"{name}.lock"):
         if not done.exists():
