@@ -4,16 +4,17 @@ Bytes of a parameter (Rajbhandari et al. 2020, ZeRO, arXiv:1910.02054, section 3
 
     model.dtype    weights  gradients  moments  fp32 masters
     float32        4        4          8        4 from ZeRO stage 1 on
-    bfloat16       2        2          8        4
+    bfloat16       2        4          8        4
 
 Weights are those of every network, the rest of what is trained. Networks step one after the other, and only one at a
 time has gradients; but in stage 3 DeepSpeed keeps room for those of each. ZeRO shares moments and masters among ranks
-from stage 1 on, gradients from 2, weights from 3. It averages at most `BUCKET` gradients at once, in room that is there
-from the first backward pass to the last, in stage 3 for good. The step then makes one piece of a rank's share of the
-gradients, and in bfloat16 another one in fp32. A microbatch keeps about 34 bytes for each token, layer and hidden
-unit in 16 bits (Korthikanti et al. 2022, arXiv:2205.05198, section 4.1, without attention scores), or only a layer's
-input. Beside that: what the output layer works on (`models/divergence.py` has its sizes), and with fp32 weights and
-products in bf16 the rounded weights of one network, from its pass to its backward pass. CUDA graphs are not counted.
+from stage 1 on, gradients from 2 (and in bfloat16, where they add up in fp32, from 1), weights from 3. It averages at
+most `BUCKET` gradients at once, in room that is there from the first backward pass to the last, in stage 3 for good.
+The step then makes one piece of a rank's share of the gradients. A microbatch keeps about 34 bytes for each token,
+layer and hidden unit in 16 bits (Korthikanti et al. 2022, arXiv:2205.05198, section 4.1, without attention scores), or
+only a layer's input. Beside that: what the output layer works on (`models/divergence.py` has its sizes), and with fp32
+weights and products in bf16 the rounded weights of one network, from its pass to its backward pass. CUDA graphs are not
+counted.
 """
 
 from __future__ import annotations
@@ -104,14 +105,14 @@ class MemoryPlan:
         masters = 0 if self.dtype == "float32" and stage == 0 else 4
         optimizer = (8 + masters) * trained / (ranks if stage >= 1 else 1)
         buckets = min(BUCKET, self.trained) + others * min(BUCKET, self.other_trained)
-        gradients = size * (trained / ranks + buckets) if stage == 3 else 0
+        gradients = 4 * trained / ranks + size * buckets if stage == 3 else 0
         return (weights + gradients + optimizer + size * self.parameters * self.references) / GIB
 
     @property
     def states_gib(self) -> float:
         """What it holds once the largest network, and no other, has all of its gradients."""
-        gradients = 0 if self.zero_stage == 3 else self._size * self.most_trained
-        return self.resting_gib + gradients / (self.ranks if self.zero_stage == 2 else 1) / GIB
+        gradients = 0 if self.zero_stage == 3 else 4 * self.most_trained
+        return self.resting_gib + gradients / (self.ranks if self._shares_gradients else 1) / GIB
 
     @property
     def bucket_gib(self) -> float:
@@ -129,12 +130,17 @@ class MemoryPlan:
             return 0.0
         share = self.most_trained / self.ranks
         together = min(SUB_GROUP, share) if self.zero_stage == 3 else share
-        return (4 + (2 if self.dtype == "bfloat16" else 0)) * together / GIB
+        return 4 * together / GIB
 
     @property
     def learning_gib(self) -> float:
         """What training takes at least."""
         return self.states_gib + max(self.bucket_gib, self.step_gib)
+
+    @property
+    def _shares_gradients(self) -> bool:
+        """Whether each rank keeps its share of the sum of gradients, and a microbatch's are beside it."""
+        return self.zero_stage == 2 or (self.zero_stage == 1 and self.dtype == "bfloat16")
 
     @property
     def _size(self) -> int:
@@ -189,8 +195,8 @@ class MemoryPlan:
         if not surely:
             rest, rollout = PROCESS_GIB, rollout + self.sampler_gib
             backward = self.bucket_gib + self.rounded_gib + self.activations_gib + self.output_gib
-            if self.zero_stage == 2:  # one microbatch's gradients, before they are added to those of the others
-                backward += self.states_gib - self.resting_gib
+            if self._shares_gradients:  # one microbatch's gradients, before they are added to those of the others
+                backward += (self.states_gib - self.resting_gib) * self._size / 4
             training = self.states_gib + max(backward, self.step_gib)
         scoring = rest if self.reward_gib else 0.0
         match self.sharing:

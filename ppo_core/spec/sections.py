@@ -178,7 +178,8 @@ class TrainingSpec(Section):
         0,
         ge=0,
         le=3,
-        description="ZeRO stage, what ranks shard: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights",
+        description="ZeRO stage, what ranks shard: 0 nothing, 1 optimizer state (of bfloat16 also gradients), 2 also "
+        "gradients, 3 also weights",
     )
     microbatch_tokens: PositiveInt | None = Field(
         None,

@@ -268,8 +268,13 @@ def full_shape(parameter: nn.Parameter) -> torch.Size:
 
 
 def _config(settings: OptimizerSettings, zero_stage: int, dtype: str, count: int) -> dict[str, Any]:
-    """DeepSpeed's settings for `count` trained parameters."""
+    """DeepSpeed's settings for `count` trained parameters.
+
+    Gradients of weights in bf16 add up in fp32 over microbatches: in bf16, 1 added to 256 is 256. In stage 1 DeepSpeed
+    would do that by another optimizer, so such weights are trained in stage 2.
+    """
     betas, eps, decay = list(settings.betas), settings.eps, settings.weight_decay
+    rounded = dtype == "bfloat16"
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -280,13 +285,14 @@ def _config(settings: OptimizerSettings, zero_stage: int, dtype: str, count: int
         },
         "gradient_clipping": settings.max_grad_norm,
         "zero_optimization": {
-            "stage": zero_stage,
+            "stage": max(zero_stage, 2) if rounded else zero_stage,
             "overlap_comm": False,
             "contiguous_gradients": True,
             "reduce_bucket_size": min(BUCKET, count),  # it takes room for so many, however few there are
             "stage3_param_persistence_threshold": PERSISTENT,
         },
         "zero_allow_untested_optimizer": True,
-        "bf16": {"enabled": dtype == "bfloat16", "check_grad_overflow": True},
+        "bf16": {"enabled": rounded, "check_grad_overflow": True},
+        **({"data_types": {"grad_accum_dtype": "fp32"}} if rounded else {}),
         "steps_per_print": 10**9,
     }

@@ -101,8 +101,15 @@ def test_gradients_accumulate_and_their_norm_is_that_before_clipping(trained: Pa
     gradients = [head.grad, *(parameter.grad for parameter in trunk.parameters())]
     expected = sum(float(gradient.double().square().sum()) for gradient in gradients if gradient is not None) ** 0.5
     facts = json.loads((trained / "accumulate-1.json").read_text())
-    assert [facts[f"{stage} {parts}"] for parts in (1, 2)] == pytest.approx([expected] * 2, rel=1e-5)
+    assert [facts[f"{stage} float32 {parts}"] for parts in (1, 2)] == pytest.approx([expected] * 2, rel=1e-5)
     assert facts[f"{stage} steps"] == 1
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_gradients_of_weights_in_bf16_add_up_in_fp32(trained: Path, stage: int) -> None:
+    """512 times the same gradient: in bf16 the sum would stop at 256 of them. It differs by the rounding of weights."""
+    facts = json.loads((trained / "accumulate-1.json").read_text())
+    assert facts[f"{stage} bfloat16 512"] == pytest.approx(facts["0 float32 1"], rel=0.02)
 
 
 @pytest.mark.parametrize(("stage", "dtype"), BF16)

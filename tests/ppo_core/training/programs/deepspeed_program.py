@@ -38,6 +38,7 @@ from tests.ppo_core.training.update_cases import (
 
 Facts = dict[str, Any]
 PENALTY = 3.0
+IN_BF16 = [(stage, "bfloat16", 512) for stage in (1, 2, 3)]  # of so many microbatches sums in bf16 would lose half
 
 
 def silent(*_: Any) -> None:
@@ -258,21 +259,20 @@ def supervised(root: Path, ranks: Ranks) -> Facts:
 
 
 def accumulate(root: Path, ranks: Ranks) -> Facts:
-    """The gradient norm of the same loss, in one backward pass and in two halves, before clipping, in every stage."""
+    """The gradient norm of the same loss, in one backward pass and in parts, before clipping, in every stage."""
     start = make_start(root, "llama-tied", "float32", ranks)
     settings = OptimizerSettings(betas=(0.9, 0.95), eps=1e-5, weight_decay=0.0, max_grad_norm=1e-3)
     facts: Facts = {}
-    for stage in range(4):
-        for parts in (1, 2):
-            critic = critic_from_policy(start / "policy", dtype="float32")
-            torch.nn.init.ones_(critic.value_head.weight)
-            critic.register_parameter("unused", torch.nn.Parameter(torch.ones(3)))  # the first, without a gradient
-            network = Trainable(critic, settings, TrainingSpec(zero_stage=stage), dtype="float32")
-            for _ in range(parts):
-                network.backward(network.modules[0](torch.tensor([[3, 4, 5]])).sum() / parts)
-            facts[f"{stage} {parts}"] = network.step(1e-3)
-            facts[f"{stage} steps"] = network.num_steps
-            network.close()
+    for stage, dtype, parts in [*((stage, "float32", parts) for stage in range(4) for parts in (1, 2)), *IN_BF16]:
+        critic = critic_from_policy(start / "policy", dtype=dtype)
+        torch.nn.init.ones_(critic.value_head.weight)
+        critic.register_parameter("unused", torch.nn.Parameter(critic.value_head.weight.new_ones(3)))  # no gradient
+        network = Trainable(critic, settings, TrainingSpec(zero_stage=stage), dtype=dtype)
+        for _ in range(parts):
+            network.backward(network.modules[0](torch.tensor([[3, 4, 5]])).sum() / parts)
+        facts[f"{stage} {dtype} {parts}"] = network.step(1e-3)
+        facts[f"{stage} steps"] = network.num_steps
+        network.close()
     return facts
 
 
