@@ -58,8 +58,8 @@ def check_model(
     `rewards` are reward models with their folders, `critic` is the folder that one begins as, with the run's tokenizer.
     """
     spec = job.dataset.model
-    if job.new and spec.config is not None:
-        check_config_keys(spec.config)
+    if job.new:
+        refuse_in_new_runs(config, spec, folder)
     refuse_untrainable(config, str(folder or "model.config"))
     model = empty_policy(config, str(folder or spec.config), trust_remote_code=trust_remote_code)
     if spec.lora is not None:
@@ -227,6 +227,19 @@ def refuse_untrainable(config: Any, name: str) -> None:
         raise InputError(
             f"{name} is quantised (quantization_config), but training needs unquantised weights: use the model that it "
             "was made from, in float32 or bfloat16"
+        )
+
+
+def refuse_in_new_runs(config: Any, spec: ModelSpec, folder: Path | None) -> None:
+    """Raise InputError for misspelt keys of `model.config`, and for experts whose router has a balancing loss: no
+    objective here has it as a part. A run that began with either goes on."""
+    if spec.config is not None:
+        check_config_keys(spec.config)
+    if config.get_text_config().to_dict().get("output_router_logits"):
+        place = "model.config" if folder is None else f"the config.json of a copy of {folder}"
+        raise InputError(
+            "output_router_logits=true adds a balancing loss (router_aux_loss_coef), which no objective has as a part: "
+            f"set it to false in {place}"
         )
 
 

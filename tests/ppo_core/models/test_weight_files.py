@@ -12,6 +12,8 @@ import pytest
 from transformers import (
     GPTNeoConfig,
     GPTNeoForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
     RwkvConfig,
@@ -46,7 +48,9 @@ def configure(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def checked(folder: Path, rewards: Sequence[Path] = (), *, samples: bool = True, **model: Any) -> dict[str, Any]:
+def checked(
+    folder: Path, rewards: Sequence[Path] = (), *, samples: bool = True, new: bool = False, **model: Any
+) -> dict[str, Any]:
     """As the scoring engine's job does it; a GPU takes heads of any size."""
     model = {"path": str(folder), **model}
     base = RunSpec.model_validate(
@@ -59,6 +63,7 @@ def checked(folder: Path, rewards: Sequence[Path] = (), *, samples: bool = True,
             "engines": base.engines,
             "gpu": True,
             "samples": samples,
+            "new": new,
         }
     )
     given = [(ModelRewardSpec(path=str(path), name=path.name), path) for path in rewards]
@@ -104,6 +109,19 @@ def test_a_model_whose_passes_change_its_weights_is_refused(tmp_path: Path) -> N
     RwkvForCausalLM(RwkvConfig(**sizes)).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="is of type rwkv, whose weights change with every pass: use another model"):
         checked(tmp_path, samples=False)
+
+
+def test_experts_whose_router_wants_a_loss_of_its_own_are_refused(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 16, "num_local_experts": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    MixtralForCausalLM(MixtralConfig(**sizes, **heads, output_router_logits=True)).save_pretrained(tmp_path)
+    with pytest.raises(
+        InputError, match=r"output_router_logits=true adds a balancing loss .*: set it to false in the config"
+    ):
+        checked(tmp_path, samples=False, new=True)
+    checked(tmp_path, samples=False)
+    configure(tmp_path, output_router_logits=False)
+    checked(tmp_path, samples=False, new=True)
 
 
 def test_a_reward_model_is_no_start_of_a_policy(tmp_path: Path) -> None:
