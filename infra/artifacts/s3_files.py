@@ -104,13 +104,14 @@ class ArtifactFiles:
     def check_sizes(self, manifest: Manifest, upload: str) -> None:
         """Every file of the manifest is there with its size, and no other; ArtifactCorrupted otherwise."""
         prefix = self.prefix(manifest, upload)
-        found = {entry.key.removeprefix(prefix): entry.size for entry in self.objects.entries(prefix)}
+        entries = (entry for entry in self.objects.entries(prefix) if not entry.key.endswith("/"))
+        found = {entry.key.removeprefix(prefix): entry.size for entry in entries}
         for name, entry in manifest.files.items():
             if found.get(name) != entry.size:
                 actual = f"{found[name]} bytes" if name in found else "no such file"
                 raise corrupted(manifest, name, f"{entry.size} bytes", actual)
         for name, size in found.items():
-            if name not in manifest.files and not is_foreign(name) and not name.endswith("/"):
+            if name not in manifest.files and not is_foreign(name):
                 raise corrupted(manifest, name, "no such file", f"{size} bytes")
 
     def copy_aside(self, kind: str, key: str, upload: str) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from infra.artifacts.manifest import is_kind
+from infra.artifacts.manifest import MANIFEST_NAME, is_key, is_kind
 from infra.gc.collector import PinsUnreadable
 from infra.gc.orphans import Orphan, StoredArtifact
 from infra.process_identity import ProcessIdentity, identity_of_token, is_alive, this_process
@@ -63,10 +63,17 @@ class LocalCollector:
         for kind in folders(self._files, self._root):
             if is_kind(kind.name):
                 with suppress(PermissionError):
-                    for place in folders(self._files, kind):
+                    places = [place for place in folders(self._files, kind) if is_key(place.name)]
+                    # A folder without any manifest may be that of another program, such as MLflow's artifacts.
+                    for place in places if any(map(self._has_manifest, places)) else ():
                         with suppress(PermissionError):
                             found.append(StoredArtifact(kind.name, place.name, self._size(place)))
         return found
+
+    def _has_manifest(self, place: Path) -> bool:
+        with suppress(PermissionError):
+            return self._files.status(place / MANIFEST_NAME) is not None
+        return False
 
     def pinned(self) -> set[tuple[str, str]]:
         """Kind and key of what the holders of runs are using. Raises PinsUnreadable."""

@@ -75,8 +75,9 @@ class S3Collector:
         top = self._address.key(DAMAGED) + "/"
         sizes: dict[str, int] = {}
         for entry in self._objects.entries(top):
-            place = top + entry.key.removeprefix(top).partition("/")[0] + "/"
-            sizes[place] = sizes.get(place, 0) + entry.size
+            name, slash, _ = entry.key.removeprefix(top).partition("/")
+            if name and slash:
+                sizes[f"{top}{name}/"] = sizes.get(f"{top}{name}/", 0) + entry.size
         places = ((self._address.uri_of(place), size) for place, size in sizes.items())
         return [Orphan(place, size, "damaged, and set aside") for place, size in places]
 

@@ -2,7 +2,8 @@
 
 Whoever writes may be at it still: what could be named yet is left alone until it is a day old, by the server's clock.
 What no writer of a store makes is somebody else's: an object whose key ends with a slash (a folder, to some programs),
-and files that lie elsewhere than those of artifacts do.
+and files that lie elsewhere than those of artifacts do, or below a kind that has no manifest at all: what is left of
+the first upload of a kind is found once another one has come to its end.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from infra.artifacts.manifest import is_key, is_kind
-from infra.artifacts.s3_files import uploads_below
+from infra.artifacts.s3_files import UPLOAD, uploads_below
 from infra.gc.orphans import Orphan
 from infra.gc.pauses import CLOCK, GC, PAUSE_LASTS, PAUSES, server_time
 from infra.runs.checksummed_json import RecordError
@@ -57,7 +58,8 @@ class S3Orphans:
                     yield self._orphan(upload.prefix, upload.bytes, "of no artifact, untouched for a day")
         for kind in sorted(ours):
             for pending in self._objects.pending(f"{top}{kind}/"):
-                if self._is_old(pending.started):
+                key, _, rest = pending.key.removeprefix(f"{top}{kind}/").partition("/")
+                if is_key(key) and UPLOAD.fullmatch(rest.partition("/")[0]) and self._is_old(pending.started):
                     place, why = self._address.uri_of(pending.key), "an upload that was broken off a day ago"
                     yield Orphan(place, 0, why, pending.upload_id)
 

@@ -23,7 +23,9 @@ BLOCK_SIZE = 4 * 2**20
 READ_ONLY_MODE = 0o444
 READ_ONLY_ERRORS = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS})
-NO_LINKS_REMEDY = "its file system has no hard links (exFAT has none): put the store on one that has, as ext4 and NFS"
+NO_LINKS_REMEDY = (
+    "its file system has no hard links (exFAT has none): put the store on one that has them, as ext4 or NFS"
+)
 
 
 class StoreUnsupported(ValueError):
@@ -141,7 +143,7 @@ class LocalFiles:
         try:
             os.link(source, target)
         except OSError as error:
-            if error.errno in NO_LINKS and self.writable(target.parent):
+            if error.errno in NO_LINKS and os.path.isfile(source) and self.writable(target.parent):
                 raise StoreUnsupported(f"{target.parent}: {NO_LINKS_REMEDY}") from error
             raise
 

@@ -36,6 +36,7 @@ def test_it_lists_artifacts_and_nothing_else():
     fill(disk, open_on(disk).scratch(), CONTENT)
     fill(disk, ROOT / "checkpoint/half", {"a": b"12345"})
     fill(disk, ROOT, {"notes.txt": b"", "scores/notes.txt": b"", "runs/r/spec.json": b"", "Other/a/b": b""})
+    fill(disk, ROOT, {"mlflow/1/0123456789abcdef0123456789abcdef/artifacts/model.bin": b"", "scores/A/b": b""})
     found = collector_on(disk).artifacts()
     assert [(one.kind, one.key) for one in found] == [("checkpoint", "b"), ("checkpoint", "half"), ("scores", "a")]
     assert found[1].bytes == 5

@@ -156,7 +156,7 @@ def test_what_no_writer_of_a_store_makes_is_left_alone() -> None:
     records = place.writer()
     records.create_spec({})
     records.commit(0, {})
-    folders = ("", "scores/", "scores/x/", "runs/", "runs/r/", "runs/r/leases/", "gc/", "gc/pauses/")
+    folders = ("", "scores/", "scores/x/", "runs/", "runs/r/", "runs/r/leases/", "gc/", "gc/pauses/", "damaged/")
     foreign = (
         *("scores//x", "scores//" + "2" * 32 + "/x", "scores/X/" + "2" * 32 + "/x", "scores/x/backup/data.bin"),
         *("runs/r/leases/notes", "runs/r/leases/notes/a", "mlflow/1/" + "3" * 32 + "/artifacts/model.bin"),
@@ -164,7 +164,8 @@ def test_what_no_writer_of_a_store_makes_is_left_alone() -> None:
     for name in (*folders, *foreign):
         objects.write(f"store/{name}", b"1")
     upload = Pending("store/mlflow/1/" + "3" * 32 + "/artifacts/model.bin", "1", objects.now)
-    objects.unfinished = [upload]
+    objects.unfinished = [upload, Pending("store/scores/x/backup/data.bin", "2", objects.now)]
+    pending = list(objects.unfinished)
     objects.later(10 * DAY)
     before = dict(objects.content)
     collector = place.collector()
@@ -173,5 +174,6 @@ def test_what_no_writer_of_a_store_makes_is_left_alone() -> None:
     assert {key: before[key] for key in before if "/gc/" not in key or key.endswith("/")} == {
         key: content for key, content in objects.content.items() if "/gc/" not in key or key.endswith("/")
     }
-    assert objects.unfinished == [upload]
+    assert objects.unfinished == pending
+    assert collector.damaged() == []
     assert [(one.kind, one.key) for one in collector.artifacts()] == [X]
