@@ -31,6 +31,7 @@ from tasks.prefect.client import deployment_id, go_on_after_pause, tries
 from tasks.prefect.flow_tags import also_tag, tag_run
 from tasks.prefect.server import EmbeddedFlow, page_url
 from tasks.runs.errors import InputError
+from tasks.runs.run_state import spec_of_run
 from tasks.stages.context import OnProgress, RunContext
 
 HOUR_S = 3600
@@ -63,12 +64,14 @@ def promote(candidate: str, overrides: list[str] | None = None, folder: str | No
     if standing.version == version.version:
         verdict = f"version {version.version} of {version.name} is {alias.name} already"
         return refused(PromotionReport(trial=None, moved=None, verdict=verdict))
-    champion = None if standing.version is None else find_champion(alias.name, version.name, standing.version, folder)
+    champion = None if standing.version is None else find_champion(alias.name, version.name, standing.version)
+    if champion is not None and folder is not None and champion.spec.folder == spec_of_run(policy.run).folder:
+        champion = find_policy(champion.name, folder)  # it has moved with the candidate's
     fewest, given = fewest_pairs(spec.promotion.confidence), spec.evaluation.num_prompts
     if champion is not None and given < fewest:
         raise InputError(
             f"evaluation.num_prompts={given} is too few to compare with promotion.confidence="
-            f"{spec.promotion.confidence:g}: at least {fewest} are needed"
+            f"{spec.promotion.confidence:g}: at least {fewest} are needed; raise it, or lower the confidence"
         )
     console = RunConsole(f"promotion of {version.name}/{version.version}", 0)
     with console, ExitStack() as kept:
@@ -90,10 +93,10 @@ def promote(candidate: str, overrides: list[str] | None = None, folder: str | No
         return PromotionReport(trial=trial, moved=moved, verdict=moved)
 
 
-def find_champion(alias: str, name: str, number: str, folder: str | None) -> Policy:
+def find_champion(alias: str, name: str, number: str) -> Policy:
     """What an alias points to. Raises InputError where no candidate can be compared with that, and says what helps."""
     try:
-        return find_policy(f"models:/{name}/{number}", folder)
+        return find_policy(f"models:/{name}/{number}")
     except InputError as error:
         raise InputError(
             f"{name}@{alias} is version {number}, which no policy can be compared with: {error}. Take the alias "

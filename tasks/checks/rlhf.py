@@ -7,6 +7,7 @@ from pathlib import Path
 from ppo_core.records import InputError
 from ppo_core.spec import RlhfSpec
 from ppo_core.spec.hub import is_hub_name
+from ppo_core.spec.promotion import fewest_pairs
 from ppo_core.spec.rlhf import REGISTERED
 from tasks.checks.model_folder import require_model
 from tasks.checks.preferences import check_preferences
@@ -49,6 +50,9 @@ def _check_parts(spec: RlhfSpec, name: str, *, again: bool, wait: bool) -> Findi
     good |= found.good
     if spec.trained is not None and "reward" in good:
         good["reward"] = f"{whole.reward.labels}; tried once the reward model is trained"
+    fewest, given = fewest_pairs(spec.run.promotion.confidence), spec.run.evaluation.num_prompts
+    if spec.promote and given < fewest:
+        notes = [*notes, f"no champion can be replaced on run.evaluation.num_prompts={given}: set at least {fewest}"]
     return Findings(list(dict.fromkeys([*notes, *found.notes])), good)
 
 

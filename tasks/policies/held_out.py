@@ -6,13 +6,15 @@ that a run has made of its own policy is found again.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
-from infra.artifacts import ArtifactRef, open_store
+from infra.artifacts import ArtifactRef, ArtifactStore, open_store
 from infra.backend import open_records
 from infra.engines.protocol import OnProgress
 from infra.mlflow.tracking import RunTracker
@@ -33,7 +35,9 @@ from tasks.stages.references import DatasetRef, EvaluationRef
 
 M = TypeVar("M", bound=ModelSpec)
 TRAINING = "training"
-TOKENIZER_FILES = tuple(f"policy/{name}" for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"))
+TOKENIZER, SETTINGS, TEMPLATE = "policy/tokenizer.json", "policy/tokenizer_config.json", "policy/chat_template.jinja"
+OF_TEXTS = re.compile("chat_template|.*_token")
+"""Settings of a tokenizer that change what it makes of texts, or where they end."""
 
 
 @contextmanager
@@ -108,10 +112,8 @@ def evaluate_held_out(
 def adapt_spec(context: RunContext, policy: Policy, like: Policy) -> RunSpec:
     """The context's spec with what belongs to the policy and not to the test: precision, which weights, the tokenizer
     with its chat template, and the ids of its tokens that end a response."""
-    manifests = [context.store.manifest(one.checkpoint.bare()).files for one in (policy, like)]
-    ours, theirs = ([files.get(name) for name in TOKENIZER_FILES] for files in manifests)
     rollout = context.spec.rollout
-    if ours[0] is not None and ours == theirs:
+    if same_tokenizer(context.store, policy.checkpoint.bare(), like.checkpoint.bare()):
         model = context.spec.model.model_copy(update={"dtype": policy.spec.model.dtype})
     else:
         model = absolute(policy.spec.model, Path(policy.spec.folder), policy.spec.hub_commits)
@@ -121,6 +123,18 @@ def adapt_spec(context: RunContext, policy: Policy, like: Policy) -> RunSpec:
     rollout = rollout.model_copy(update={"dtype": precision})
     changes = {"model": model, "rollout": rollout, "evaluation": evaluation}
     return with_commits(context.spec.model_copy(update=changes))
+
+
+def same_tokenizer(store: ArtifactStore, *checkpoints: ArtifactRef) -> bool:
+    """Whether the tokenizers of two policies make the same of every chat; files are looked into only if they differ."""
+    one, other = (store.manifest(checkpoint).files for checkpoint in checkpoints)
+    if TOKENIZER not in one or any(one.get(name) != other.get(name) for name in (TOKENIZER, TEMPLATE)):
+        return False
+    if one.get(SETTINGS) == other.get(SETTINGS):
+        return True
+    read = (json.loads((store.fetch(checkpoint) / SETTINGS).read_bytes()) for checkpoint in checkpoints)
+    settings, others = ({key: value for key, value in found.items() if OF_TEXTS.fullmatch(key)} for found in read)
+    return settings == others
 
 
 def absolute(model: M, folder: Path, commits: Iterable[HubCommit] = ()) -> M:

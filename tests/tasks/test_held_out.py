@@ -34,6 +34,7 @@ def policy(store: LocalStore, name: str, spec: RunSpec, files: dict[str, str]) -
         (SAME, False),
         (SAME | {"tokenizer.json": "{ }"}, True),
         (SAME | {"tokenizer_config.json": '{"eos_token": "<end>"}'}, True),
+        (SAME | {"tokenizer_config.json": '{"is_local": true}'}, False),
         (SAME | {"chat_template.jinja": "{{ messages }}"}, True),
     ],
 )
