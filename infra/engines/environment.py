@@ -73,7 +73,7 @@ def around_proxies(environment: Mapping[str, str], hosts: Sequence[str]) -> dict
     if set_ones.isdisjoint(("http_proxy", "https_proxy", "all_proxy")):
         return {}
     found = {}
-    # Of a client that reads both, each spelling hides the other: what only one of them names must be in both.
+    # Of a client that reads both, each spelling hides the other: where only one is set, both get what it names.
     for name, other in (("NO_PROXY", "no_proxy"), ("no_proxy", "NO_PROXY")):
         listed = (environment.get(name) or environment.get(other) or "").split(",")
         listed = [host.strip() for host in listed if host.strip()]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from infra.settings import export
+from infra.settings import export, reach_directly
 
 
 def prepare() -> None:
     """Prefect's log lines go to its page, not to the console, and a server that fails is asked again for a minute.
 
-    Call before prefect is imported.
+    Call before prefect is imported. Servers on this machine, MLflow's too, are asked past a proxy of the environment.
     """
     export(
         {
@@ -18,3 +18,4 @@ def prepare() -> None:
             "DO_NOT_TRACK": "1",
         }
     )
+    reach_directly()
