@@ -49,7 +49,8 @@ SHARED = {"programs": "programs", "rollout": "engines"}
 """Session fixtures that take longest to make, and the group of all tests that use one."""
 REAL_ENGINES = {*SHARED, "scored"}
 """Fixtures that start real engines: `make test-thorough` runs what uses one."""
-# They take longest: begun last, one of them would run on alone. Of two that begin, only one should need the smoke run.
+# They take longest: begun last, one of them would run on alone. Of the three that begin (four in CI), only one should
+# need the smoke run.
 FIRST = (
     *("e2e/test_chaos", "e2e/test_rlhf", "flows/test_runs_on_s3", "e2e/test_ray", "engines", "programs"),
     *("e2e/test_dpo", "e2e/test_s3_run", "e2e/test_prefect_outage", "e2e/test_store_outage", "e2e/test_sockets"),

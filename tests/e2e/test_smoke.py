@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sqlite3
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -58,6 +59,8 @@ def test_the_bytes_are_those_of_earlier_versions(smoke: FinishedRun) -> None:
     assert {record["dataset"]["digest"] for record in found} == {pinned["dataset"]}
     policies = [hashlib.sha256(policy_bytes(smoke.home, record)).hexdigest() for record in found]
     assert len(set(policies)) == len(policies)
+    if this_machine() not in pinned["policies"]:
+        warnings.warn(f"the policies' bytes are pinned for no {this_machine()}: {policies}", stacklevel=1)
     assert policies == pinned["policies"].get(this_machine(), policies), (this_machine(), policies)
 
 

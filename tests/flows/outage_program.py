@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,7 +17,7 @@ from infra.prefect_server import PrefectServer
 from tasks.prefect.environment import prepare
 from tests.infra.storage.s3.fault_proxy import FaultProxy
 from tests.ports import free_port
-from tests.waiting import LONG_S
+from tests.waiting import LONG_S, until
 
 ITERATIONS, DIES_AT, BACK_AT, FAILS_S = 20, 3, 12, 5.0
 
@@ -26,9 +27,17 @@ def fail(proxy: FaultProxy) -> None:
     proxy.refuse(500, "DatabaseRestarts")
 
 
-def mend(proxy: FaultProxy) -> None:
-    """Pass everything on again."""
+def mend(proxy: FaultProxy, refused: list[int]) -> None:
+    """Pass everything on again; how many calls got none of it."""
+    refused.append(proxy.hits)
     proxy.inject("", lambda request: False)
+
+
+def mend_later(proxy: FaultProxy, refused: list[int]) -> None:
+    """After that time, and not before anything was refused."""
+    time.sleep(FAILS_S)
+    until(lambda: proxy.hits > 0)
+    mend(proxy, refused)
 
 
 def main(home: Path, outage: str) -> NoReturn:
@@ -46,24 +55,24 @@ def main(home: Path, outage: str) -> NoReturn:
     again = PrefectServer(home / "prefect", port=int(server.ui_url.rpartition(":")[2]))
     proxy = FaultProxy(int(server.ui_url.rpartition(":")[2]))
 
-    run = ToyRun(home / "run")
+    run, refused = ToyRun(home / "run"), list[int]()
     if outage == "killed":
         run.engines.before("generate_rollouts", DIES_AT, server.close)
         # It takes calls at once, and answers them seconds later.
         run.engines.before("generate_rollouts", BACK_AT, again.start)
     elif outage == "500 in the middle":
         run.engines.before("generate_rollouts", DIES_AT, lambda: fail(proxy))
-        run.engines.before("generate_rollouts", BACK_AT, lambda: mend(proxy))
+        run.engines.before("generate_rollouts", BACK_AT, lambda: mend(proxy, refused))
     else:
         fail(proxy)
-        threading.Timer(FAILS_S, lambda: mend(proxy)).start()
+        threading.Thread(target=mend_later, args=(proxy, refused), daemon=True).start()
     toy = flow(name="toy", persist_result=False)(lambda: len(run.train(f"iterations={ITERATIONS}")))
     url = server.api_url if outage == "killed" else f"{proxy.uri}/api"
     with temporary_settings({PREFECT_API_URL: url}):
         committed = toy()
         with get_client(sync_client=True) as client:
             (found,) = client.read_flow_runs()
-    print(json.dumps({"committed": committed, "state": found.state_name}), flush=True)
+    print(json.dumps({"committed": committed, "state": found.state_name, "refused": refused}), flush=True)
     # Prefect would go on for a minute to tell of single tasks, over a connection that it takes for alive.
     os._exit(0)
 

@@ -33,12 +33,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.mark.thorough
 def test_an_outage_delays_points_and_loses_none(server: Server, tmp_path: Path) -> None:
+    patient = RunTracker(server.uri, "outage", "run-1", tmp_path, timeout_s=LONG_S, back_off_s=1)
     tracker = RunTracker(server.uri, "outage", "run-1", tmp_path, timeout_s=TIMEOUT_S, back_off_s=1)
     records = [points_of(step) for step in range(6)]
+    assert patient.open(), patient.last_error
     assert tracker.open(), tracker.last_error
-    assert tracker.log_points([*records[0], Point("wild", math.inf, 0, NOW)])
-    assert tracker.log_parameters({"empty": "", "key": "value"})
-    assert tracker.log_table("samples", ["prompt"], [["1+1="]])
+    assert patient.log_points([*records[0], Point("wild", math.inf, 0, NOW)])
+    assert patient.log_parameters({"empty": "", "key": "value"})
+    assert patient.log_table("samples", ["prompt"], [["1+1="]])
 
     server.signal(signal.SIGSTOP)  # hangs: takes connections and never answers
     started = time.monotonic()
@@ -57,12 +59,13 @@ def test_an_outage_delays_points_and_loses_none(server: Server, tmp_path: Path) 
 
     server.start()
     assert tracker.open(), tracker.last_error
-    seen = tracker.seen_points("train/m0")
+    assert patient.open(), patient.last_error
+    seen = patient.seen_points("train/m0")
     assert seen is not None
     assert 0 in {step for step, _ in seen}
     for record in records:
-        assert tracker.log_points(record), tracker.last_error
-    assert tracker.finish()
+        assert patient.log_points(record), patient.last_error
+    assert patient.finish()
     stored = rows(server.folder, tracker.run_id)
     expected = [(p.key, p.step, p.value, p.timestamp_ms) for record in records for p in record]
     assert stored == sorted([*expected, ("wild", 0, sys.float_info.max, NOW)])
