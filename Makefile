@@ -24,7 +24,7 @@ BIN := $(VENV)/bin
 # pytest does. What a test wrote stays only if it fails.
 IN_MEMORY := /dev/shm
 TEST_FILES := $(shell [ -w $(IN_MEMORY) ] && [ $$(df --output=avail --block-size=1M $(IN_MEMORY) | tail -1) -ge 4096 ] && echo $(IN_MEMORY))
-# In the groups and the order of tests/conftest.py; three processes, because tests often wait.
+# In the groups and the order of tests/conftest.py; three processes, because tests often wait (four in CI).
 PYTEST := $(if $(TEST_FILES),PYTEST_DEBUG_TEMPROOT=$(TEST_FILES)) $(BIN)/python -m pytest -q -n 3 --dist loadscope \
 	--no-loadscope-reorder --durations=10 $(if $(TEST_FILES),-o tmp_path_retention_policy=failed -o tmp_path_retention_count=1)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input

@@ -71,7 +71,7 @@ class Settings(RunFolders, BaseSettings):
     plugins: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(".",),
         min_length=1,
-        description="Where code named in specs, such as reward functions, may come from: folders (with a slash; . is "
+        description="Where code named in specs, such as reward functions, may come from: absolute folders (. is "
         "the spec's own) and packages, separated by commas.",
     )
     reward_env: Annotated[tuple[str, ...], NoDecode] = Field(

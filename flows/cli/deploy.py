@@ -24,7 +24,7 @@ def deploy(
 ) -> None:
     """Create the work pool and the automations on the configured Prefect server, and deploy all of prefect.yaml.
 
-    Running it again keeps what was set in the UI, except for the deployments themselves.
+    Running it again keeps the pool, and which automations are switched on; deployments and automations are made anew.
     """
     with friendly_errors():
         from tasks.prefect.automations import POOL, prepare_server

@@ -31,7 +31,7 @@ SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "C
 
 @dataclass(frozen=True)
 class Permissions:
-    """`plugins`: folders (with a slash; `.` is the spec's own) and packages from which user code may come.
+    """`plugins`: absolute folders (`.` is the spec's own) and packages from which user code may come.
 
     `trust_remote_code`: code that lies in a model's or a tokenizer's folder may run. `run_generated_code`: code that
     models write may run, for the reward unit_tests. `reward_urls`: servers that the rewards http and judge may send

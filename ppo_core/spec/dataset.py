@@ -134,7 +134,8 @@ class DatasetSpec(SourcesSpec):
     )
     duplicates: KeepOrDrop = Field(
         "keep",
-        description="drop: keep the first of rows with the same prompt, and never train on a held-out one",
+        description="drop: keep the first of rows with the same prompt (of SFT examples, and completion), and never "
+        "train on a held-out one",
     )
     max_prompt_tokens: PositiveInt = Field(512, description="Longer prompts are not truncated: see `too_long`")
     too_long: ErrorOrDrop = Field(

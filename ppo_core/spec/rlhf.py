@@ -79,7 +79,7 @@ class GivenSpec(Section):
     trained_policy: Annotated[str, AfterValidator(trained_name)] | None = Field(
         None,
         description="Policy to evaluate and promote instead of training one; SFT and the reward model's training are "
-        "skipped too: models:/NAME/VERSION, or RUN@ITERATION",
+        "skipped too: models:/NAME/VERSION; or, with promote: false, RUN@ITERATION",
     )
 
     @model_validator(mode="after")
