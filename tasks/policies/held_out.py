@@ -7,7 +7,6 @@ that a run has made of its own policy is found again.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
@@ -36,8 +35,8 @@ from tasks.stages.references import DatasetRef, EvaluationRef
 M = TypeVar("M", bound=ModelSpec)
 TRAINING = "training"
 TOKENIZER, SETTINGS, TEMPLATE = "policy/tokenizer.json", "policy/tokenizer_config.json", "policy/chat_template.jinja"
-OF_TEXTS = re.compile("chat_template|.*_token")
-"""Settings of a tokenizer that change what it makes of texts, or where they end."""
+OF_FILES = frozenset({"is_local", "local_files_only", "name_or_path", "processor_class", "transformers_version"})
+"""Settings of a tokenizer that say where it came from, and change nothing of what it makes of texts."""
 
 
 @contextmanager
@@ -132,8 +131,10 @@ def same_tokenizer(store: ArtifactStore, *checkpoints: ArtifactRef) -> bool:
         return False
     if one.get(SETTINGS) == other.get(SETTINGS):
         return True
+    if SETTINGS not in one or SETTINGS not in other:
+        return False
     read = (json.loads((store.fetch(checkpoint) / SETTINGS).read_bytes()) for checkpoint in checkpoints)
-    settings, others = ({key: value for key, value in found.items() if OF_TEXTS.fullmatch(key)} for found in read)
+    settings, others = ({key: value for key, value in found.items() if key not in OF_FILES} for found in read)
     return settings == others
 
 

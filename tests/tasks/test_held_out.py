@@ -35,6 +35,8 @@ def policy(store: LocalStore, name: str, spec: RunSpec, files: dict[str, str]) -
         (SAME | {"tokenizer.json": "{ }"}, True),
         (SAME | {"tokenizer_config.json": '{"eos_token": "<end>"}'}, True),
         (SAME | {"tokenizer_config.json": '{"is_local": true}'}, False),
+        (SAME | {"tokenizer_config.json": '{"add_prefix_space": true}'}, True),
+        ({"tokenizer.json": "{}"}, True),
         (SAME | {"chat_template.jinja": "{{ messages }}"}, True),
     ],
 )
