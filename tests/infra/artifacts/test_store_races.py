@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from infra.artifacts import ArtifactRef
+from infra.artifacts.integrity import describe
 from infra.artifacts.s3_store import S3Store
+from infra.storage.filesystem import LocalFiles
 from tests.infra.artifacts.artifact_folders import fill, read
 from tests.infra.artifacts.stores import Behind, machine
 from tests.infra.storage.s3.memory_objects import MemoryObjects
@@ -47,10 +49,10 @@ def test_one_of_eight_writers_wins_each_round(s3_server: S3Server, tmp_path: Pat
 
 
 def test_writers_and_collectors(s3_server: S3Server, tmp_path: Path):
-    """Four writers, each time after somebody has buried what was there: what is there is whole, or nothing is."""
+    """Three writers, while somebody buries what is there: each is told of what one of them has written, whole."""
     behind = Behind(s3_server.objects(s3_server.make_bucket()))
     stores = [machine(behind.objects, tmp_path / str(number)) for number in range(4)]
-    wrong, digests = "0" * 64, set[str]()
+    wrong, written = "0" * 64, set[str]()
     stop = threading.Event()
 
     def bury() -> int:
@@ -63,12 +65,20 @@ def test_writers_and_collectors(s3_server: S3Server, tmp_path: Path):
         burying = pool.submit(bury)
         try:
             for number in range(ROUNDS):
-                folders = [fill(store.scratch(), {"who": str(number).encode()}) for store in stores[:3]]
+                folders = [fill(s.scratch(), {"who": b"%d-%d" % (number, who)}) for who, s in enumerate(stores[:3])]
+                written |= {digest_of(folder) for folder in folders}
                 refs = list(pool.map(lambda store, folder: store.put(folder, "scores", "k"), stores[:3], folders))
-                digests |= {ref.digest for ref in refs}
+                assert {ref.digest for ref in refs} <= written
         finally:
             stop.set()
         assert burying.result(LONG_S) >= 1
-    assert len(digests) <= ROUNDS, "of each round what one of them has written, or what was there"
-    ref = stores[0].put(fill(stores[0].scratch(), {"who": b"0"}), "scores", "k")
-    assert read(machine(behind.objects, tmp_path / "last").fetch(ref)) in [{"who": b"%d" % n} for n in range(ROUNDS)]
+    ref = stores[0].put(fill(stores[0].scratch(), {"who": b"0-0"}), "scores", "k")
+    last = read(machine(behind.objects, tmp_path / "last").fetch(ref))
+    assert last in [{"who": b"%d-%d" % (number, who)} for number in range(ROUNDS) for who in range(3)]
+    assert ref.digest in written
+
+
+def digest_of(folder: Path) -> str:
+    """Of an artifact of these files."""
+    names = [path.name for path in folder.iterdir()]
+    return describe(LocalFiles(), folder, names, "scores", "k", (), {})[0].digest

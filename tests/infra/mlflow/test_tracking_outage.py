@@ -60,6 +60,7 @@ def test_an_outage_delays_points_and_loses_none(server: Server, tmp_path: Path) 
     server.start()
     assert tracker.open(), tracker.last_error
     assert patient.open(), patient.last_error
+    until(lambda: tracker.log_points(records[1]), "the one that met the outage logs again")
     seen = patient.seen_points("train/m0")
     assert seen is not None
     assert 0 in {step for step, _ in seen}

@@ -107,7 +107,8 @@ def test_held_out_prompts_of_a_run_among_those_of_its_reward_model_are_noted(tmp
     ]
     small = [f"run.dataset.evaluation={tmp_path}/held_out.jsonl", "run.evaluation.num_prompts=3"]
     assert check_rlhf(RlhfSpec.from_yaml(HELPFUL / "rlhf.yaml", [*files, *small])).notes == [
-        "2 of 3 held-out prompts of the run are among the preferences that its reward model is trained on"
+        "no champion can be replaced on run.evaluation.num_prompts=3: set at least 6",
+        "2 of 3 held-out prompts of the run are among the preferences that its reward model is trained on",
     ]
 
 

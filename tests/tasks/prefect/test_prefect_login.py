@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import os
 from collections.abc import Callable, Iterator
 from contextvars import Context
 
@@ -11,6 +12,7 @@ import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from infra.prefect_server import PrefectServerError
+from tasks.prefect.environment import prepare
 from tasks.prefect.server import configured_url, no_answer, page_url, prefect_api, require_answer
 from tests.http_server import serving
 from tests.ports import free_port
@@ -119,3 +121,6 @@ def test_a_proxy_is_not_asked_for_a_server_on_this_machine(url: str, monkeypatch
             assert configured_url() == url
 
     alone(url, "admin:right", called)
+    monkeypatch.setenv("NO_PROXY", "")
+    prepare()  # as every command does, for MLflow's client too
+    assert os.environ["NO_PROXY"] == "127.0.0.1,localhost"
