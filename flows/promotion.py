@@ -54,7 +54,8 @@ def promote(candidate: str, overrides: list[str] | None = None, folder: str | No
     Args:
         candidate: The registered version, models:/NAME@ALIAS or models:/NAME/VERSION
         overrides: section.key=value over the spec of the candidate's run, for example promotion.min_gain=0.02
-        folder: Where that spec's folder (data, reward functions) is now, if it has moved
+        folder: Where that spec's folder (data, reward functions) is now, if it has moved; a champion of the same folder
+            has moved with it
     """
     policy = find_policy(candidate, folder)
     also_tag(policy.run, policy.spec.name)

@@ -58,7 +58,8 @@ class LocalCollector:
         self._now_ns = now_ns
 
     def artifacts(self) -> list[StoredArtifact]:
-        """Every artifact in the store that can be removed: not one that nobody can read."""
+        """Every artifact in the store that can be removed: not one that nobody can read, nor what lies below a kind
+        that has no manifest at all."""
         found: list[StoredArtifact] = []
         for kind in folders(self._files, self._root):
             if is_kind(kind.name):

@@ -1,4 +1,4 @@
-"""What Prefect reads from the environment when it is imported."""
+"""What Prefect, and the clients of servers on this machine, read from the environment."""
 
 from __future__ import annotations
 
