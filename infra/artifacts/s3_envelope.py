@@ -11,6 +11,7 @@ was ever there and that something was taken away are two different things to a w
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import uuid4
@@ -32,6 +33,8 @@ from infra.storage.objects import Objects, S3Address
 from infra.storage.rereading import read_again
 
 ENVELOPE_FORMAT = 1
+UPLOAD = re.compile("[0-9a-f]{32}")
+"""What the folder of an upload is called."""
 State = Literal["live", "marked", "gone"]
 
 
@@ -45,7 +48,7 @@ class Envelope(BaseModel):
 
     format: int
     state: State
-    upload: str = Field(pattern=r"^[0-9a-f]{32}$")
+    upload: str = Field(pattern=f"^{UPLOAD.pattern}$")
     nonce: str = Field(pattern=r"^[0-9a-f]{32}$")
     manifest: dict[str, Any]
     checksum: str

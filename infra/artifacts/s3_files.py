@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,14 +11,13 @@ from pathlib import Path
 
 from infra.artifacts.integrity import corrupted
 from infra.artifacts.manifest import MANIFEST_NAME, ArtifactCorrupted, Manifest, is_foreign
-from infra.artifacts.s3_envelope import envelope_key, read_version, upload_prefix
+from infra.artifacts.s3_envelope import UPLOAD, envelope_key, read_version, upload_prefix
 from infra.storage.objects import DownloadRequest, Objects, S3Address
 from infra.storage.rereading import refuse_changed
 
 # Bytes that were changed on the way come right the next time; those that lie there wrong do not.
 DOWNLOADS = 3
 DAMAGED = "damaged"
-UPLOAD = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from infra.artifacts.manifest import is_key, is_kind
-from infra.artifacts.s3_files import UPLOAD, uploads_below
+from infra.artifacts.s3_envelope import UPLOAD
+from infra.artifacts.s3_files import uploads_below
 from infra.gc.orphans import Orphan
 from infra.gc.pauses import CLOCK, GC, PAUSE_LASTS, PAUSES, server_time
 from infra.runs.checksummed_json import RecordError
