@@ -14,23 +14,10 @@ from tasks.runs.run_state import spec_to_go_on
 from tests.flows.test_promotion_flow import answering
 from tests.flows.test_rlhf import HELPFUL, SMALL, spec
 from tests.tasks.toy_engines import ToyEngines, better_each_time
-from tests.tasks.toy_reward_models import toy_engines
 from tests.tasks.toy_runs import Killed, ToyRun, killed
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 SHORT = ("promote=false", "evaluate=false")
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PPOFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def toys(home: Path, monkeypatch: pytest.MonkeyPatch) -> ToyEngines:
-    return toy_engines(monkeypatch)
 
 
 def test_a_finished_run_is_promoted_under_the_gates_that_are_given_now(

@@ -12,22 +12,9 @@ from ppo_core.records import InputError
 from tasks.runs.errors import RegistryError
 from tests.flows.test_rlhf import spec
 from tests.tasks.toy_engines import ToyEngines
-from tests.tasks.toy_reward_models import toy_engines
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 SHORT = ("promote=false", "evaluate=false")
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PPOFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def toys(home: Path, monkeypatch: pytest.MonkeyPatch) -> ToyEngines:
-    return toy_engines(monkeypatch)
 
 
 def away(*_: object, **__: object) -> NoReturn:
