@@ -44,6 +44,7 @@ def measure(
 
     `begun` is called before the first, with the model and rollouts on the disk.
     """
+    from benchmarks.matmul import matmul_rate
     from ppo_core.models.precision import products_in_bf16
 
     products = "bfloat16" if products_in_bf16(training["compute_dtype"], shape.config["hidden_size"]) else dtype
@@ -174,6 +175,7 @@ class Work:
     def _do(
         self, name: str, inputs: dict[str, Path], output: Path, spec: dict[str, Any], ticks: list[float] | None = None
     ) -> dict[str, Any]:
+        from benchmarks.matmul import synchronize
         from ppo_core.processes.protocol import Job, JobInput
         from ppo_core.processes.ranks import leading
 
@@ -187,31 +189,6 @@ class Work:
         made: dict[str, Any] = leading(self.engine, name)(Job(name, given, output, spec, tick))
         synchronize()
         return made
-
-
-def matmul_rate(dtype: str, size: int = 2048) -> float:
-    """FLOP/s of a large matrix product here: what no update can pass."""
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    size *= 4 if device == "cuda" else 1
-    a = torch.randn(size, size, dtype=getattr(torch, dtype), device=device)
-    times = []
-    for _ in range(8):
-        synchronize()
-        began = time.perf_counter()
-        a @ a
-        synchronize()
-        times.append(time.perf_counter() - began)
-    return 2 * size**3 / statistics.median(times[2:])
-
-
-def synchronize() -> None:
-    """Wait for the GPU, where there is one."""
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def memory_mib() -> float:
