@@ -20,14 +20,18 @@ T = TypeVar("T")
 class FaultyObjects:
     """A bucket with a fault at call `at` (counted from 1; 0 means never).
 
-    After a call that "fails after", S3 has done what was asked and only the answer was lost.
+    After a call that "fails after", S3 has done what was asked and only the answer was lost. `before` is told the
+    number of each call, and no other one begins meanwhile.
     """
 
-    def __init__(self, real: Objects, at: int = 0, fault: str = "fails before") -> None:
+    def __init__(
+        self, real: Objects, at: int = 0, fault: str = "fails before", before: Callable[[int], None] | None = None
+    ) -> None:
         self.trace: list[str] = []
         self._real = real
         self._at = at
         self._fault = fault
+        self._before = before
         self._dead = False
         self._mutex = threading.Lock()
 
@@ -87,6 +91,8 @@ class FaultyObjects:
                 raise Died
             self.trace.append(f"{name} {key}")
             count = len(self.trace)
+            if self._before is not None:
+                self._before(count)
         hit = self._at and (count == self._at or (count > self._at and self._fault.endswith("from then on")))
         if not hit:
             return action()

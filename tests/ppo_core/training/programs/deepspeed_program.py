@@ -38,7 +38,7 @@ from tests.ppo_core.training.update_cases import (
 
 Facts = dict[str, Any]
 PENALTY = 3.0
-IN_BF16 = [(stage, "bfloat16", 512) for stage in (1, 2, 3)]  # of so many microbatches sums in bf16 would lose half
+SMALL = (1.0, *[2.0**-10] * 16)  # added up in bf16, the first would swallow all others
 
 
 def silent(*_: Any) -> None:
@@ -96,9 +96,8 @@ def spread(root: Path, ranks: Ranks) -> Facts:
     for stage, dtype in FP32:
         folder = checkpoint_folder(root, stage, dtype, f"ranks{ranks.world_size}")
         job, learner = update_job(zero_stage=stage, dtype=dtype, microbatch_size=3), Learner(ranks)
-        facts[folder.name] = train(
-            learner, make_start(root, "llama-tied", dtype, ranks), folder, job, make_experience()
-        )
+        start = make_start(root, "llama-tied", dtype, ranks)
+        facts[folder.name] = train(learner, start, folder, job, make_experience())
         learner.forget()
     return facts
 
@@ -145,8 +144,8 @@ def updates(root: Path, ranks: Ranks) -> Facts:
     cases["at its value"] = experience, update_job(entropy_coef=0.15, kl_loss_coef=1.0, iteration=2)
     own = replace(experience, temperatures=torch.full((ROWS,), TEMPERATURE))
     cases["own temperatures"] = own, update_job(**RECIPES[1]).model_copy(update={"temperature": 5.0})
-    penalised = KlPenaltyPpoSpec(coef=PENALTY)
-    cases["penalised"] = experience, update_job(**RECIPES[0]).model_copy(update={"algorithm": penalised})
+    penalty = {"algorithm": KlPenaltyPpoSpec(coef=PENALTY)}
+    cases["penalised"] = experience, update_job(**RECIPES[0]).model_copy(update=penalty)
     start = make_start(root, "llama-tied", "float32", ranks)
     facts = updated(cases, root, start, ranks)
     facts["first ratios"] = {size: first_ratio(start, size, ranks) for size in (2, 3, 4, ROWS)}
@@ -244,11 +243,10 @@ def supervised(root: Path, ranks: Ranks) -> Facts:
         policy.close()
     for name in ("nan weight", "infinite gradient"):
         model, job = tiny_policy("llama-tied"), job.model_copy(update={"training": TrainingSpec()})
-        weight = model.model.norm.weight
         if name == "nan weight":
-            torch.nn.init.constant_(weight, torch.nan)
+            torch.nn.init.constant_(model.model.norm.weight, torch.nan)
         else:
-            weight.register_hook(lambda gradient: gradient * torch.inf)
+            model.model.norm.weight.register_hook(lambda gradient: gradient * torch.inf)
         policy = trainable(model, spec, job.training, ranks)
         try:
             facts[name] = train_supervised(policy, ragged_sequences(ROWS), job, ranks, silent)
@@ -260,17 +258,19 @@ def supervised(root: Path, ranks: Ranks) -> Facts:
 
 def accumulate(root: Path, ranks: Ranks) -> Facts:
     """The gradient norm of the same loss, in one backward pass and in parts, before clipping, in every stage."""
-    start = make_start(root, "llama-tied", "float32", ranks)
+    cases = [(stage, "float32", parts) for stage in range(4) for parts in ((1.0,), (0.5, 0.5))]
+    cases += [(stage, "bfloat16", parts) for stage in (1, 2, 3) for parts in ((1.0,), SMALL)]
+    folder = make_start(root, "llama-tied", "float32", ranks) / "policy"
     settings = OptimizerSettings(betas=(0.9, 0.95), eps=1e-5, weight_decay=0.0, max_grad_norm=1e-3)
     facts: Facts = {}
-    for stage, dtype, parts in [*((stage, "float32", parts) for stage in range(4) for parts in (1, 2)), *IN_BF16]:
-        critic = critic_from_policy(start / "policy", dtype=dtype)
+    for stage, dtype, parts in cases:
+        critic = critic_from_policy(folder, dtype=dtype)
         torch.nn.init.ones_(critic.value_head.weight)
         critic.register_parameter("unused", torch.nn.Parameter(critic.value_head.weight.new_ones(3)))  # no gradient
         network = Trainable(critic, settings, TrainingSpec(zero_stage=stage), dtype=dtype)
-        for _ in range(parts):
-            network.backward(network.modules[0](torch.tensor([[3, 4, 5]])).sum() / parts)
-        facts[f"{stage} {dtype} {parts}"] = network.step(1e-3)
+        for part in parts:
+            network.backward(network.modules[0](torch.tensor([[3, 4, 5]])).sum() * part)
+        facts[f"{stage} {dtype} {len(parts)}"] = network.step(1e-3)
         facts[f"{stage} steps"] = network.num_steps
         network.close()
     return facts
