@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import time
@@ -10,6 +11,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+AT_END_S = 10.0
+
 
 class CircuitBreaker:
     """Runs one call at a time on a thread of its own, so that no call costs more than its deadline.
@@ -17,6 +20,9 @@ class CircuitBreaker:
     A call that fails gives None, its reason stays in `last_error`; `outage` says whether waiting may help. After an
     outage calls give None at once for `back_off_s` seconds, and for as long as a call that missed its deadline is under
     way (it may yet succeed, unseen).
+
+    One that is still under way when the process ends is given a few seconds: Python ends its thread in the middle of
+    what it does, and where that is C++, such as Matplotlib's, the process aborts with status 134, whatever it has done.
     """
 
     def __init__(self, back_off_s: float, is_outage: Callable[[Exception], bool]) -> None:
@@ -48,6 +54,7 @@ class CircuitBreaker:
             try:
                 result, error = outcome.get(timeout=deadline_s)
             except queue.Empty:
+                atexit.register(self._worker.join, AT_END_S)
                 self._note(TimeoutError(f"no answer within {deadline_s:g} s"), outage=True)
                 return None
             self._worker.join()

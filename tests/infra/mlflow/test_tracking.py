@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sqlite3
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -212,3 +213,21 @@ def test_a_breaker_skips_calls_after_an_outage_until_the_pause_is_over() -> None
     assert breaker.last_error == "OSError: away"
     time.sleep(pause_s)
     assert breaker.call(lambda: 7, LONG_S) == 7
+
+
+LATE = """
+import time
+from infra.mlflow.circuit_breaker import CircuitBreaker
+
+def late():
+    time.sleep(2)
+    print("done", flush=True)
+
+print(CircuitBreaker(0, lambda error: True).call(late, 0.1), flush=True)
+"""
+
+
+def test_the_process_ends_after_what_a_late_call_does() -> None:
+    """In the middle of a picture it would abort: what is C++ cannot be ended there."""
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "None\ndone\n", "")
