@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from infra.mlflow.names import entry_name
@@ -65,6 +67,14 @@ def send_points(run: OpenRun, points: Sequence[Point]) -> None:
     limit = sys.float_info.max
     metrics = [Metric(entry_name(p.key), max(-limit, min(limit, p.value)), p.timestamp_ms, p.step) for p in points]
     run.client.log_batch(run.run_id, metrics=metrics)
+
+
+def send_file(run: OpenRun, name: str, content: bytes) -> None:
+    """Among the artifacts."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder, name)
+        file.write_bytes(content)
+        run.client.log_artifact(run.run_id, str(file))
 
 
 def send_table(run: OpenRun, file: str, text: str) -> None:

@@ -54,9 +54,10 @@ class Reporting:
             self.thread.join(ASIDE_END_S)
 
     def close(self) -> None:
-        """End what goes on aside."""
+        """End what goes on aside: Python aborts a process that ends while a thread of it draws."""
         if self.monitor is not None:
             self.monitor.close()
+        self.settle()
 
 
 def _forgiving(work: Callable[[], object]) -> None:
