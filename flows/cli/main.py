@@ -135,7 +135,7 @@ def reward(
         )
         for row in rows:
             table.add_row(*row.cells())
-        Console().print(table)
+        Console(markup=False, emoji=False).print(table)  # a text may hold [/INST]
         problems = complaints(rows)
         for problem in problems:
             say(f"! {problem}")

@@ -91,7 +91,7 @@ def gc(
         table = Table("what", "MiB", "why", title="to be removed", title_justify="left")
         for what, size, why in garbage.rows():
             table.add_row(what, f"{size / 2**20:.1f}", why)
-        Console().print(table)
+        Console(markup=False, emoji=False).print(table)
         say(f"{len(garbage.rows())} items, {garbage.bytes / GIB:.2f} GiB")
         if dry_run or not (yes or typer.confirm("Remove them?")):
             say("nothing was removed")

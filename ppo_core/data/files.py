@@ -99,7 +99,7 @@ def array_named_lines(path: Path) -> InputError:
 def _parquet(path: Path) -> Iterator[Found]:
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
-            yield from _rows_of(batch)
+            yield from _rows_of(batch, path)
 
 
 def _arrow(path: Path) -> Iterator[Found]:
@@ -113,7 +113,7 @@ def _arrow(path: Path) -> Iterator[Found]:
             batches = iter(pa.ipc.open_stream(content))
         for batch in batches:
             for start in range(0, len(batch), ROWS_AT_ONCE):
-                yield from _rows_of(batch.slice(start, ROWS_AT_ONCE))
+                yield from _rows_of(batch.slice(start, ROWS_AT_ONCE), path)
 
 
 def _saved_dataset(path: Path) -> Iterator[Found]:
@@ -159,5 +159,14 @@ def _document(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is damaged ({error}): save the dataset again") from None
 
 
-def _rows_of(batch: pa.RecordBatch) -> Iterator[Found]:
-    return (Found(None, row) for row in batch.to_pylist())
+def _rows_of(batch: pa.RecordBatch, path: Path) -> Iterator[Found]:
+    columns = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if name in columns:
+            raise InputError(f"{path} has several columns named {name}: rename them")
+        try:
+            columns[name] = column.to_pylist()
+        except (ValueError, OverflowError) as error:  # a text that is no UTF-8, a date that Python does not have
+            raise InputError(f"{path}: the column {name} cannot be read ({error}): write it anew, or drop it") from None
+    names = [*columns]
+    return (Found(None, dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True))

@@ -26,7 +26,7 @@ from ppo_core.processes.lean_imports import leave_out_unused, without_collection
 from ppo_core.processes.permissions import Permissions, permissions_of
 from ppo_core.processes.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.processes.turns import TAKE_TURNS, SleepingModel, room_made
-from ppo_core.records import GenerateJob, GenerateShardJob, PromptRow, RolloutRow, SamplingJob
+from ppo_core.records import GenerateJob, GenerateShardJob, InputError, PromptRow, RolloutRow, SamplingJob
 from ppo_core.sampling import Draw, draws
 from ppo_core.spec import ModelSpec
 
@@ -101,7 +101,9 @@ class RolloutEngine:
 
         policy, wish = job.inputs["policy"], job.spec
         tokenizer, question = load_tokenizer(policy.path, trust_remote_code=self._trusted), wish["prompt"]
-        if wish.get("chat") and tokenizer.chat_template:
+        if wish.get("chat"):
+            if not tokenizer.chat_template:
+                raise InputError("--chat: the policy's tokenizer has no chat template; leave --chat out")
             question = [{"role": "user", "content": question}]
         ids = encode_prompt(tokenizer, question)
         check_room(policy.path, ids, wish["max_tokens"], trust_remote_code=self._trusted)

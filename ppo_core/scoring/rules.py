@@ -43,15 +43,16 @@ class ExactMatch:
     answer_column: str
 
     def check_rows(self, rows: Sequence[PromptRow], first: int = 1) -> None:
-        """Each row needs a reference answer that is a text or a number."""
+        """Each row needs a reference answer that is a text or a whole number: what is written 72.0 or 1e-5 may come as
+        another text."""
         require_answers(self.spec.component, rows, self.answer_column, first)
         for number, row in enumerate(rows, first):
             answer = row.reference_answer
-            if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+            if isinstance(answer, bool) or not isinstance(answer, str | int):
                 raise InputError(
                     f"the reward {self.spec.component} compares texts, but the {self.answer_column} of row {number} "
-                    f"({shorten(answer)}) is neither a text nor a number: write it as the response should be, or use "
-                    "the reward function"
+                    f"({shorten(answer)}) is neither a text nor a whole number: write it as the response should be, in "
+                    "quotes, or use the reward number or function"
                 )
 
     def score(self, samples: Sequence[Sample]) -> list[float | None]:

@@ -229,9 +229,8 @@ class RunSpec(FlowSpec):
             problems += self.advantages.overlong.problems(self.rollout)
         components = [reward.component for reward in self.reward.rewards]
         if written:
-            learns_values = "update.value_clip" not in self.algorithm.MEANINGLESS
             gold = self.guards.gold_reward is not None
-            problems += self.registry.problems(components, critic=learns_values, gold=gold)
+            problems += self.registry.problems(components, critic=self.algorithm.learns_values, gold=gold)
             problems += self.rollout.problems(self.dataset)
             unmeasured = unmeasured_kl(reference=self.advantages.reference.kind, evaluated=self.evaluation.weights)
             problems += self.promotion.problems(self.registry.alias, components, unmeasured=unmeasured)

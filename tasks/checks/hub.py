@@ -53,7 +53,8 @@ def _look_up(source: HubSource, notes: list[str]) -> str:
                 (folder / CONFIG).unlink()
                 hub.read(source, CONFIG, folder)
             try:
-                notes += check_model_folder(folder, trust_remote_code=settings.trust_remote_code)
+                told = check_model_folder(folder, trust_remote_code=settings.trust_remote_code)
+                notes += [note.replace(str(folder), source.name) for note in told]
                 require_model(folder, "a spec's path", "model")
             except InputError as error:
                 raise InputError(str(error).replace(str(folder), source.name)) from None

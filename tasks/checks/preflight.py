@@ -52,7 +52,8 @@ def preflight(spec: FlowSpec) -> list[str]:
 
 
 def require_registrable(spec: RunSpec) -> None:
-    """Raise SpecError where a model could not be registered, or would be champion past all gates.
+    """Raise SpecError where a model could not be registered, by a metric that no run has, or would be champion past all
+    gates.
 
     A spec that was changed by `--set` or in a form was not read from a file, where this is refused already.
     """
@@ -61,5 +62,7 @@ def require_registrable(spec: RunSpec) -> None:
             registered_name(spec.registry.model)
     except ValueError as error:
         raise SpecError(f"registry.model: {error}") from None
-    if problems := spec.promotion.problems(spec.registry.alias):
+    components, gold = [reward.component for reward in spec.reward.rewards], spec.guards.gold_reward is not None
+    problems = spec.registry.problems(components, critic=spec.algorithm.learns_values, gold=gold)
+    if problems := [*problems, *spec.promotion.problems(spec.registry.alias)]:
         raise SpecError("; ".join(problems))

@@ -205,15 +205,14 @@ def checked_in(started: float) -> str:
 
 
 def holder_notes(store: ArtifactStore, run: str, shown: str = "", *, noted: bool) -> list[str]:
-    """Raises LeaseHeld where a process has the run, or notes it. `shown`: what people call it, if not so."""
+    """Raises LeaseHeld where a process has the run, or, for a check, notes it. `shown`: what people call the run."""
     try:
         require_free(open_leases(store.root, run))
     except LeaseHeld as held:
         told = str(held).replace(f"run {run}:", f"{shown}:", 1) if shown else held
-        message = f"{told}; or use --wait, and this command waits for it"
         if not noted:
-            raise LeaseHeld(message, held.holder) from None
-        return [message]
+            raise LeaseHeld(f"{told}; or use --wait, and this command waits for it", held.holder) from None
+        return [str(told)]
     return []
 
 

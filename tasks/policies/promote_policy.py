@@ -89,11 +89,14 @@ def alias_at(model: str, alias: str) -> tuple[Alias, Standing]:
 
 
 def require_model(model: str) -> str:
-    """A registered model's name, also out of models:/NAME…; raises InvalidModelName for what cannot be one."""
-    parts = MODEL_URI.fullmatch(model)
-    name = parts["name"] if parts is not None else model
+    """A registered model's name, as it is given; raises InvalidModelName for what cannot be one."""
+    if parts := MODEL_URI.fullmatch(model):
+        raise InvalidModelName(
+            f"{model!r} names a version: give the model's name alone, {parts['name']}; --alias says which alias goes "
+            "back, and --to VERSION where to"
+        )
     try:
-        return registered_name(name)
+        return registered_name(model)
     except ValueError as error:
         raise InvalidModelName(
             f"{model!r} does not name a registered model: give its name, for example arithmetic ({error})"

@@ -239,6 +239,7 @@ def test_lineage_finds_what_does_not_fit(own: HandOver) -> None:
         (["promote", f"models:/{MODEL}/7"], "could not find"),
         (["rollback", "no such"], f"aliases of 'no such': no model is registered as no such (registered: {MODEL})"),
         (["rollback", "models:/a/b/c"], "does not name a registered model"),
+        (["rollback", f"models:/{MODEL}@candidate"], f"names a version: give the model's name alone, {MODEL}"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(arguments: list[str], message: str, given: HandOver) -> None:

@@ -25,6 +25,11 @@ class Algorithm(Section):
     COMPARES: ClassVar[bool] = False
     ALPHA: ClassVar[float | None] = None
 
+    @property
+    def learns_values(self) -> bool:
+        """Whether values are trained, by a critic or a head on the policy."""
+        return "update.value_clip" not in self.MEANINGLESS
+
     def continued(self, carried: Mapping[str, float]) -> Self:
         """The algorithm as the next iteration has it, after one whose update left these values of its settings."""
         return self.model_copy(update=dict(carried))

@@ -78,7 +78,7 @@ def test_code_beside_a_known_model_is_a_note(hub: ToyHub) -> None:
     config = b'{"model_type": "llama", "auto_map": {"AutoModel": "a.B"}}'
     hub.model("us/small", {"config.json": config, "m.safetensors": b"", "a.py": b""})
     (note,), _ = looked_up(smoke_spec(*MODEL))
-    assert note.startswith("the model in ")
+    assert note.startswith("the model in hf://us/small ")
     assert "has custom code (auto_map), which does not run here" in note
 
 

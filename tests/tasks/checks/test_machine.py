@@ -42,9 +42,10 @@ def test_products_in_bf16_without_units_are_noted(
 ) -> None:
     monkeypatch.setattr(machine, "has_bf16_units", lambda: units)
     monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: gpu)
-    for key in ("training.compute_dtype", "rollout.dtype"):
-        notes = machine_notes(smoke_spec(f"{key}={dtype}"))
-        assert [note.startswith(f"{key}=bfloat16 gains nothing here") for note in notes] == [True] * noted
+    keys = ("training.compute_dtype", "rollout.dtype", *(["model.dtype"] if dtype != "auto" else []))
+    for key in keys:
+        notes = machine_notes(smoke_spec(f"{key}={dtype}", "training.zero_stage=1"))
+        assert [note.startswith(f"{key}=bfloat16 is slow here") for note in notes] == [True] * noted
 
 
 @pytest.mark.usefixtures("shared_engine")
@@ -92,9 +93,9 @@ def test_trainings_on_preferences_are_told_the_same(tmp_path: Path, monkeypatch:
     for spec in on_preferences("training.num_ranks=4", "training.compute_dtype=bfloat16"):
         ranks, products = before_start(spec, "new")
         assert ranks.startswith("training.num_ranks=4 is more than the 2 cores here")
-        assert products.startswith("training.compute_dtype=bfloat16 gains nothing here")
+        assert products.startswith("training.compute_dtype=bfloat16 is slow here")
     dpo = DpoSpec.from_yaml(ARITHMETIC.parent / "helpful" / "dpo.yaml", ["rollout.dtype=bfloat16"])
-    assert before_start(dpo, "new")[0].startswith("rollout.dtype=bfloat16 gains nothing here")
+    assert before_start(dpo, "new")[0].startswith("rollout.dtype=bfloat16 is slow here")
 
 
 def test_nor_do_they_get_more_gpus_than_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,7 @@ def test_code_beside_a_known_type_does_not_run_and_the_user_is_told(folder: Fold
     [
         ("registry.alias=champion", "registry.alias=champion is promotion.alias too"),
         ("registry.model=a/b", "registry.model: 'a/b' has /"),
+        ("registry.metric=evaluation/scor", "registry.metric=evaluation/scor"),
     ],
 )
 def test_what_no_file_of_a_spec_may_say_is_refused_in_changes_too(
