@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,11 @@ def test_the_curves_are_drawn_no_more_often_than_asked(tmp_path: Path, prefect_s
     context.reporting.drawn_at -= 1001.0
     assert show_progress(context, last, at_most_every_s=1000.0)
     assert run.tracker.figures - drawn == 2
+
+
+def test_what_is_made_aside_ends_before_the_process() -> None:
+    """In the middle of a picture it would abort."""
+    reporting, done = Reporting(), list[int]()
+    reporting.aside(lambda: (time.sleep(0.5), done.append(1)))
+    reporting.close()
+    assert done == [1]
