@@ -46,4 +46,4 @@ class Service:
     user: str = ""
     stop_signal: signal.Signals = signal.SIGTERM
     grace_s: float = 15.0
-    start_timeout_s: float = 300.0
+    start_timeout_s: float = 600.0
