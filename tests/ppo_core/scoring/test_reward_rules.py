@@ -236,7 +236,7 @@ def test_numbers_are_read_as_latex_and_markdown_have_them(text: str, number: int
         (
             "exact_match",
             ["Paris"],
-            r"the answer of row 2 \(\['Paris'\]\) is neither a text nor a whole number: write it as the response",
+            r"answer of row 2 \(\['Paris'\]\) is neither a text nor a whole number: write it as the response should be",
         ),
         ("exact_match", True, r"the answer of row 2 \(True\) is neither a text nor a whole number"),
         ("exact_match", 0.00001, r"\(1e-05\) is neither a text nor a whole number: .* in quotes, or use the reward"),
