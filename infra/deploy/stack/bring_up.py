@@ -106,10 +106,14 @@ class Servers:
         pid = self._supervisor.server(service.name).pid
         asked = time.monotonic()
         deadline = asked + service.start_timeout_s
+        tries = service.tries
         while not self._give_up.is_set():
             if not pid or self._supervisor.server(service.name).pid != pid:
                 self._supervisor.stop(service.name)  # it would be started again for ever
-                raise StackError(f"{service.name} ended before it was healthy: mend what its log names. {tail()}")
+                if not (tries := tries - 1):
+                    raise StackError(f"{service.name} ended before it was healthy: mend what its log names. {tail()}")
+                self._supervisor.start(service.name)
+                pid = self._supervisor.server(service.name).pid
             if _is_healthy(service, pid):
                 return
             if time.monotonic() > deadline:

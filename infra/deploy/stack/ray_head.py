@@ -13,10 +13,12 @@ from infra.deploy.stack.site import Site
 # What the paths of Ray's Unix sockets add to its folder.
 SOCKET_CHARACTERS = 68
 OBJECT_STORE_BYTES = 2**28  # references only: artifacts travel through the store
-# Its default of 30 s is too short where everything starts at once on few cores.
+# Its default of 30 s is too short where everything starts at once on few cores. A node gives its own processes 30 s as
+# well, which no setting changes, so it has several tries.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "240", "PYTHONUNBUFFERED": "1"}
 CHECK = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 CHECK_TIMEOUT_S = 5.0
+TRIES = 5
 
 
 def ray_head(site: Site) -> Service:
@@ -57,6 +59,7 @@ def ray_head(site: Site) -> Service:
         environment=_environment(site, "ray"),
         prepare=lambda: _prepare(site, temporary),
         healthy=lambda: is_alive(site.ray_address, site.credentials.ray),
+        tries=TRIES,
     )
 
 
@@ -80,6 +83,7 @@ def _node(site: Site, name: str, offer: dict[str, float], after: str) -> Service
         environment=_environment(site, name),
         prepare=lambda: joined.unlink(missing_ok=True),
         healthy=joined.exists,
+        tries=TRIES,
     )
 
 

@@ -30,7 +30,8 @@ class Service:
     """One server: its program, what must be there before it, and how to see that it works.
 
     `prepare` runs before each start of ours, when the servers in `after` are healthy; `furnish` when this one is. Both
-    may run many times. `environment` comes on top of the shell's, less what Site.hidden() names.
+    may run many times. `environment` comes on top of the shell's, less what Site.hidden() names. One that ends before
+    it is healthy is started `tries` times in all.
     """
 
     name: str
@@ -47,3 +48,4 @@ class Service:
     stop_signal: signal.Signals = signal.SIGTERM
     grace_s: float = 15.0
     start_timeout_s: float = 600.0
+    tries: int = 1

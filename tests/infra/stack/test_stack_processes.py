@@ -199,6 +199,22 @@ def test_servers_start_in_order_and_what_needs_a_broken_one_does_not(site: Site)
     assert Supervisor(site).kept() & {"broken", "needy", "whole", "late"} == {"whole", "late"}
 
 
+@pytest.mark.parametrize("fails", [2, 99])
+def test_a_server_that_ends_before_it_is_healthy_has_its_tries(site: Site, tmp_path: Path, fails: int):
+    begun = tmp_path / "begun"
+    small = small_service(site)
+    shell = f'printf x >>{begun}; [ $(wc -c <{begun}) -gt {fails} ] || {{ echo not yet; exit 1; }}; exec "$@"'
+    service = replace(small, command=["bash", "-c", shell, "-", *small.command], tries=3)
+    if fails == 2:
+        bring_up(site, service)
+        assert pid_of(site)
+    else:
+        with pytest.raises(StackError, match=r"small ended before it was healthy(?s:.)*not yet"):
+            bring_up(site, service)
+        assert Supervisor(site).server("small").state == "STOPPED"
+    assert begun.stat().st_size >= 3
+
+
 def test_the_answer_of_a_stranger_on_its_port_does_not_make_it_healthy(site: Site):
     first = small_service(site, "first")
     second = small_service(site, "second", command=first.command, ports=first.ports, after=["first"])

@@ -185,17 +185,23 @@ def test_a_registered_policy_gives_everybody_the_same_answers(
     assert served["generated_text"].split() == sampled[0].split()
 
 
-@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize(("template", "chat"), [(True, True), (True, False), (False, False)])
 def test_a_question_by_hand_goes_through_the_template_where_there_is_one_and_it_is_wished(
-    rollout: Client, tmp_path: Path, chat: bool
+    rollout: Client, tmp_path: Path, template: bool, chat: bool
 ) -> None:
-    templated = ["user", "w1", "w7", "<end>", "assistant"]
     wish = {"prompt": "w1 w7", "temperature": 0.0, "max_tokens": 12, "count": 1, "seed": 0, "chat": chat}
-    for template, words in ((True, templated if chat else ["w1", "w7"]), (False, ["w1", "w7"])):
-        policy = make_policy(tmp_path / f"template-{template}", seed=4, chat=template)
-        (answer,) = rollout.run("sample", {"policy": policy}, wish, None).result["responses"]
-        expected = greedy_tokens(policy, [VOCABULARY.index(word) for word in words], 12)
-        assert answer == " ".join(VOCABULARY[token] for token in expected if token > 3)
+    words = ["user", "w1", "w7", "<end>", "assistant"] if chat else ["w1", "w7"]
+    policy = make_policy(tmp_path / "policy", seed=4, chat=template)
+    (answer,) = rollout.run("sample", {"policy": policy}, wish, None).result["responses"]
+    expected = greedy_tokens(policy, [VOCABULARY.index(word) for word in words], 12)
+    assert answer == " ".join(VOCABULARY[token] for token in expected if token > 3)
+
+
+def test_a_question_by_hand_cannot_go_through_a_template_that_is_not_there(rollout: Client, tmp_path: Path) -> None:
+    wish = {"prompt": "w1 w7", "temperature": 0.0, "max_tokens": 12, "count": 1, "seed": 0, "chat": True}
+    with pytest.raises(EngineJobError, match="--chat: the policy's tokenizer has no chat template") as refused:
+        rollout.run("sample", {"policy": make_policy(tmp_path / "policy")}, wish, None)
+    assert not refused.value.retryable
 
 
 @pytest.mark.parametrize(

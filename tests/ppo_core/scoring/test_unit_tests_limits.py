@@ -55,7 +55,7 @@ def test_a_test_may_be_longer_than_a_file_that_code_may_write() -> None:
     long = f"given = [{numbers}]\nassert add(given, [1]) == [*given, 1]"
     assert len(long) > 2**20
     tests = ["assert add(1, 2) == 3", long, f"{long}0"]
-    assert score("def add(a, b):\n    return a + b\n", tests, memory_mib=2048, timeout_s=60) == pytest.approx(2 / 3)
+    assert score("def add(a, b):\n    return a + b\n", tests, memory_mib=2048, timeout_s=LONG_S) == pytest.approx(2 / 3)
 
 
 def test_a_pair_of_sockets_reaches_nobody_else_and_code_does_not_outlive_the_engine() -> None:
@@ -69,7 +69,7 @@ def test_a_pair_of_sockets_reaches_nobody_else_and_code_does_not_outlive_the_eng
 def test_folders_in_folders_leave_nothing_and_fail_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     nested = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')"
-    assert score(nested, ["assert os.getcwd()"], timeout_s=60) == 1.0
+    assert score(nested, ["assert os.getcwd()"], timeout_s=LONG_S) == 1.0
     assert list(tmp_path.iterdir()) == []
 
 
