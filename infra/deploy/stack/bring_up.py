@@ -19,6 +19,7 @@ from infra.deploy.stack.supervisor_config import log_path
 POLL_S = 0.1
 TAIL_LINES = 20
 TAIL_BYTES = 2**16
+ENDED = -1
 
 
 @dataclass(frozen=True)
@@ -103,18 +104,19 @@ class Servers:
         self._say(f"{service.name} is healthy after {time.monotonic() - self._began:.1f} s")
 
     def _wait_until_healthy(self, service: Service, tail: Callable[[], str]) -> None:
-        pid = self._supervisor.server(service.name).pid
+        pid = self._supervisor.server(service.name).pid or ENDED
         asked = time.monotonic()
         deadline = asked + service.start_timeout_s
         tries = service.tries
         while not self._give_up.is_set():
-            if not pid or self._supervisor.server(service.name).pid != pid:
-                self._supervisor.stop(service.name)  # it would be started again for ever
-                if not (tries := tries - 1):
+            server = self._supervisor.server(service.name)
+            if server.pid != pid:
+                tries -= bool(pid)
+                if not tries or not server.is_kept:
+                    self._supervisor.stop(service.name)  # it would be started again for ever
                     raise StackError(f"{service.name} ended before it was healthy: mend what its log names. {tail()}")
-                self._supervisor.start(service.name)
-                pid = self._supervisor.server(service.name).pid
-            if _is_healthy(service, pid):
+                pid = server.pid  # none until supervisord starts it again
+            if pid and _is_healthy(service, pid):
                 return
             if time.monotonic() > deadline:
                 raise StackError(
