@@ -24,6 +24,7 @@ from ppo_core.spec import RunSpec
 
 if TYPE_CHECKING:
     from flows.iteration import Rerun
+    from tasks.checks.run import KeptEngine
 
 CHECKING = "checking the spec, its data, rewards and model"
 
@@ -59,8 +60,18 @@ def run_training(
     spec: RunSpec, run: str | None, again: str, *, wait: bool = False, rerun: Rerun | None = None, checked: bool = False
 ) -> None:
     """Start the training flow, and report how it ended. `again`: the command that goes on with it."""
-    if not checked:
-        check_first(spec, run, wait=wait)
+    from tasks.checks.run import keeping_check_engine
+
+    with keeping_check_engine() as kept:
+        if not checked:
+            check_first(spec, run, wait=wait)
+        train_checked(spec, run, again, kept, wait=wait, rerun=rerun)
+
+
+def train_checked(
+    spec: RunSpec, run: str | None, again: str, kept: KeptEngine, *, wait: bool = False, rerun: Rerun | None = None
+) -> None:
+    """See `run_training`; the engine of the check goes on as the run's."""
     from flows.ppo import ppo_training
     from tasks.prefect.server import PREFECT_AWAY, configured_url, no_answer, shown_url
     from tasks.prefect.store_outages import at_once
@@ -73,8 +84,10 @@ def run_training(
     tell_step(f"asking Prefect's server at {shown_url()}" if configured_url() else "starting Prefect's server")
     try:
         name = run or spec.name
-        early = nullcontext() if wait else started_early(spec, name)  # whoever waits keeps no memory from others
+        # Whoever waits keeps no memory from others.
+        early = nullcontext() if wait else started_early(spec, name, kept.engine)
         with stopping_on_sigterm(), announced(name, "starting"), early:
+            kept.closing.close()
             report = ppo_training.checked(spec, run, wait, rerun)
     except KeyboardInterrupt:
         say(interrupted(run or spec.name, again))

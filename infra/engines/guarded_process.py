@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -119,6 +120,14 @@ class GuardedProcess:
         except OSError as error:
             return f"Its log {self.log} cannot be read ({error.strerror})."
         return "\n".join([f"The last lines of {self.log}:", *(lines[-TAIL_LINES:] or ["(nothing)"])])
+
+    def move_log(self, log: Path) -> None:
+        """Look for its last lines at the end of another file, where what it has logged is copied to."""
+        with self.log.open("rb") as old, log.open("ab") as new:
+            start = new.tell()
+            old.seek(self._log_start)
+            shutil.copyfileobj(old, new)
+        self.log, self._log_start = log, start
 
     def _guardian_was_killed(self) -> bool:
         return self._process.returncode is not None and self._process.returncode < 0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from infra.engines.guarded_process import KILL_TIMEOUT_S, GuardedProcess
 from infra.engines.protocol import (
+    WRITE_LOG_TO,
     ChannelEnded,
     ChannelSilent,
     Engine,
@@ -46,6 +47,7 @@ __all__ = [
 ]
 
 CLOSE_GRACE_S = 3.0
+HAND_OVER_S = 10.0
 
 
 class EngineProcess:
@@ -125,6 +127,28 @@ class EngineProcess:
                 self._job_lock.release()
         else:
             process.kill()
+
+    def take_over(self, other: EngineProcess) -> bool:
+        """Go on with the process of another engine, and all that it has imported: whether there was one, started in the
+        same way and at rest. The other one has none afterwards; what it has logged stands in this one's log too."""
+        if (other._command, other._environment) != (self._command, self._environment) or self._process is not None:
+            return False
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with other._state_lock:
+            process = other._process
+        if process is None:
+            return False
+        try:
+            process.move_log(self._log)
+            other.run(EngineJob(WRITE_LOG_TO, {}, None, {"log": str(self._log.absolute())}), timeout_s=HAND_OVER_S)
+        except (OSError, EngineError):
+            return False
+        with other._state_lock, self._state_lock:
+            if other._process is not process or other._closed:
+                return False
+            self._process, self._channel, self._closed = process, other._channel, False
+            other._process = other._channel = None
+        return True
 
     def _launched(self) -> tuple[GuardedProcess, LineChannel]:
         # One that died before its first job is kept: run() finds it dead and says why.

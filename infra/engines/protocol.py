@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+WRITE_LOG_TO = "write_log_to"
+"""A job that every engine knows: what it prints goes from then on to the end of the file `log` of the job's spec."""
 LONGEST_LINE = 64 * 2**20
 SHOWN_OF_A_LINE = 500
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,6 +132,29 @@ def checking(
 ENGINE: ContextVar[EngineProcess | None] = ContextVar("check engine", default=None)
 
 
+@dataclass
+class KeptEngine:
+    """The scoring engine of a check that found nothing wrong, still running; `closing` ends it."""
+
+    engine: EngineProcess | None = None
+    closing: ExitStack = field(default_factory=ExitStack)
+
+
+KEPT: ContextVar[KeptEngine | None] = ContextVar("kept engine", default=None)
+
+
+@contextmanager
+def keeping_check_engine() -> Iterator[KeptEngine]:
+    """Checks inside leave their engine running, until here at the latest: whoever goes on may take it over."""
+    kept = KeptEngine()
+    token = KEPT.set(kept)
+    try:
+        with kept.closing:
+            yield kept
+    finally:
+        KEPT.reset(token)
+
+
 @contextmanager
 def check_engine() -> Iterator[EngineProcess]:
     """A scoring engine of its own, which starts at once; checks inside of another's `check_engine` share that one."""
@@ -143,15 +166,20 @@ def check_engine() -> Iterator[EngineProcess]:
             engine.close()  # its job must not keep who was interrupted
             raise
         return
-    with TemporaryDirectory(prefix="ppoflow-check-") as logs:
+    with ExitStack() as closing:
+        logs = closing.enter_context(TemporaryDirectory(prefix="ppoflow-check-"))
         engine = launch(EnginePlan("scoring", "check"), Settings(), Path(logs))
+        closing.callback(engine.close)
         engine.start()
         token = ENGINE.set(engine)
         try:
             yield engine
         finally:
             ENGINE.reset(token)
-            engine.close()
+        kept = KEPT.get()
+        if kept is not None and kept.engine is None:
+            kept.engine = engine
+            kept.closing.push(closing.pop_all())
 
 
 def _check(

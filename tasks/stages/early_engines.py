@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from infra.engines.process import EngineProcess
 from infra.settings import Settings
 from ppo_core.spec.flow_spec import FlowSpec
 from tasks.stages.engine_programs import plan_engines
@@ -16,10 +17,11 @@ EARLY: ContextVar[tuple[str, FlowSpec, Engines] | None] = ContextVar("early", de
 
 
 @contextmanager
-def started_early(spec: FlowSpec, run: str) -> Iterator[None]:
+def started_early(spec: FlowSpec, run: str, checked: EngineProcess | None = None) -> Iterator[None]:
     """Have a run's engines import while its flow is prepared; they end with the context at the latest.
 
-    Those of a Ray cluster are not asked for before the run is known to be free.
+    The scoring engine that has `checked` the spec goes on as the run's, but with reward models: those that it holds are
+    not where and how the run wants them. Engines of a Ray cluster are not asked for before the run is known to be free.
     """
     if spec.engines.backend == "ray":
         yield
@@ -28,6 +30,8 @@ def started_early(spec: FlowSpec, run: str) -> Iterator[None]:
     engines = Engines(spec, settings, settings.log_folder(run), run=run)
     token = EARLY.set((run, spec, engines))
     try:
+        if checked is not None and not spec.reward_models:
+            engines.take_scoring(checked)
         engines.start()
         yield
     finally:

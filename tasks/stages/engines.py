@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 from infra.artifacts import ArtifactStore, open_store
 from infra.backend import is_remote
+from infra.engines.process import EngineProcess
 from infra.engines.protocol import Engine, EngineJob, OnProgress
 from infra.engines.ray import RayEngine
 from infra.engines.ray_cluster import RayCluster
@@ -156,6 +157,10 @@ class Engines:
         self._settings, self._logs, self._run = settings, logs, run or spec.name
         self._lock, self._closed = threading.RLock(), False  # whoever loses the lease closes, in another thread
         self._make(spec)
+
+    def take_scoring(self, engine: EngineProcess) -> bool:
+        """Score in the process of this engine, where it was started in the same way: whether that is so."""
+        return isinstance(self.scoring, EngineProcess) and self.scoring.take_over(engine)
 
     def serve(self, spec: FlowSpec) -> None:
         """Switch to the engines that another spec asks for: where they differ, these end, and new ones start with their

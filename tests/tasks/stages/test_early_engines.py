@@ -8,6 +8,8 @@ import psutil
 import pytest
 
 from infra.settings import Settings
+from ppo_core.records import InputError
+from tasks.checks.run import check_engine, keeping_check_engine
 from tasks.stages.early_engines import engines_of, started_early
 from tests.processes import outlived
 from tests.tasks.run_contexts import smoke_spec
@@ -24,6 +26,36 @@ def test_only_their_own_run_takes_them_and_they_end(tmp_path: Path, monkeypatch:
         assert engines_of(smoke_spec("engines.rollout_engines=2"), settings, "mine") is not early
     assert outlived(children() - before) == []
     assert engines_of(spec, settings, "mine") is not early
+
+
+@pytest.mark.parametrize("reward_model", [False, True])
+def test_the_scoring_engine_of_a_check_goes_on_as_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, reward_model: bool
+) -> None:
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path))
+    scored_by = ["reward={sources: [{kind: model, path: rm}]}"] if reward_model else []
+    spec, before = smoke_spec(*scored_by), children()
+    with keeping_check_engine() as kept:
+        with check_engine():
+            pass
+        checked = children() - before
+        assert len(checked) == 1
+        with started_early(spec, "mine", kept.engine):
+            kept.closing.close()
+            handles = engines_of(spec, Settings(), "mine").handles
+            assert len(children() - before) == len(handles)
+            assert (checked <= children()) == (not reward_model)
+    assert outlived(children() - before) == []
+
+
+def test_the_engine_of_a_check_that_refuses_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path))
+    before = children()
+    with keeping_check_engine() as kept:
+        with pytest.raises(InputError), check_engine():
+            raise InputError("no")
+        assert kept.engine is None
+        assert children() == before
 
 
 def children() -> set[int]:
