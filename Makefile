@@ -173,7 +173,8 @@ $(STAMP): $(LOCK) pyproject.toml | same-device
 	if [ "$(GPU)" = 1 ] || [ -n "$(TORCH_INDEX)" ]; then
 		$(PIP) install --no-compile $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "torch==$$(pin torch)"
 	fi
-	# pip fetches and unpacks one package after the other: four of them share the list.
+	# pip fetches and unpacks one package after the other: four of them share the list. All of them look at setuptools.
+	$(PIP) install --no-compile --no-deps "setuptools==$$(pin setuptools)"
 	grep -v $(if $(filter 1,$(GPU)),'# cpu-only','^#') $(LOCK) > $(VENV)/lock
 	split -n r/4 $(VENV)/lock $(VENV)/lock.
 	printf '%s\n' $(VENV)/lock.* | xargs -P 4 -n 1 $(PIP) install --no-compile --no-deps -r
