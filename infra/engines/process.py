@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 CLOSE_GRACE_S = 3.0
-HAND_OVER_S = 10.0
+HAND_OVER_S = 60.0
 
 
 class EngineProcess:

@@ -10,12 +10,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
+from infra.prefect_server import PrefectServer
 from tests.processes import runs
+from tests.waiting import LONG_S
 
 ROOT = Path(__file__).parents[2]
 SMOKE = ROOT / "examples" / "arithmetic" / "smoke.yaml"
@@ -30,6 +34,17 @@ def command(*arguments: str) -> list[str]:
 def environment(home: Path, **extra: str) -> dict[str, str]:
     """This process's environment with the run's state under `home`."""
     return {**os.environ, "PPOFLOW_HOME": str(home), "COLUMNS": "160", **extra}
+
+
+@contextmanager
+def one_server(home: Path) -> Iterator[None]:
+    """Commands inside share a Prefect server, on the database of this home: else each of them starts its own."""
+    server = PrefectServer(home / "prefect", port=0)
+    server.start()
+    with closing(server), pytest.MonkeyPatch.context() as shared:
+        server.wait_until_healthy(LONG_S)
+        shared.setenv("PREFECT_API_URL", server.api_url)
+        yield
 
 
 def train(home: Path, run: str, *options: str, spec: Path = SMOKE, **extra: str) -> subprocess.CompletedProcess[str]:

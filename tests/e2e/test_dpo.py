@@ -16,7 +16,7 @@ import pytest
 from infra.artifacts.export import check_export
 from infra.artifacts.local_store import LocalStore
 from infra.process_identity import this_process
-from tests.e2e.launch import ROOT, command, environment, ppoflow, wait_for
+from tests.e2e.launch import ROOT, command, environment, one_server, ppoflow, wait_for
 
 pytestmark = pytest.mark.thorough
 HELPFUL = ROOT / "examples" / "helpful"
@@ -39,10 +39,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         first.wait()
     # What is half written at any other moment, too: nobody has to collect it.
     LocalStore(home / "store", writer=this_process().model_copy(update={"started": 1})).scratch()
-    for number in (1, 2):
-        done = ppoflow(home, *ARGUMENTS)
-        assert done.returncode == 0, done.stdout + done.stderr
-        (home / f"said-{number}").write_text(done.stdout)
+    with one_server(home):
+        for number in (1, 2):
+            done = ppoflow(home, *ARGUMENTS)
+            assert done.returncode == 0, done.stdout + done.stderr
+            (home / f"said-{number}").write_text(done.stdout)
     return home
 
 

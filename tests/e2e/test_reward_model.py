@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ppo_core.records import PromptRow
 from ppo_core.scoring.reward import Sample
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
-from tests.e2e.launch import ROOT, environment, ppoflow
+from tests.e2e.launch import ROOT, environment, one_server, ppoflow
 from tests.experience.project import make_model
 
 pytestmark = pytest.mark.thorough
@@ -36,14 +37,15 @@ print(json.dumps([found.outputs.probs[0] for found in model.classify(json.loads(
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the reward model was trained, by the command, twice."""
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the reward model was trained, by the command, twice; with its Prefect server."""
     home = tmp_path_factory.mktemp("reward-model")
-    for number in (1, 2):
-        done = train(home)
-        assert done.returncode == 0, done.stdout + done.stderr
-        (home / f"said-{number}").write_text(done.stdout)
-    return home
+    with one_server(home):
+        for number in (1, 2):
+            done = train(home)
+            assert done.returncode == 0, done.stdout + done.stderr
+            (home / f"said-{number}").write_text(done.stdout)
+        yield home
 
 
 def train(home: Path, *options: str, spec: Path = HELPFUL / "reward_model.yaml") -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,18 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from tests.e2e.launch import ROOT, artifact, command, digests, environment, ppoflow, record_files, records, wait_for
+from tests.e2e.launch import (
+    ROOT,
+    artifact,
+    command,
+    digests,
+    environment,
+    one_server,
+    ppoflow,
+    record_files,
+    records,
+    wait_for,
+)
 
 pytestmark = pytest.mark.thorough
 SPEC = ROOT / "examples" / "helpful" / "rlhf.yaml"
@@ -75,9 +86,10 @@ def test_killed_in_two_parts_it_goes_on_by_the_same_command_to_the_same_bytes(tm
     assert "\n  promoted " in done.stdout
     reward_model, critic = heads(whole)
     assert critic == reward_model
-    killed_once(broken, lambda: any((broken / "store" / "preferences").glob("*/manifest.json")), "preferences")
-    killed_once(broken, lambda: len(record_files(broken, RUN)) == 2, "the first iteration")
-    again = ppoflow(broken, "rlhf", *ASKED)
+    with one_server(broken):
+        killed_once(broken, lambda: any((broken / "store" / "preferences").glob("*/manifest.json")), "preferences")
+        killed_once(broken, lambda: len(record_files(broken, RUN)) == 2, "the first iteration")
+        again = ppoflow(broken, "rlhf", *ASKED)
     assert again.returncode == 0, again.stdout + again.stderr
     assert made(broken) == made(whole)
     assert flow_states(whole) == dict.fromkeys(
