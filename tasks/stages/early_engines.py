@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from infra.engines.process import EngineProcess
 from infra.settings import Settings
 from ppo_core.spec.flow_spec import FlowSpec
+from ppo_core.spec.paths import is_function
 from tasks.stages.engine_programs import plan_engines
 from tasks.stages.engines import Engines
 
@@ -20,8 +21,9 @@ EARLY: ContextVar[tuple[str, FlowSpec, Engines] | None] = ContextVar("early", de
 def started_early(spec: FlowSpec, run: str, checked: EngineProcess | None = None) -> Iterator[None]:
     """Have a run's engines import while its flow is prepared; they end with the context at the latest.
 
-    The scoring engine that has `checked` the spec goes on as the run's, but with reward models: those that it holds are
-    not where and how the run wants them. Engines of a Ray cluster are not asked for before the run is known to be free.
+    The scoring engine that has `checked` the spec goes on as the run's where it has run no code of the user, who may
+    change it meanwhile or keep something in it, and holds no reward model. Engines of a Ray cluster are not asked for
+    before the run is known to be free.
     """
     if spec.engines.backend == "ray":
         yield
@@ -30,9 +32,7 @@ def started_early(spec: FlowSpec, run: str, checked: EngineProcess | None = None
     engines = Engines(spec, settings, settings.log_folder(run), run=run)
     token = EARLY.set((run, spec, engines))
     try:
-        if checked is not None and not spec.reward_models:
-            engines.take_scoring(checked)
-        engines.start()
+        engines.start(None if spec.reward_models or spec.code or any(map(is_function, spec.data)) else checked)
         yield
     finally:
         EARLY.reset(token)

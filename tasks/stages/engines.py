@@ -158,10 +158,6 @@ class Engines:
         self._lock, self._closed = threading.RLock(), False  # whoever loses the lease closes, in another thread
         self._make(spec)
 
-    def take_scoring(self, engine: EngineProcess) -> bool:
-        """Score in the process of this engine, where it was started in the same way: whether that is so."""
-        return isinstance(self.scoring, EngineProcess) and self.scoring.take_over(engine)
-
     def serve(self, spec: FlowSpec) -> None:
         """Switch to the engines that another spec asks for: where they differ, these end, and new ones start with their
         first job. No job may be running meanwhile. Engines that were closed stay closed."""
@@ -204,15 +200,19 @@ class Engines:
             log=self._logs / f"{plan.name}.log",
         )
 
-    def start(self) -> None:
-        """Start them; they import while the caller goes on. The scoring engine is needed first.
+    def start(self, checked: EngineProcess | None = None) -> None:
+        """Start them; they import while the caller goes on. The scoring engine is needed first, unless the process of
+        `checked` can become it.
 
         RayUnavailable where there is no cluster: better now than after the first stage.
         """
         self._closed = False
-        for handle in self.handles.values():
+        for name in sorted(self.handles, key=lambda name: checked is not None and name == "scoring"):
+            handle = self.handles[name]
             if not handle.reads_our_folders:
                 self._cluster.connect()
+            if name == "scoring" and checked is not None and isinstance(self.scoring, EngineProcess):
+                self.scoring.take_over(checked)
             handle.start()
 
     def close(self) -> None:

@@ -112,10 +112,10 @@ class Servers:
             server = self._supervisor.server(service.name)
             if server.pid != pid:
                 tries -= bool(pid)
-                if not tries or not server.is_kept:
-                    self._supervisor.stop(service.name)  # it would be started again for ever
-                    raise StackError(f"{service.name} ended before it was healthy: mend what its log names. {tail()}")
                 pid = server.pid  # none until supervisord starts it again
+            if not tries or not server.is_kept:
+                self._supervisor.stop(service.name)  # it would be started again for ever
+                raise StackError(f"{service.name} ended before it was healthy: mend what its log names. {tail()}")
             if pid and _is_healthy(service, pid):
                 return
             if time.monotonic() > deadline:

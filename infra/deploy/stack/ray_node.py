@@ -17,11 +17,11 @@ LOOK_EVERY_S = 0.5
 
 def main(arguments: list[str]) -> None:
     """Start the node and stay until one of its processes ends."""
+    address, resources, folder, joined = arguments[1:]
+    Path(joined).unlink(missing_ok=True)
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
-    address, resources, folder, joined = arguments[1:]
-    Path(joined).unlink(missing_ok=True)
     parameters = RayParams(
         gcs_address=address,
         node_ip_address=address.rpartition(":")[0],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from xmlrpc.client import Fault, ServerProxy
@@ -28,7 +28,7 @@ from infra.settings import child_environment
 # More than all servers take to end, one after the other.
 END_S = 240.0
 ORPHANS_S = 15.0
-ALREADY_STARTED, NOT_RUNNING = 60, 70
+SPAWN_ERROR, ALREADY_STARTED, NOT_RUNNING = 50, 60, 70
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,12 @@ class Supervisor:
             raise StackError(f"supervisord does not start: {(done.stderr or done.stdout).strip()[-500:]}")
 
     def start(self, name: str) -> None:
-        """Start a server and return at once."""
-        self._order(lambda rpc: rpc.startProcess(name, False), unless=ALREADY_STARTED)
+        """Start a server and return at once; one that has ended by then is started again, as later."""
+        self._order(lambda rpc: rpc.startProcess(name, False), unless=(ALREADY_STARTED, SPAWN_ERROR))
 
     def stop(self, name: str) -> None:
         """End a server, and do not start it again."""
-        self._order(lambda rpc: rpc.stopProcess(name), unless=NOT_RUNNING)
+        self._order(lambda rpc: rpc.stopProcess(name), unless=(NOT_RUNNING,))
 
     def end(self) -> None:
         """End it, and by that the servers; then what one that was killed has left. Fine where nothing runs."""
@@ -116,8 +116,8 @@ class Supervisor:
         end_marked(f"{stack}.{SUPERVISORD}", timeout_s=END_S, children=False)
         end_marked(f"{stack}.", timeout_s=ORPHANS_S, children=True)
 
-    def _order(self, order: Callable[[Any], Any], unless: int = 0) -> Any:
-        """Its answer. StackError where there is none, or where it refuses for another reason than `unless`."""
+    def _order(self, order: Callable[[Any], Any], unless: Collection[int] = ()) -> Any:
+        """Its answer. StackError where there is none, or where it refuses for another reason than one of `unless`."""
         from supervisor.xmlrpc import SupervisorTransport
 
         transport = SupervisorTransport(serverurl=f"unix://{socket_path(self._site)}")
@@ -125,7 +125,7 @@ class Supervisor:
             with ServerProxy("http://localhost", transport=transport) as proxy:
                 return order(proxy.supervisor)
         except Fault as fault:
-            if fault.faultCode == unless:
+            if fault.faultCode in unless:
                 return None
             raise StackError(f"supervisord refuses: {fault.faultString}") from None
         except OSError as error:

@@ -13,6 +13,7 @@ from tasks.checks.run import check_engine, keeping_check_engine
 from tasks.stages.early_engines import engines_of, started_early
 from tests.processes import outlived
 from tests.tasks.run_contexts import smoke_spec
+from tests.waiting import LONG_S
 
 
 def test_only_their_own_run_takes_them_and_they_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,13 +29,22 @@ def test_only_their_own_run_takes_them_and_they_end(tmp_path: Path, monkeypatch:
     assert engines_of(spec, settings, "mine") is not early
 
 
-@pytest.mark.parametrize("reward_model", [False, True])
+WITHOUT_CODE = ["dataset={train: rows.jsonl}", "sft=null", "reward={sources: [{kind: exact_match}]}"]
+WITH_A_MODEL = [*WITHOUT_CODE, "reward={sources: [{kind: model, path: rm}]}"]
+WITH_A_FUNCTION = [*WITHOUT_CODE, "reward={function: reward.py:score}"]
+WITH_ROWS_OF_A_FUNCTION = [*WITHOUT_CODE, "dataset={train: rows.py:train}"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "taken"),
+    [(WITHOUT_CODE, True), (WITH_A_MODEL, False), (WITH_A_FUNCTION, False), (WITH_ROWS_OF_A_FUNCTION, False)],
+)
 def test_the_scoring_engine_of_a_check_goes_on_as_theirs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, reward_model: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: list[str], *, taken: bool
 ) -> None:
     monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path))
-    scored_by = ["reward={sources: [{kind: model, path: rm}]}"] if reward_model else []
-    spec, before = smoke_spec(*scored_by), children()
+    monkeypatch.setattr("infra.engines.process.HAND_OVER_S", LONG_S)
+    spec, before = smoke_spec(*changes), children()
     with keeping_check_engine() as kept:
         with check_engine():
             pass
@@ -44,7 +54,7 @@ def test_the_scoring_engine_of_a_check_goes_on_as_theirs(
             kept.closing.close()
             handles = engines_of(spec, Settings(), "mine").handles
             assert len(children() - before) == len(handles)
-            assert (checked <= children()) == (not reward_model)
+            assert (checked <= children()) == taken
     assert outlived(children() - before) == []
 
 
