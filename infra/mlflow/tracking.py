@@ -39,6 +39,9 @@ MAX_PARAMETER_LENGTH = 6000
 MAX_TAG_LENGTH = 8000
 MAX_POINTS_PER_CALL = 1000
 OPEN_TIMEOUT_S = 60.0
+SERVER_TIMEOUT_S = 6.0
+# In this process: a busy machine takes its time, and SQLite itself waits 20 s for a lock.
+DATABASE_TIMEOUT_S = 25.0
 
 T = TypeVar("T")
 
@@ -52,7 +55,7 @@ class RunTracker:
         artifact_root: str | Path,
         run_key: str | None = None,
         *,
-        timeout_s: float = 6.0,
+        timeout_s: float | None = None,
         back_off_s: float = 30.0,
     ) -> None:
         self.uri = uri
@@ -61,7 +64,7 @@ class RunTracker:
         self.run_key = run_key
         self.artifact_root = Path(artifact_root)
         self.nan_skipped = 0
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout_s or (SERVER_TIMEOUT_S if is_server(uri) else DATABASE_TIMEOUT_S)
         self._breaker = CircuitBreaker(back_off_s, is_outage)
         self._open_run: OpenRun | None = None
 
