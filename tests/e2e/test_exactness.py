@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import FinishedRun
-from tests.e2e.launch import SMOKE, artifact, flip_a_bit, policy_bytes, ppoflow, records
+from tests.e2e.launch import SMOKE, artifact, flip_a_bit, one_server, policy_bytes, ppoflow, records
 
 pytestmark = pytest.mark.thorough
 
 
 @pytest.fixture(scope="module")
-def copied(smoke: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The store of the finished run, somewhere else."""
+def copied(smoke: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The store of the finished run, somewhere else, with a Prefect server there."""
     home = tmp_path_factory.mktemp("copied")
     shutil.copytree(smoke.home / "store", home / "store")
-    return home
+    with one_server(home):
+        yield home
 
 
 def test_a_recorded_iteration_is_verified_in_a_fresh_process(copied: Path) -> None:
