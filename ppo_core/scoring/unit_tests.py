@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import IO
 
 from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, PromptRow
@@ -37,10 +38,10 @@ ACT_NOT = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Pass)
 SOLUTION = "solution"
 """How tests import the code by its name."""
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}
+"""Nothing of ours; and sets have the same order each time."""
 LOOK_EVERY_S, MOST_BYTES, MOST_FILES = 0.1, 64 * run_unit_tests.MIB, 10_000
 """How often the folder of code that is still running is looked at, and what it may hold."""
 LEAST_FREE = 4 * run_unit_tests.MIB
-"""Nothing of ours; and sets have the same order each time."""
 
 
 def last_block(response: str) -> str:
@@ -160,10 +161,11 @@ class UnitTests:
         """The lines that the process wrote, and its exit status; None where it was ended at the deadline."""
         with (
             _folder() as folder,
-            tempfile.TemporaryFile() as results,  # no pipe: whatever is written, nobody has to keep reading
+            _in_memory(json.dumps(job)) as given,  # no pipes: the process may take the job when it comes to it,
+            tempfile.TemporaryFile() as results,  # and whatever is written, nobody has to keep reading
             subprocess.Popen(
                 [sys.executable, *ALONE, run_unit_tests.__file__],
-                stdin=subprocess.PIPE,
+                stdin=given,
                 stdout=results,
                 cwd=folder,
                 env=ENVIRONMENT,
@@ -171,26 +173,31 @@ class UnitTests:
             ) as process,
         ):
             try:
-                status = self._wait(process, json.dumps(job).encode(), folder)
+                status = self._wait(process, folder)
             finally:
                 process.kill()  # it can have no children
             process.wait()
             results.seek(0)
             return set(results.read().decode(errors="replace").splitlines()), status
 
-    def _wait(self, process: subprocess.Popen[bytes], given: bytes | None, folder: str) -> int | None:
+    def _wait(self, process: subprocess.Popen[bytes], folder: str) -> int | None:
         """The exit status; None where the time was over, or the code's folder full, before it ended."""
         deadline = time.monotonic() + self.spec.timeout_s
         while (left := deadline - time.monotonic()) > 0:
-            try:
-                process.communicate(given, timeout=min(left, LOOK_EVERY_S))
-            except subprocess.TimeoutExpired:
-                given = None  # it has it, or gets it in the next call
-            else:
-                return process.returncode
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(min(left, LOOK_EVERY_S))
             if _is_full(folder):
                 return None
         return None
+
+
+@contextmanager
+def _in_memory(text: str) -> Iterator[IO[bytes]]:
+    """A file that holds the text, on no disk, at its beginning."""
+    with os.fdopen(os.memfd_create("job"), "w+b") as file:
+        file.write(text.encode())
+        file.seek(0)
+        yield file
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ppo_core.scoring import unit_tests
 from tests.ppo_core.scoring.test_unit_tests_reward import EVERYTHING, score
 from tests.waiting import LONG_S
 
@@ -56,6 +57,12 @@ def test_a_test_may_be_longer_than_a_file_that_code_may_write() -> None:
     assert len(long) > 2**20
     tests = ["assert add(1, 2) == 3", long, f"{long}0"]
     assert score("def add(a, b):\n    return a + b\n", tests, memory_mib=2048, timeout_s=LONG_S) == pytest.approx(2 / 3)
+
+
+def test_a_process_that_is_slow_to_take_its_job_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unit_tests, "LOOK_EVERY_S", 0.001)  # far less than a process takes to start
+    long = f"given = {'x' * 2**20!r}\nassert add(1, 2) == 3"
+    assert score("def add(a, b):\n    return a + b\n", [long], timeout_s=LONG_S) == 1.0
 
 
 def test_a_pair_of_sockets_reaches_nobody_else_and_code_does_not_outlive_the_engine() -> None:
