@@ -170,11 +170,12 @@ $(STAMP): $(LOCK) pyproject.toml | same-device
 	$(PYTHON) -m venv $(VENV)
 	echo GPU=$(GPU) > $(DEVICE)
 	rm -f $@
+	# Python brings an old pip, which takes twice as long to find a version among hundreds. Every pip looks at setuptools.
+	$(PIP) install --no-deps "pip==$$(pin pip)" "setuptools==$$(pin setuptools)"
 	if [ "$(GPU)" = 1 ] || [ -n "$(TORCH_INDEX)" ]; then
 		$(PIP) install --no-compile $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "torch==$$(pin torch)"
 	fi
-	# pip fetches and unpacks one package after the other: four of them share the list. All of them look at setuptools.
-	$(PIP) install --no-compile --no-deps "setuptools==$$(pin setuptools)"
+	# pip fetches and unpacks one package after the other: four of them share the list.
 	grep -v $(if $(filter 1,$(GPU)),'# cpu-only','^#') $(LOCK) > $(VENV)/lock
 	split -n r/4 $(VENV)/lock $(VENV)/lock.
 	printf '%s\n' $(VENV)/lock.* | xargs -P 4 -n 1 $(PIP) install --no-compile --no-deps -r

@@ -93,6 +93,16 @@ class RunConsole:
         if self._file is not None:
             self._file.write(text, at_once=True)
 
+    def greet(self, record: IterationRecord | None, *, done: bool) -> None:
+        """Where the run starts, or goes on after a record. Engines start, unless all iterations are `done`."""
+        if record is None:
+            self.step(f"a new run of {self.iterations} iterations; engines are starting")
+        elif done:
+            self.step(f"all {self.iterations} iterations are done")
+        else:
+            where = f"iteration {record.iteration} of {self.iterations}, data at {record.cursor}"
+            self.step(f"continuing after {where}; engines are starting")
+
     def say_once(self, text: str) -> None:
         """The same, unless it was said before."""
         if text not in self._said:

@@ -76,6 +76,7 @@ def preference_run(
         keep=lambda: not page_is_open(),
     )
     with console, report_outages(console.say), opened as context:
+        context.engines.start()
         console.step(f"{title} {run}; Prefect page {page_url()} (flow {kind.flow})")
         clean_up(context, console)
         downloads = download_sources(context)

@@ -42,9 +42,10 @@ from tasks.runs.iteration_record import IterationRecord, best_in_words
 from tasks.runs.progress import ProgressFile
 from tasks.runs.reachability import Reachability
 from tasks.runs.retention import release
-from tasks.runs.run_state import effective_spec, first_record, last_record, record_at, restore_lost
+from tasks.runs.run_state import effective_spec, first_record, has_all, last_record, record_at, restore_lost
 from tasks.stages.context import RunContext, open_run_context
 from tasks.stages.download_source import download_sources
+from tasks.stages.early_engines import NO_ITERATION
 from tasks.stages.references import DatasetRef
 
 DAMAGES = 3
@@ -102,7 +103,7 @@ def train(
         console.step(f"run {context.run}; Prefect page {page_url()} (flow ppo-training)")
         finish_interrupted(context, console)
         record = last_record(context.records)
-        greet(console, context, record)
+        start_engines(context, console, record, again=rerun is not None)
         begin_report(context, record, partial(tell, console), console.say)
         try:
             record = train_to_the_end(context, console, Reachability(context.store), rerun, flow_run)
@@ -111,6 +112,18 @@ def train(
             stop_waiting()
             leave_best(context, console)
             raise
+
+
+def start_engines(context: RunContext, console: RunConsole, record: IterationRecord | None, *, again: bool) -> None:
+    """Say where the run starts, or goes on, and what it does otherwise than its spec says; have engines start.
+
+    `again`: an iteration that is done will be done again.
+    """
+    done = not again and has_all(context.spec, record)
+    context.engines.start(NO_ITERATION if done else None)
+    for note in (*context.spec.notes(), *machine_notes(context.spec)):
+        console.say(note)
+    console.greet(record, done=done)
 
 
 def train_to_the_end(
@@ -262,19 +275,6 @@ def tell(console: RunConsole, complaint: str | None) -> None:
     if complaint and complaint != console.complaint:
         console.say(f"{complaint}; nothing is lost: the rest is sent later, from the records")
     console.complaint = complaint
-
-
-def greet(console: RunConsole, context: RunContext, record: IterationRecord | None) -> None:
-    """Say where the run starts, or goes on, and what it does otherwise than its spec says."""
-    for note in (*context.spec.notes(), *machine_notes(context.spec)):
-        console.say(note)
-    if record is None:
-        console.step(f"a new run of {context.spec.iterations} iterations; engines are starting")
-    else:
-        console.step(
-            f"continuing after iteration {record.iteration} of {context.spec.iterations}, data at {record.cursor}; "
-            "engines are starting"
-        )
 
 
 def check_called(

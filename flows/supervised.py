@@ -40,6 +40,7 @@ def fine_tune(spec: RunSpec, run: str | None = None, wait: bool = False) -> Path
         RunContext, spec, run, console.progress, note=holder_note(), wait=wait, keep=lambda: not page_is_open()
     )
     with console, report_outages(console.say), opened as context:
+        context.engines.start()
         console.step(f"SFT of run {run}; Prefect page {page_url()} (flow supervised)")
         clean_up(context, console)
         for download in download_sources(context):

@@ -57,6 +57,7 @@ def verify(run: str, iterations: str | None = None, folder: str | None = None) -
     require_verifiable(run, iterations, folder)
     console = RunConsole(run, 0)
     with console, open_verification(run, folder, console.progress) as context:
+        context.engines.start()
         also_tag(context.spec.name)
         found: list[Comparison] = []
         for comparison in verify_iterations(context, chosen_iterations(context.records, iterations)):

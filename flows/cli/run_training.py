@@ -79,13 +79,15 @@ def train_checked(
     from tasks.runs.errors import EngineError, InputError, StoreUnavailable
     from tasks.runs.inspect import read_run
     from tasks.runs.progress import announced
-    from tasks.stages.early_engines import started_early
+    from tasks.runs.run_state import is_done
+    from tasks.stages.early_engines import NO_ITERATION, started_early
 
     tell_step(f"asking Prefect's server at {shown_url()}" if configured_url() else "starting Prefect's server")
     try:
         name = run or spec.name
+        only = NO_ITERATION if rerun is None and is_done(spec, name) else None
         # Whoever waits keeps no memory from others.
-        early = nullcontext() if wait else started_early(spec, name, kept.engine)
+        early = nullcontext() if wait else started_early(spec, name, kept.engine, only=only)
         with stopping_on_sigterm(), announced(name, "starting"), early:
             kept.closing.close()
             report = ppo_training.checked(spec, run, wait, rerun)

@@ -25,15 +25,20 @@ from ppo_core.spec.hub import HubCommit, exact_name
 from tasks.evaluate_policy import evaluate_policy
 from tasks.policies.policy import Policy
 from tasks.prepare_dataset import prepare_dataset
+from tasks.runs.run_state import changed_values
 from tasks.stages.context import RunContext
 from tasks.stages.download_source import download_sources
+from tasks.stages.early_engines import NO_ITERATION
 from tasks.stages.engines import Engines
 from tasks.stages.holding import PRIVATE, held
 from tasks.stages.hub_names import with_commits
 from tasks.stages.references import DatasetRef, EvaluationRef
+from tasks.stages.table import EVALUATE_POLICY
 
 M = TypeVar("M", bound=ModelSpec)
 TRAINING = "training"
+NOT_EVALUATED = ("promotion", "engines.")
+"""Sections of a spec without which an evaluation is what it is, or nearly so."""
 TOKENIZER, SETTINGS, TEMPLATE = "policy/tokenizer.json", "policy/tokenizer_config.json", "policy/chat_template.jinja"
 OF_FILES = frozenset({"is_local", "local_files_only", "name_or_path", "processor_class", "transformers_version"})
 """Settings of a tokenizer that say where it came from, and change nothing of what it makes of texts."""
@@ -41,7 +46,8 @@ OF_FILES = frozenset({"is_local", "local_files_only", "name_or_path", "processor
 
 @contextmanager
 def open_evaluation(policy: Policy, spec: RunSpec, title: str, on_progress: OnProgress) -> Iterator[RunContext]:
-    """Means to evaluate with, beside whatever the policy's run is doing; rollout and scoring engines start at once.
+    """Means to evaluate with, beside whatever the policy's run is doing; rollout and scoring engines start at once, but
+    the latter alone where the run itself has evaluated the policy in this way.
 
     Only what is pinned is safe from the collector, and only who has a lease can pin: so each evaluation holds one of
     its own. `title` names its MLflow run.
@@ -67,12 +73,17 @@ def open_evaluation(policy: Policy, spec: RunSpec, title: str, on_progress: OnPr
         )
         with Heartbeat(lease, on_lost=context.engines.close):
             try:
-                for name, handle in context.engines.handles.items():
-                    if name != TRAINING:
-                        handle.start()
+                made = as_in_its_run(policy, spec)
+                context.engines.start(NO_ITERATION if made else context.engines.handles.keys() - {TRAINING})
                 yield context
             finally:
                 context.engines.close()
+
+
+def as_in_its_run(policy: Policy, spec: RunSpec) -> bool:
+    """Whether the policy's run has evaluated it as this spec says; the store has most likely kept that."""
+    changed = changed_values(policy.spec, spec)
+    return EVALUATE_POLICY.name in policy.record.artifacts and all(key.startswith(NOT_EVALUATED) for key in changed)
 
 
 @contextmanager

@@ -111,6 +111,16 @@ def require_store() -> None:
         )
 
 
+def has_all(spec: RunSpec, record: IterationRecord | None) -> bool:
+    """Whether the last record of a run is that of the last iteration which its spec asks for."""
+    return record is not None and record.iteration >= spec.iterations
+
+
+def is_done(spec: RunSpec, run: str) -> bool:
+    """Whether a run of the store has all iterations that a spec asks for."""
+    return has_all(spec, last_record(open_records(open_store(Settings().store_root).root, run)))
+
+
 def restore_lost(records: RunRecords) -> list[str]:
     """Write a lost spec again, from the copy in the run's first record, and lost notes of rollbacks; what was lost."""
     chain = read_chain(records, notes=True)

@@ -214,15 +214,12 @@ class RunContext:
 
     def _describe_sources(self) -> dict[str, str]:
         spec = self.spec
-        code = [*spec.code, *filter(is_function, spec.data)]
-        job = EngineJob(
-            "describe_sources",
-            {"sources": EngineInput(Path(spec.folder).absolute(), "")},
-            None,
-            {"functions": code},
-        )
-        silence = spec.engines.reward_timeout_s
-        digests = ask(self.engines.scoring, job, silence_s=silence, on_progress=self.on_progress).result
+        digests: dict[str, str] = {}
+        if code := [*spec.code, *filter(is_function, spec.data)]:
+            sources = {"sources": EngineInput(Path(spec.folder).absolute(), "")}
+            job = EngineJob("describe_sources", sources, None, {"functions": code})
+            silence = spec.engines.reward_timeout_s
+            digests |= ask(self.engines.scoring, job, silence_s=silence, on_progress=self.on_progress).result
         for name in spec.data:
             if is_hub_name(name):
                 digests[name] = self._downloaded(name).digest
@@ -247,7 +244,7 @@ def open_run_context(
     wait: bool = False,
     keep: Callable[[], bool] | None = None,
 ) -> Iterator[C]:
-    """Open a run's means and start its engines; everything is closed on the way out, whatever happens.
+    """Open a run's means, with engines that are not started; everything is closed on the way out, whatever happens.
 
     The run belongs to this process alone meanwhile: LeaseHeld where another one has it (with `wait`, only after that
     one has ended), LeaseLost where this one was silent for too long and another took over. `note` is what the next
@@ -274,11 +271,10 @@ def open_run_context(
 
 @contextmanager
 def working(context: RunContext) -> Iterator[None]:
-    """Have the engines run, and end them and the MLflow run as the work inside ends."""
+    """End the engines and the MLflow run as the work inside ends."""
     try:
         if context.lease is not None:
             context.lease.check()  # it may have been lost while there were no engines to close
-        context.engines.start()
         yield
     except BaseException as error:
         if context.lease is not None and isinstance(error, Exception):

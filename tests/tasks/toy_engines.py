@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from infra.engines.protocol import EngineJob, EngineProgress, EngineReply
@@ -60,7 +60,7 @@ class ToyEngines:
         self.planned: dict[tuple[str, int], Callable[[], None]] = {}
         self.jobs = dict(JOBS)
 
-    def start(self) -> None:
+    def start(self, only: Collection[str] | None = None) -> None:
         """They are there."""
 
     def serve(self, spec: RunSpec) -> None:

@@ -10,7 +10,7 @@ import pytest
 from infra.settings import Settings
 from ppo_core.records import InputError
 from tasks.checks.run import check_engine, keeping_check_engine
-from tasks.stages.early_engines import engines_of, started_early
+from tasks.stages.early_engines import NO_ITERATION, engines_of, started_early
 from tests.processes import outlived
 from tests.tasks.run_contexts import smoke_spec
 from tests.waiting import LONG_S
@@ -71,3 +71,20 @@ def test_the_engine_of_a_check_that_refuses_ends(tmp_path: Path, monkeypatch: py
 def children() -> set[int]:
     """The processes that this one has started."""
     return {process.pid for process in psutil.Process().children()}
+
+
+def test_a_run_that_has_all_its_iterations_starts_the_one_that_knows_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path))
+    spec, before = smoke_spec(), children()
+    with started_early(spec, "mine", only=NO_ITERATION):
+        assert len(children() - before) == 1
+        engines = engines_of(spec, Settings(), "mine")
+        engines.start(NO_ITERATION)
+        assert len(children() - before) == 1
+        engines.start()
+        assert len(children() - before) == len(engines.handles)
+        engines.close()
+        engines.start()
+        assert outlived(children() - before) == []
