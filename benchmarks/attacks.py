@@ -27,7 +27,8 @@ ROOT = Path(__file__).parents[1]
 RUN = "chaos"
 DEADLINE_S = 1200.0
 ORPHANS_S = 60.0
-POLL_S = 0.002
+POLL_S, WRITING_S = 0.01, 0.002
+"""How often a stage is looked for, and an artifact that is being written, which takes milliseconds."""
 IN_SHARED_MEMORY = re.compile(r"/dev/shm/(\S+)")
 
 
@@ -197,7 +198,7 @@ class Victim:
             if self.ended():
                 return False
             require(time.monotonic() < deadline, f"{moment} not within {DEADLINE_S} s; see {self.home}/run.log")
-            time.sleep(POLL_S)
+            time.sleep(POLL_S if self.flow.moments[moment].kind else WRITING_S)
         return True
 
     def _at(self, moment: str) -> bool:

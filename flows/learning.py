@@ -19,10 +19,11 @@ from tasks.prefect.crashed_runs import holder_note, page_is_open
 from tasks.prefect.server import page_url
 from tasks.prefect.store_outages import report_outages
 from tasks.preferences.context import PreferenceContext, with_commits_of
-from tasks.runs.kept import keep
+from tasks.runs.kept import is_kept, keep
 from tasks.runs.progress import ProgressFile
 from tasks.stages.context import open_run_context
 from tasks.stages.download_source import download_sources
+from tasks.stages.early_engines import NO_ITERATION
 from tasks.stages.holding import lease_name
 from tasks.stages.references import DownloadRef
 
@@ -76,7 +77,7 @@ def preference_run(
         keep=lambda: not page_is_open(),
     )
     with console, report_outages(console.say), opened as context:
-        context.engines.start()
+        context.engines.start(NO_ITERATION if is_kept(context.store.root, kind.kept_by, run) else None)
         console.step(f"{title} {run}; Prefect page {page_url()} (flow {kind.flow})")
         clean_up(context, console)
         downloads = download_sources(context)

@@ -113,6 +113,11 @@ def pages_of(root: str, *folders: str) -> list[Page]:
     return [Page(root, folder, name) for folder in wanted for name in open_log(root, folder).names()]
 
 
+def is_kept(root: str, folder: str, run: str) -> bool:
+    """Whether a run has a page of this folder: what it names was made before."""
+    return any(page.run == run for page in pages_of(root, folder))
+
+
 def each_once(store: ArtifactStore, named: Iterable[tuple[ArtifactRef, Page]]) -> list[tuple[ArtifactRef, Page]]:
     """Each artifact with one page that names it; of several digests that one which the store has.
 

@@ -14,7 +14,7 @@ from tasks.stages.engine_programs import plan_engines
 from tasks.stages.engines import Engines
 
 NO_ITERATION = frozenset({"scoring"})
-"""The engines of a run whose iterations are all done: the one that tells of the user's code."""
+"""The engines of a run for which all was made before: the one that tells of the user's code."""
 EARLY: ContextVar[tuple[str, FlowSpec, Engines] | None] = ContextVar("early", default=None)
 """The engines that were started for a run and its spec, and are not yet in use."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.launch import ppoflow, records, train
+from tests.e2e.launch import one_server, ppoflow, records, train
 from tests.experience.project import make_model
 from tests.hub_server import toy_hub
 
@@ -31,22 +31,23 @@ def test_a_run_of_the_hub_goes_on_without_it(tmp_path: Path) -> None:
     spec.write_text(SPEC)
     make_model(tmp_path / "model")
     rows = "".join(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(8)).encode()
-    with toy_hub() as hub:
-        model = hub.model("us/small", {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()})
-        old = hub.dataset("us/sums", {"held_out.csv": b"prompt,answer\n1+1=,2\n2+2=,4\n3+3=,6\n4+4=,8\n"})
-        hub.datasets["us/sums"].tags["v1"] = old
-        new = hub.dataset("us/sums", {"train-00000-of-00002.jsonl": rows, "train-00001-of-00002.jsonl": rows})
-        reach = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
-        done = ppoflow(home, "check", str(spec), **reach)
+    with one_server(home):
+        with toy_hub() as hub:
+            model = hub.model("us/small", {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()})
+            old = hub.dataset("us/sums", {"held_out.csv": b"prompt,answer\n1+1=,2\n2+2=,4\n3+3=,6\n4+4=,8\n"})
+            hub.datasets["us/sums"].tags["v1"] = old
+            new = hub.dataset("us/sums", {"train-00000-of-00002.jsonl": rows, "train-00001-of-00002.jsonl": rows})
+            reach = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+            done = ppoflow(home, "check", str(spec), **reach)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert "! hf://us/small: " in done.stdout
+            assert f" files of commit {model}" in done.stdout
+            done = train(home, RUN, spec=spec, **reach)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert f"hf://us/small is us/small at commit {model}" in done.stdout
+            hub.model("us/small", {"config.json": b"{}"})
+        done = train(home, RUN, "--set", "iterations=2", spec=spec, HF_HUB_OFFLINE="1")
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "! hf://us/small: " in done.stdout
-        assert f" files of commit {model}" in done.stdout
-        done = train(home, RUN, spec=spec, **reach)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert f"hf://us/small is us/small at commit {model}" in done.stdout
-        hub.model("us/small", {"config.json": b"{}"})
-    done = train(home, RUN, "--set", "iterations=2", spec=spec, HF_HUB_OFFLINE="1")
-    assert done.returncode == 0, done.stdout + done.stderr
     found = records(home, RUN)
     assert [record["iteration"] for record in found] == [0, 1, 2]
     assert {ref["commit"] for record in found for ref in record["downloads"]} == {model, old, new}

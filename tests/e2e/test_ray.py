@@ -18,6 +18,7 @@ from tests.e2e.launch import (
     command,
     digests,
     environment,
+    one_server,
     ppoflow,
     processes_of,
     records,
@@ -42,6 +43,13 @@ def nodes(bucket: str) -> Iterator[RayNodes]:
         made.close()
 
 
+@pytest.fixture
+def prefect(tmp_path: Path) -> Iterator[None]:
+    """A server for the flow, and for the same command again."""
+    with one_server(tmp_path / "flow"):
+        yield
+
+
 def options(nodes: RayNodes) -> list[str]:
     """Of the run."""
     where = ["backend=ray", f"address={nodes.address}", "rollout_engines=2"]
@@ -50,7 +58,7 @@ def options(nodes: RayNodes) -> list[str]:
 
 
 def test_a_run_on_ray_survives_two_lost_machines_with_the_bytes_of_the_embedded_run(
-    smoke: FinishedRun, nodes: RayNodes, tmp_path: Path
+    smoke: FinishedRun, nodes: RayNodes, prefect: None, tmp_path: Path
 ) -> None:
     variables = environment(tmp_path / "flow", **nodes.variables)
     with (tmp_path / "flow.log").open("w") as log:
@@ -92,7 +100,7 @@ def test_a_run_on_ray_survives_two_lost_machines_with_the_bytes_of_the_embedded_
         assert digests(found) == digests(expected)
     again = ppoflow(tmp_path / "flow", "train", str(SMOKE), "--run", "ray", *options(nodes), **nodes.variables)
     assert (again.returncode, again.stderr) == (0, "")
-    assert "all 3 iterations are done" in again.stdout
+    assert "all 4 iterations are done" in again.stdout
     assert places["training"] == (logs / "training.log").read_text()  # whatever is done needs no engine
     assert "ray::" not in again.stdout
     left = [command_line(process) for node in nodes.nodes for process in processes_of(node.home)]

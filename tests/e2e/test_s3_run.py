@@ -1,18 +1,25 @@
-"""A run with its artifacts and records in S3: another machine goes on with it, and no secret gets into it."""
+"""A run with its artifacts and records in S3, which goes away for half a minute, and with it the machine: another one
+goes on, and no secret gets into it. One that is interrupted while it waits for S3 ends."""
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from infra.backend import open_records
 from tests.e2e.conftest import FinishedRun
-from tests.e2e.launch import digests, processes_of, records, start, train, wait_for
+from tests.e2e.launch import DEADLINE_S, digests, one_server, processes_of, records, start, train, wait_for
+from tests.infra.storage.s3.fault_proxy import FaultProxy
 from tests.infra.storage.s3.s3_server import S3Server
 
 pytestmark = pytest.mark.thorough
+AWAY_S, SOON_S = 30.0, 300.0
+ASKED_EVERY_S = 0.25
 SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "canary-of-the-store",
     "AWS_SESSION_TOKEN": "canary-of-the-session",
@@ -36,26 +43,55 @@ def holding(texts: Iterable[str], home: Path, server: S3Server, bucket: str) -> 
                 yield f"s3://{bucket}/{entry['Key']}"
 
 
-def test_a_killed_run_goes_on_where_only_the_bucket_is_left(
-    smoke: FinishedRun, s3_server: S3Server, bucket: str, tmp_path: Path
+def test_a_run_outlives_an_outage_of_its_store_and_the_loss_of_its_machine(
+    smoke: FinishedRun, s3_server: S3Server, bucket: str, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     store = f"s3://{bucket}/team"
-    environment = {**s3_server.environment(), **SECRETS, "PPOFLOW_STORE": store}
-    written = open_records(store, "first")
+    environment = {**s3_server.environment(proxy.uri), **SECRETS, "PPOFLOW_STORE": store}
+    committed = open_records(store, "first").iterations
     run = start(tmp_path / "one", "first", **environment)
-    wait_for(lambda: len(written.iterations()) >= 2, "iteration 1", run=run, every_s=0.25)
+    wait_for(lambda: len(committed()) >= 2, "iteration 1", run=run, every_s=ASKED_EVERY_S)
+    proxy.away_for(AWAY_S)
+    before = len(committed())
+    wait_for(lambda: len(committed()) > before, "one more after the outage", run=run, every_s=ASKED_EVERY_S)
     run.kill()
     said = run.communicate()[0]
+    assert f"! S3 at {proxy.uri} does not answer: waiting for it for up to 15 min\n" in said
+    assert f"! S3 at {proxy.uri} answers again, after " in said
     wait_for(lambda: not list(processes_of(tmp_path / "one")), "the end of its engines")
-    done = train(tmp_path / "two", "first", **environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    ours = open_records(store, "first").all()
-    leases = [record["lease"] for record in ours]  # on a busy machine some more are committed before the kill
-    assert leases == sorted(leases)
-    assert set(leases) == {1, 2}
-    for here, there in zip(ours, records(smoke.home, "first"), strict=True):
-        assert digests(here) == digests(there), here["iteration"]
-    assert list(holding(SECRETS.values(), tmp_path, s3_server, bucket)) == []
-    found = list(holding(["arithmetic-smoke"], tmp_path, s3_server, bucket))  # what is looked for would be found
-    assert {place.startswith("s3://") for place in found} == {True, False}
-    assert not any(secret in text for secret in SECRETS.values() for text in (said, done.stdout, done.stderr))
+    home = tmp_path / "two"
+    with one_server(home):
+        done = train(home, "first", **environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        ours = open_records(store, "first").all()
+        leases = [record["lease"] for record in ours]  # on a busy machine some more are committed before the kill
+        assert leases == sorted(leases)
+        assert set(leases) == {1, 2}
+        for here, there in zip(ours, records(smoke.home, "first"), strict=True):
+            assert digests(here) == digests(there), here["iteration"]
+        assert list(holding(SECRETS.values(), tmp_path, s3_server, bucket)) == []
+        found = list(holding(["arithmetic-smoke"], tmp_path, s3_server, bucket))  # what is looked for would be found
+        assert {place.startswith("s3://") for place in found} == {True, False}
+        assert not any(secret in text for secret in SECRETS.values() for text in (said, done.stdout, done.stderr))
+
+        run = start(home, "first", "--set", "iterations=20", **environment)
+        wait_for(lambda: len(committed()) > len(ours), "one more", run=run, every_s=ASKED_EVERY_S)
+        proxy.go_away()
+        assert run.stdout is not None
+        read_until(run.stdout, "does not answer")
+        time.sleep(1)
+        run.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        read_until(run.stdout, "run first: interrupted; finished work is kept")
+        assert time.monotonic() - began < SOON_S
+        assert run.wait(DEADLINE_S) == 130
+        wait_for(lambda: not list(processes_of(home)), "the end of its engines")
+
+
+def read_until(lines: IO[str], text: str) -> None:
+    """Go on to the line that holds it."""
+    seen = ""
+    while text not in seen:
+        line = lines.readline()
+        assert line, seen
+        seen += line
