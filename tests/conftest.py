@@ -83,9 +83,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
 def pytest_configure() -> None:
     """What is started in the background may ignore Ctrl-C, and would hand that on to what tests interrupt.
 
-    Tests run side by side, where threads that spin cost each other their cores. What tests import stays: to look for
-    garbage among it, as often as Python does by itself, takes an eighth of their time.
+    Tests run side by side, where threads that spin cost each other their cores. What they import stays, and nobody
+    looks for garbage among it.
     """
+    gc.disable()
     gc.set_threshold(50_000, 20, 50)
     os.environ.setdefault("PPOFLOW_ENGINE_WAIT_POLICY", "passive")
     if threading.current_thread() is threading.main_thread():
@@ -117,6 +118,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return (rank, group, TOGETHER[group].index(file)) if group in TOGETHER else (rank, "", 0)
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """All is imported; see `pytest_configure`."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
