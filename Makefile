@@ -177,9 +177,10 @@ $(STAMP): $(LOCK) pyproject.toml | same-device
 	if [ "$(GPU)" = 1 ] || [ -n "$(TORCH_INDEX)" ]; then
 		$(PIP) install --no-compile $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "torch==$$(pin torch)"
 	fi
-	# pip fetches and unpacks one package after the other: four of them share the list.
+	# pip fetches and unpacks one package after the other: four of them share the list. Packages whose names begin alike
+	# may hold the same files, as mlflow and mlflow-skinny do: one pip has them.
 	grep -v $(if $(filter 1,$(GPU)),'# cpu-only','^#') $(LOCK) > $(VENV)/lock
-	split -n r/4 $(VENV)/lock $(VENV)/lock.
+	awk -F '[-=]' '$$1 != last { list = ++number % 4; last = $$1 } /==/ { print > ("$(VENV)/lock." list) }' $(VENV)/lock
 	printf '%s\n' $(VENV)/lock.* | xargs -P 4 -n 1 $(PIP) install --no-compile --no-deps -r
 	rm $(VENV)/lock.*
 	if [ "$(GPU)" = 1 ]; then
