@@ -14,12 +14,13 @@ from flows.console import RunConsole
 from flows.recovery import clean_up
 from infra.artifacts.export import exported_from
 from ppo_core.spec import DpoSpec, RewardModelSpec
-from tasks.checks.preferences import before_start
+from tasks.checks.preferences import before_start, check_preferences, is_trained
 from tasks.prefect.crashed_runs import holder_note, page_is_open
+from tasks.prefect.deployment_params import is_deployed
 from tasks.prefect.server import page_url
 from tasks.prefect.store_outages import report_outages
 from tasks.preferences.context import PreferenceContext, with_commits_of
-from tasks.runs.kept import is_kept, keep
+from tasks.runs.kept import keep
 from tasks.runs.progress import ProgressFile
 from tasks.stages.context import open_run_context
 from tasks.stages.download_source import download_sources
@@ -63,7 +64,8 @@ def preference_run(
     """A run's means, its console, and what was downloaded for it, which is kept from then on."""
     console = RunConsole(run, 0, file=ProgressFile(run))
     with report_outages(console.say):
-        for note in before_start(spec, run):
+        whole = is_deployed() and not is_trained(spec, run)  # a command has checked the data before
+        for note in check_preferences(spec, run, wait=wait).notes if whole else before_start(spec, run):
             console.say(note)
     opened = open_run_context(
         kind,
@@ -77,7 +79,7 @@ def preference_run(
         keep=lambda: not page_is_open(),
     )
     with console, report_outages(console.say), opened as context:
-        context.engines.start(NO_ITERATION if is_kept(context.store.root, kind.kept_by, run) else None)
+        context.engines.start(NO_ITERATION if is_trained(spec, run) else None)
         console.step(f"{title} {run}; Prefect page {page_url()} (flow {kind.flow})")
         clean_up(context, console)
         downloads = download_sources(context)

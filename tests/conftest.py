@@ -126,6 +126,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Else libraries complain at the end of what they take for leaks."""
+    gc.unfreeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Whoever needs the programs of tests/ppo_core or a warm vLLM is in the group that shares it, or two workers would

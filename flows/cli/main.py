@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -38,7 +39,7 @@ def train(
     """Train a policy, or resume the run of this name."""
     with friendly_errors(f"run {run} from {spec}" if run else f"a run from {spec}"):
         loaded = load_as(RunSpec, spec, overrides or [])
-        run_training(loaded, run, again(spec, run, overrides), wait=wait)
+        run_training(loaded, run, partial(again, spec, run, overrides), wait=wait)
 
 
 @app.command()

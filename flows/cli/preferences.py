@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +11,7 @@ import typer
 
 from flows.cli.application import Overrides, Wait, app
 from flows.cli.friendly_errors import command_line, ending_well, friendly_errors, say, set_options, with_set
-from flows.cli.run_training import CHECKING
+from flows.cli.run_training import CHECKING, pass_check, tell_server
 from flows.starting import tell_step
 from ppo_core.spec import DpoSpec, RewardModelSpec, RlhfSpec
 from ppo_core.spec.kinds import load_as
@@ -27,9 +29,11 @@ def reward_model(
     """Train a reward model on preferences; finished stages with the same settings are reused."""
     with friendly_errors(f"reward model {run} from {spec}" if run else f"a reward model from {spec}"):
         loaded = load_as(RewardModelSpec, spec, overrides or [])
-        from flows.reward_model import reward_model as flow
+        with started(loaded, run, "flows.reward_model", goes_on_by("reward-model", spec, run, overrides), wait=wait):
+            from flows.reward_model import reward_model as flow
 
-        tell("reward model", finished(flow, loaded, run, goes_on_by("reward-model", spec, run, overrides), wait))
+            report = flow.checked(loaded, run, wait)
+        tell("reward model", report)
 
 
 @app.command()
@@ -42,21 +46,35 @@ def dpo(
     """Train a policy on preferences (DPO); finished stages with the same settings are reused."""
     with friendly_errors(f"DPO run {run} from {spec}" if run else f"a DPO run from {spec}"):
         loaded = load_as(DpoSpec, spec, overrides or [])
-        from flows.dpo import dpo as flow
+        with started(loaded, run, "flows.dpo", goes_on_by("dpo", spec, run, overrides), wait=wait):
+            from flows.dpo import dpo as flow
 
-        tell("policy", finished(flow, loaded, run, goes_on_by("dpo", spec, run, overrides), wait))
+            report = flow.checked(loaded, run, wait)
+        tell("policy", report)
 
 
-def finished(flow: Any, spec: RewardModelSpec | DpoSpec, run: str | None, again: str, wait: bool) -> Any:
-    """The flow's report. Where it is cut off, `again` is named and the command ends."""
-    from tasks.checks.preferences import before_start, require_free
+@contextmanager
+def started(spec: RewardModelSpec | DpoSpec, run: str | None, module: str, again: str, *, wait: bool) -> Iterator[None]:
+    """Check a spec and its data, and have engines start for its flow, which the caller calls inside and `module` holds.
 
-    before_start(spec, run or spec.name)
-    if not wait:
-        require_free(spec, run or spec.name)
-    tell_step("starting Prefect's server")
-    with ending_well(again):
-        return flow.checked(spec, run, wait)
+    Where that is cut off, `again` is named and the command ends.
+    """
+    from tasks.checks.preferences import checking_preferences, flow_of, is_trained
+    from tasks.checks.run import keeping_check_engine
+    from tasks.runs.progress import announced
+    from tasks.stages.early_engines import NO_ITERATION, started_early
+    from tasks.stages.holding import lease_name
+
+    name = run or spec.name
+    with keeping_check_engine() as kept:
+        pass_check(checking_preferences(spec, name, wait=wait, starts=True), name, module)
+        tell_server()
+        only = NO_ITERATION if is_trained(spec, name) else None
+        # Whoever waits keeps no memory from others.
+        early = nullcontext() if wait else started_early(spec, lease_name(flow_of(spec), name), kept.engine, only=only)
+        with ending_well(again), announced(name, "starting"), early:
+            kept.closing.close()
+            yield
 
 
 def tell(what: str, report: Any) -> None:
@@ -89,7 +107,7 @@ def rlhf(
 
         for note in check_rlhf(loaded, run, wait=wait).notes:
             say(note)
-        tell_step("starting Prefect's server")
+        tell_server()
         same = goes_on_by("rlhf", spec, run, overrides)
         with ending_well(same):
             report = flow.checked(loaded, run, wait)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -24,17 +25,23 @@ from ppo_core.spec import RunSpec
 
 if TYPE_CHECKING:
     from flows.iteration import Rerun
-    from tasks.checks.run import KeptEngine
+    from tasks.checks.run import Findings, KeptEngine
 
 CHECKING = "checking the spec, its data, rewards and model"
 
 
 def check_first(spec: RunSpec, run: str | None, *, wait: bool = False) -> None:
-    """Refuse what cannot run before anything starts, while the slow libraries of the flow are imported.
+    """Refuse a training that cannot run before anything starts; see `pass_check`."""
+    from tasks.checks.run import checking
+
+    pass_check(checking(spec, run, wait=wait), run or spec.name, "tasks.reports.summary")
+
+
+def pass_check(checking: AbstractContextManager[Future[Findings]], run: str, module: str) -> None:
+    """Refuse what cannot run before anything starts, while a module with the slow libraries of the flow is imported.
 
     Not by the main thread, which Ctrl-C would interrupt in the middle of that; see `interrupt`.
     """
-    from tasks.checks.run import checking
     from tasks.checks.threads import submit
     from tasks.runs.progress import announced
 
@@ -44,10 +51,10 @@ def check_first(spec: RunSpec, run: str | None, *, wait: bool = False) -> None:
             interrupting(),
             unwrapped_interrupts(),
             ThreadPoolExecutor(1) as aside,
-            announced(run or spec.name, CHECKING),
-            checking(spec, run, wait=wait) as answer,
+            announced(run, CHECKING),
+            checking as answer,
         ):
-            submit(aside, import_module, "tasks.reports.summary")
+            submit(aside, import_module, module)
             findings = answer.result()
     except KeyboardInterrupt:
         say("interrupted; nothing was started")
@@ -56,10 +63,23 @@ def check_first(spec: RunSpec, run: str | None, *, wait: bool = False) -> None:
         say(note)
 
 
+def tell_server() -> None:
+    """Say which of Prefect's servers is asked, or that one is started."""
+    from tasks.prefect.server import configured_url, shown_url
+
+    tell_step(f"asking Prefect's server at {shown_url()}" if configured_url() else "starting Prefect's server")
+
+
 def run_training(
-    spec: RunSpec, run: str | None, again: str, *, wait: bool = False, rerun: Rerun | None = None, checked: bool = False
+    spec: RunSpec,
+    run: str | None,
+    again: Callable[[], str],
+    *,
+    wait: bool = False,
+    rerun: Rerun | None = None,
+    checked: bool = False,
 ) -> None:
-    """Start the training flow, and report how it ended. `again`: the command that goes on with it."""
+    """Start the training flow, and report how it ended. `again` gives the command that goes on with it then."""
     from tasks.checks.run import keeping_check_engine
 
     with keeping_check_engine() as kept:
@@ -69,11 +89,17 @@ def run_training(
 
 
 def train_checked(
-    spec: RunSpec, run: str | None, again: str, kept: KeptEngine, *, wait: bool = False, rerun: Rerun | None = None
+    spec: RunSpec,
+    run: str | None,
+    again: Callable[[], str],
+    kept: KeptEngine,
+    *,
+    wait: bool = False,
+    rerun: Rerun | None = None,
 ) -> None:
     """See `run_training`; the engine of the check goes on as the run's."""
     from flows.ppo import ppo_training
-    from tasks.prefect.server import PREFECT_AWAY, configured_url, no_answer, shown_url
+    from tasks.prefect.server import PREFECT_AWAY, no_answer
     from tasks.prefect.store_outages import at_once
     from tasks.reports.summary import interrupted, run_summary
     from tasks.runs.errors import EngineError, InputError, StoreUnavailable
@@ -82,7 +108,7 @@ def train_checked(
     from tasks.runs.run_state import is_done
     from tasks.stages.early_engines import NO_ITERATION, started_early
 
-    tell_step(f"asking Prefect's server at {shown_url()}" if configured_url() else "starting Prefect's server")
+    tell_server()
     try:
         name = run or spec.name
         only = NO_ITERATION if rerun is None and is_done(spec, name) else None
@@ -92,7 +118,7 @@ def train_checked(
             kept.closing.close()
             report = ppo_training.checked(spec, run, wait, rerun)
     except KeyboardInterrupt:
-        say(interrupted(run or spec.name, again))
+        say(interrupted(run or spec.name, again()))
         raise typer.Exit(INTERRUPTED) from None
     except PREFECT_AWAY as error:
         say(no_answer(error))
@@ -101,14 +127,14 @@ def train_checked(
             with at_once():
                 done = read_run(run or spec.name)
         except InputError:
-            say(f"run {run or spec.name}: no iteration was committed\n  once it answers    {again}")
+            say(f"run {run or spec.name}: no iteration was committed\n  once it answers    {again()}")
             leave(REFUSED)
         except StoreUnavailable as away:
-            say(f"nor does the store: {away}\n  once both answer   {again}")
+            say(f"nor does the store: {away}\n  once both answer   {again()}")
             leave(REFUSED)
-        say(f"{done.summary()}\n  continue           {again}")
+        say(f"{done.summary()}\n  continue           {again()}")
         leave(0 if done.records[-1].iteration >= spec.iterations else REFUSED)
     except (EngineError, StoreUnavailable):
-        say(f"finished work is kept; continue with  {again}")
+        say(f"finished work is kept; continue with  {again()}")
         raise
-    say(run_summary(report, with_set(again, f"iterations={report.iterations + 10}")))
+    say(run_summary(report, with_set(again(), f"iterations={report.iterations + 10}")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +36,7 @@ def resume(
         from tasks.runs.run_state import spec_to_go_on
 
         spec = spec_to_go_on(run, folder).with_overrides(overrides or [])
-        again = command_line("resume", run, *folder_option(folder), *set_options(overrides))
+        again = partial(command_line, "resume", run, *folder_option(folder), *set_options(overrides))
         run_training(spec, run, again, wait=wait)
 
 
@@ -65,7 +66,7 @@ def fork(
         if only_create:
             say(f"  continue           ppoflow resume {new}")
         else:
-            run_training(spec, new, command_line("resume", new), checked=True)
+            run_training(spec, new, partial(command_line, "resume", new), checked=True)
 
 
 @app.command(rich_help_panel="Runs that exist")
@@ -88,8 +89,9 @@ def rerun(
         from pydantic import ValidationError
 
         from flows.iteration import Rerun
-        from tasks.runs.errors import InputError
+        from tasks.runs.errors import FAILURES, InputError
         from tasks.runs.fork import parse_place
+        from tasks.runs.inspect import reruns_done
         from tasks.runs.run_state import require_rerunnable, spec_to_go_on
         from tasks.stages.table import ITERATION
 
@@ -103,7 +105,20 @@ def rerun(
             raise InputError(f"{place if known else f'--from {start}'}: {remedy}") from None
         spec = spec_to_go_on(run, folder)
         require_rerunnable(run, iteration)
-        again = command_line("resume", run, *folder_option(folder))
+        before = reruns_done(run)
+
+        def again() -> str:
+            """Until it is done, the rerun itself; of a run that cannot be read now, nobody knows."""
+            from tasks.prefect.store_outages import at_once
+
+            try:
+                with at_once():
+                    done = reruns_done(run) > before
+            except FAILURES:
+                done = True
+            words = ("resume", run) if done else ("rerun", place, "--from", start)
+            return command_line(*words, *folder_option(folder))
+
         run_training(spec, run, again, wait=wait, rerun=wanted)
 
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 from infra.artifacts import open_store
+from infra.engines.process import EngineProcess
+from infra.engines.protocol import EngineInput
 from infra.settings import Settings
 from ppo_core.spec import DpoSpec, RewardModelSpec
 from tasks.checks.findings import require_recomputing
@@ -13,8 +18,9 @@ from tasks.checks.hub import find_sources
 from tasks.checks.machine import check_job, machine_notes, require_gpus
 from tasks.checks.preflight import preflight
 from tasks.checks.run import Findings, ask_check, check_engine, checked_in, holder_notes
+from tasks.checks.threads import submit
 from tasks.preferences.context import preferences_job
-from tasks.runs.kept import with_own_commits
+from tasks.runs.kept import DPO_POLICIES, REWARD_MODELS, is_kept, with_own_commits
 from tasks.stages.dataset_job import dataset_job
 from tasks.stages.holding import DPO, REWARD_MODEL, lease_name
 
@@ -47,9 +53,25 @@ def flow_of(spec: RewardModelSpec | DpoSpec) -> str:
 def check_preferences(
     spec: RewardModelSpec | DpoSpec, run: str | None = None, *, again: bool = False, wait: bool = False
 ) -> Findings:
-    """Raise InputError (or another error of `tasks.runs.errors`) for what would end the training.
+    """Raise InputError (or another error of `tasks.runs.errors`) for what would end the training; see
+    `checking_preferences`."""
+    with checking_preferences(spec, run, again=again, wait=wait) as answer:
+        return answer.result()
 
-    One that another process has now is refused, unless the caller means to `wait`; with `again` it is a note.
+
+@contextmanager
+def checking_preferences(
+    spec: RewardModelSpec | DpoSpec,
+    run: str | None = None,
+    *,
+    again: bool = False,
+    wait: bool = False,
+    starts: bool = False,
+) -> Iterator[Future[Findings]]:
+    """Check while the caller does something else; all is ended on the way out.
+
+    A training that another process has now is refused, unless the caller means to `wait`; with `again` it is a note.
+    Whoever `starts` it next is not told what the flow says itself, and what was trained before was checked then.
     """
     started = time.monotonic()
     settings, name = Settings(), run or spec.name
@@ -57,24 +79,48 @@ def check_preferences(
     notes += require_free(spec, name, noted=again) if again or not wait else []
     spec = with_own_commits(store.root, spec, name, flow_of(spec), keep=False)
     downloads, more, missing = find_sources(spec, store)
-    notes += more
-    if missing:
-        notes += [f"{one}, which training downloads first; data and model are checked then" for one in missing]
-        return Findings(notes, {"run": name})
-    with check_engine() as engine:
-        job = preferences_job(spec).model_dump(mode="json")
-        facts = ask_check(engine, "check_preferences", spec, job, "the data", downloads)
-        if isinstance(spec, DpoSpec):
-            prompts = check_job(spec, dataset_job(spec)).model_copy(update={"new": True})
-            what = f"{spec.reward.labels} and the data"
-            ask_check(engine, "check_run", spec, prompts.model_dump(mode="json"), what, downloads)
+    notes += [
+        *more,
+        *(f"{one}, which training downloads first; data and model are checked then" for one in missing),
+    ]
+    told = [] if starts else notes
+    with ThreadPoolExecutor(1) as pool:
+        if missing or (starts and is_trained(spec, name)):
+            yield submit(pool, Findings, told, {"run": name})
+        else:
+            with check_engine() as engine:
+                yield submit(pool, _check, engine, spec, name, downloads, told, started)
+
+
+def is_trained(spec: RewardModelSpec | DpoSpec, run: str) -> bool:
+    """Whether what it trains was made before, under the name of this run."""
+    root = open_store(Settings().store_root).root
+    return is_kept(root, DPO_POLICIES if isinstance(spec, DpoSpec) else REWARD_MODELS, run)
+
+
+def _check(
+    engine: EngineProcess,
+    spec: RewardModelSpec | DpoSpec,
+    name: str,
+    downloads: Mapping[str, EngineInput],
+    notes: list[str],
+    started: float,
+) -> Findings:
+    job = preferences_job(spec).model_dump(mode="json")
+    facts = ask_check(engine, "check_preferences", spec, job, "the data", downloads)
+    if isinstance(spec, DpoSpec):
+        prompts = check_job(spec, dataset_job(spec)).model_copy(update={"new": True})
+        what = f"{spec.reward.labels} and the data"
+        ask_check(engine, "check_run", spec, prompts.model_dump(mode="json"), what, downloads)
     require_recomputing(spec.training, facts)
     if repeated := facts["held_out_trained"]:
         held_out = f"{repeated} of {facts['counts']['eval']} held-out rows of preferences"
-        notes.append(
+        notes = [
+            *notes,
             f"{held_out} have a prompt that is trained on: accuracy there is of what was learned; duplicates: "
-            "drop leaves such prompts out of training"
-        )
+            "drop leaves such prompts out of training",
+        ]
+    store = open_store(Settings().store_root)
     return Findings(
         notes, {**_summary(spec, name, facts), "store": store.root, "checked": checked_in(started)}, facts["learned"]
     )

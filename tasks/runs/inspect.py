@@ -9,7 +9,7 @@ from infra.backend import open_records
 from infra.settings import Settings
 from ppo_core.records import InputError
 from tasks.runs.iteration_record import IterationRecord, best_in_words
-from tasks.runs.notes import NOTED_AGAIN, NotedRerun, Rollback, pending_rerun
+from tasks.runs.notes import NOTED_AGAIN, NotedRerun, Rollback, pending_rerun, reruns_of
 from tasks.runs.progress import doing_now
 from tasks.runs.record_chain import LastRecordLost, unless_changed
 from tasks.runs.run_state import command_again, committed, made_by_preferences, own_changes
@@ -45,6 +45,12 @@ class RunSoFar:
                 *([] if self.lost_last is None else [f"! {self.lost_last}"]),
             ]
         )
+
+
+def reruns_done(run: str) -> int:
+    """How many iterations of a run were done again, to their end."""
+    records = open_records(open_store(Settings().store_root).root, run)
+    return sum(one.ended for one in reruns_of(records))
 
 
 def read_run(run: str) -> RunSoFar:

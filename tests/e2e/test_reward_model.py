@@ -145,6 +145,8 @@ def test_a_malformed_row_is_refused_by_line_and_column(tmp_path: Path, case: str
     done = project(tmp_path, rows, make_model(tmp_path / "model"))
     assert (done.returncode, f"InputError: {message}" in done.stderr) == (2, True), done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+    assert "Prefect's server" not in done.stdout
+    assert not (tmp_path / "home").exists()
 
 
 def test_a_model_that_is_no_causal_lm_is_refused(home: Path, tmp_path: Path) -> None:

@@ -131,6 +131,29 @@ def test_a_damaged_record_does_not_hide_that_a_run_was_interrupted(toys: ToyEngi
     assert "000001.json is no JSON" in done.output
 
 
+@pytest.mark.usefixtures("prefect_server")
+def test_an_interrupted_rerun_is_what_goes_on_until_it_is_done(toys: ToyEngines) -> None:
+    def pressed() -> NoReturn:
+        raise KeyboardInterrupt
+
+    def told(*words: str) -> str:
+        done = CliRunner().invoke(app, list(words))
+        assert done.exit_code == 130, done.output
+        return done.output.splitlines()[-1].partition("continue")[2].strip()
+
+    made = CliRunner().invoke(app, ["train", str(ARITHMETIC / "smoke.yaml"), "--run", "stopped", "--set=iterations=2"])
+    assert made.exit_code == 0, made.output
+    toys.reward = "another"
+    rerun = ("rerun", "stopped@1", "--from", "score")
+    for job, number, expected in (
+        ("describe_sources", 1, "ppoflow rerun stopped@1 --from score"),  # nobody has noted it yet
+        ("update_policy", 1, "ppoflow rerun stopped@1 --from score"),
+        ("update_policy", 2, "ppoflow resume stopped"),  # of the iteration after it
+    ):
+        toys.before(job, number, pressed)
+        assert told(*rerun) == expected
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_import_is_not_interrupted_in_its_middle(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
