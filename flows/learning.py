@@ -16,7 +16,7 @@ from infra.artifacts.export import exported_from
 from ppo_core.spec import DpoSpec, RewardModelSpec
 from tasks.checks.preferences import before_start, check_preferences, is_trained
 from tasks.prefect.crashed_runs import holder_note, page_is_open
-from tasks.prefect.deployment_params import is_deployed
+from tasks.prefect.deployment_params import is_deployed, is_part
 from tasks.prefect.server import page_url
 from tasks.prefect.store_outages import report_outages
 from tasks.preferences.context import PreferenceContext, with_commits_of
@@ -64,8 +64,8 @@ def preference_run(
     """A run's means, its console, and what was downloaded for it, which is kept from then on."""
     console = RunConsole(run, 0, file=ProgressFile(run))
     with report_outages(console.say):
-        whole = is_deployed() and not is_trained(spec, run)  # a command has checked the data before
-        for note in check_preferences(spec, run, wait=wait).notes if whole else before_start(spec, run):
+        unchecked = is_deployed() and not is_part()  # whatever calls it has checked the data, as commands do
+        for note in check_preferences(spec, run, wait=wait).notes if unchecked else before_start(spec, run):
             console.say(note)
     opened = open_run_context(
         kind,

@@ -105,7 +105,7 @@ def rerun(
             raise InputError(f"{place if known else f'--from {start}'}: {remedy}") from None
         spec = spec_to_go_on(run, folder)
         require_rerunnable(run, iteration)
-        before = reruns_done(run)
+        before = reruns_done(run, iteration, start)
 
         def again() -> str:
             """Until it is done, the rerun itself; of a run that cannot be read now, nobody knows."""
@@ -113,7 +113,7 @@ def rerun(
 
             try:
                 with at_once():
-                    done = reruns_done(run) > before
+                    done = reruns_done(run, iteration, start) > before
             except FAILURES:
                 done = True
             words = ("resume", run) if done else ("rerun", place, "--from", start)

@@ -20,6 +20,7 @@ from tasks.checks.preflight import preflight
 from tasks.checks.run import Findings, ask_check, check_engine, checked_in, holder_notes
 from tasks.checks.threads import submit
 from tasks.preferences.context import preferences_job
+from tasks.preferences.stages import TRAIN_DPO, TRAIN_REWARD_MODEL
 from tasks.runs.kept import DPO_POLICIES, REWARD_MODELS, is_kept, with_own_commits
 from tasks.stages.dataset_job import dataset_job
 from tasks.stages.holding import DPO, REWARD_MODEL, lease_name
@@ -71,7 +72,7 @@ def checking_preferences(
     """Check while the caller does something else; all is ended on the way out.
 
     A training that another process has now is refused, unless the caller means to `wait`; with `again` it is a note.
-    Whoever `starts` it next is not told what the flow says itself, and what was trained before was checked then.
+    Whoever `starts` it next is not told what the flow says itself.
     """
     started = time.monotonic()
     settings, name = Settings(), run or spec.name
@@ -85,7 +86,7 @@ def checking_preferences(
     ]
     told = [] if starts else notes
     with ThreadPoolExecutor(1) as pool:
-        if missing or (starts and is_trained(spec, name)):
+        if missing:
             yield submit(pool, Findings, told, {"run": name})
         else:
             with check_engine() as engine:
@@ -93,9 +94,11 @@ def checking_preferences(
 
 
 def is_trained(spec: RewardModelSpec | DpoSpec, run: str) -> bool:
-    """Whether what it trains was made before, under the name of this run."""
+    """Whether a policy, or a reward model, was trained before under the name of this run."""
     root = open_store(Settings().store_root).root
-    return is_kept(root, DPO_POLICIES if isinstance(spec, DpoSpec) else REWARD_MODELS, run)
+    if isinstance(spec, DpoSpec):
+        return is_kept(root, DPO_POLICIES, run, TRAIN_DPO.kind)
+    return is_kept(root, REWARD_MODELS, run, TRAIN_REWARD_MODEL.kind)
 
 
 def _check(

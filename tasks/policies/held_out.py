@@ -73,8 +73,9 @@ def open_evaluation(policy: Policy, spec: RunSpec, title: str, on_progress: OnPr
         )
         with Heartbeat(lease, on_lost=context.engines.close):
             try:
-                made = as_in_its_run(policy, spec)
-                context.engines.start(NO_ITERATION if made else context.engines.handles.keys() - {TRAINING})
+                needed = NO_ITERATION if as_in_its_run(policy, spec) else context.engines.handles.keys() - {TRAINING}
+                for name in needed:  # a cluster that is away may not be needed
+                    context.engines.handles[name].start()
                 yield context
             finally:
                 context.engines.close()

@@ -37,6 +37,11 @@ def is_deployed() -> bool:
     return bool(deployment_id())
 
 
+def is_part() -> bool:
+    """Whether another flow has called the one that runs."""
+    return flow_run.parent_flow_run_id is not None
+
+
 def name_of_run(spec_name: str) -> str:
     """What a run without a name is called: as its spec; under a deployment besides by when it was meant to start.
 

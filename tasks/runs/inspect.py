@@ -47,10 +47,10 @@ class RunSoFar:
         )
 
 
-def reruns_done(run: str) -> int:
-    """How many iterations of a run were done again, to their end."""
+def reruns_done(run: str, iteration: int, start: str) -> int:
+    """How often an iteration of a run was done again from this stage on, to its end."""
     records = open_records(open_store(Settings().store_root).root, run)
-    return sum(one.ended for one in reruns_of(records))
+    return sum(one.ended and (one.iteration, one.start) == (iteration, start) for one in reruns_of(records))
 
 
 def read_run(run: str) -> RunSoFar:

@@ -113,9 +113,10 @@ def pages_of(root: str, *folders: str) -> list[Page]:
     return [Page(root, folder, name) for folder in wanted for name in open_log(root, folder).names()]
 
 
-def is_kept(root: str, folder: str, run: str) -> bool:
-    """Whether a run has a page of this folder: what it names was made before."""
-    return any(page.run == run for page in pages_of(root, folder))
+def is_kept(root: str, folder: str, run: str, kind: str) -> bool:
+    """Whether a page of a run names an artifact of this kind: one was made before. Raises RecordError."""
+    pages = [page for page in pages_of(root, folder) if page.run == run]
+    return any(ref.kind == kind for page in pages for ref in page.artifacts())
 
 
 def each_once(store: ArtifactStore, named: Iterable[tuple[ArtifactRef, Page]]) -> list[tuple[ArtifactRef, Page]]:

@@ -208,17 +208,14 @@ class Engines:
         RayUnavailable where there is no cluster: better now than after the first stage.
         """
         with self._lock:
-            if self._closed:
-                return
-        for name in sorted(self.handles, key=lambda name: checked is not None and name == "scoring"):
-            handle = self.handles[name]
-            if only is not None and name not in only:
-                continue
-            if not handle.reads_our_folders:
-                self._cluster.connect()
-            if name == "scoring" and checked is not None and isinstance(self.scoring, EngineProcess):
-                self.scoring.take_over(checked)
-            handle.start()
+            wanted = [name for name in self.handles if not self._closed and (only is None or name in only)]
+            for name in sorted(wanted, key=lambda name: checked is not None and name == "scoring"):
+                handle = self.handles[name]
+                if not handle.reads_our_folders:
+                    self._cluster.connect()
+                if name == "scoring" and checked is not None and isinstance(self.scoring, EngineProcess):
+                    self.scoring.take_over(checked)
+                handle.start()
 
     def close(self) -> None:
         """End them and everything below them, all at once."""

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.attacks import RUN, Attack, Victim, delay, policies
 from tests.e2e.conftest import FinishedRun
-from tests.e2e.launch import flow_states, one_server, policy_bytes, records
+from tests.e2e.launch import flow_states, policy_bytes, records
 
 pytestmark = pytest.mark.thorough
 ATTACKS = (
@@ -26,14 +26,13 @@ def test_six_kills_one_per_stage_change_no_byte(longer: FinishedRun, tmp_path: P
     numbers = random.Random(0)
     # Full checkpoints are rarer than in the undisturbed run: what was lost between two of them is replayed.
     options = ["iterations=8", "update.decay_iterations=4", "checkpoint.every=3"]
-    with one_server(tmp_path):
-        run = Victim(tmp_path, [part for text in options for part in ("--set", text)])
-        for attack in ATTACKS:
-            outcome = run.suffer(attack, delay(attack, numbers))
-            assert outcome is not None, f"the run was done before {attack}"
-            assert outcome.orphans == 0, attack
-            assert outcome.half_artifacts == 0, attack
-        run.finish()
+    run = Victim(tmp_path, [part for text in options for part in ("--set", text)])
+    for attack in ATTACKS:
+        outcome = run.suffer(attack, delay(attack, numbers))
+        assert outcome is not None, f"the run was done before {attack}"
+        assert outcome.orphans == 0, attack
+        assert outcome.half_artifacts == 0, attack
+    run.finish()
     assert run.starts == 1 + sum(attack.victim == "flow" for attack in ATTACKS)
     assert run.half_artifacts() == 0
     assert list(run.processes()) == []
