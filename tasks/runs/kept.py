@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from infra.artifacts import ArtifactError, ArtifactRef, ArtifactStore
 from infra.backend import open_log
-from infra.runs.checksummed_json import RecordCorrupted, decode, encode
+from infra.runs.checksummed_json import RecordCorrupted, RecordError, decode, encode
 from infra.settings import Settings
 from ppo_core.records import content_digest
 from ppo_core.spec.hub import HubCommit
@@ -114,9 +114,12 @@ def pages_of(root: str, *folders: str) -> list[Page]:
 
 
 def is_kept(root: str, folder: str, run: str, kind: str) -> bool:
-    """Whether a page of a run names an artifact of this kind: one was made before. Raises RecordError."""
-    pages = [page for page in pages_of(root, folder) if page.run == run]
-    return any(ref.kind == kind for page in pages for ref in page.artifacts())
+    """Whether a page of a run names an artifact of this kind, as far as its pages can be read: one was made before."""
+    for page in pages_of(root, folder):
+        with suppress(RecordError):
+            if page.run == run and any(ref.kind == kind for ref in page.artifacts()):
+                return True
+    return False
 
 
 def each_once(store: ArtifactStore, named: Iterable[tuple[ArtifactRef, Page]]) -> list[tuple[ArtifactRef, Page]]:

@@ -11,7 +11,7 @@ from infra.artifacts.local_store import LocalStore
 from infra.backend import open_log
 from infra.runs.records import RecordError
 from ppo_core.records import InputError
-from tasks.runs.kept import DPO_POLICIES, REWARD_MODELS, keep
+from tasks.runs.kept import DPO_POLICIES, REWARD_MODELS, is_kept, keep
 from tasks.runs.reachability import Reachability
 from tasks.runs.run_state import committed, spec_of_run
 from tests.tasks.toy_runs import replace
@@ -39,6 +39,21 @@ def test_what_a_page_names_is_needed_and_a_damaged_page_keeps_everything(tmp_pat
     other = ("rollouts", "d" * 64)
     assert needs.among([other])() == {other, (made[0].kind, made[0].key), (policy.kind, policy.key)}
     assert list(needs.unreadable) == ["the pages of reward models"]
+
+
+def test_a_run_is_trained_once_a_page_names_what_it_trains_and_not_what_it_downloads(tmp_path: Path) -> None:
+    root = LocalStore(tmp_path).root
+
+    def trained(run: str) -> bool:
+        return is_kept(root, REWARD_MODELS, run, "reward_model")
+
+    keep(root, "mine", [ref("download", "a")])
+    assert not trained("mine")
+    keep(root, "mine", [ref("download", "a"), ref("preferences", "b"), ref("reward_model", "c")])
+    assert (trained("mine"), trained("other")) == (True, False)
+    assert not is_kept(root, DPO_POLICIES, "mine", "reward_model")
+    open_log(root, REWARD_MODELS).create(f"damaged-{'d' * 16}-{'e' * 16}.json", b"{}")
+    assert not trained("damaged")
 
 
 @pytest.mark.parametrize(("pages", "command"), [(REWARD_MODELS, "reward-model"), (DPO_POLICIES, "dpo")])
