@@ -24,7 +24,7 @@ from tasks.runs.kept import keep
 from tasks.runs.progress import ProgressFile
 from tasks.stages.context import open_run_context
 from tasks.stages.download_source import download_sources
-from tasks.stages.early_engines import NO_ITERATION
+from tasks.stages.early_engines import SCORING_ALONE
 from tasks.stages.holding import lease_name
 from tasks.stages.references import DownloadRef
 
@@ -79,7 +79,7 @@ def preference_run(
         keep=lambda: not page_is_open(),
     )
     with console, report_outages(console.say), opened as context:
-        context.engines.start(NO_ITERATION if is_trained(spec, run) else None)
+        context.engines.start(SCORING_ALONE if is_trained(spec, run) else None)
         console.step(f"{title} {run}; Prefect page {page_url()} (flow {kind.flow})")
         clean_up(context, console)
         downloads = download_sources(context)

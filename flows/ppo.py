@@ -45,7 +45,7 @@ from tasks.runs.retention import release
 from tasks.runs.run_state import effective_spec, first_record, has_all, last_record, record_at, restore_lost
 from tasks.stages.context import RunContext, open_run_context
 from tasks.stages.download_source import download_sources
-from tasks.stages.early_engines import NO_ITERATION
+from tasks.stages.early_engines import SCORING_ALONE
 from tasks.stages.references import DatasetRef
 
 DAMAGES = 3
@@ -120,7 +120,7 @@ def start_engines(context: RunContext, console: RunConsole, record: IterationRec
     `again`: an iteration that is done will be done again.
     """
     done = not again and has_all(context.spec, record)
-    context.engines.start(NO_ITERATION if done else None)
+    context.engines.start(SCORING_ALONE if done else None)
     for note in (*context.spec.notes(), *machine_notes(context.spec)):
         console.say(note)
     console.greet(record, done=done)

@@ -62,14 +62,14 @@ def started(spec: RewardModelSpec | DpoSpec, run: str | None, module: str, again
     from tasks.checks.preferences import checking_preferences, flow_of, is_trained
     from tasks.checks.run import keeping_check_engine
     from tasks.runs.progress import announced
-    from tasks.stages.early_engines import NO_ITERATION, started_early
+    from tasks.stages.early_engines import SCORING_ALONE, started_early
     from tasks.stages.holding import lease_name
 
     name = run or spec.name
     with keeping_check_engine() as kept:
         pass_check(checking_preferences(spec, name, wait=wait, starts=True), name, module)
         tell_server()
-        only = NO_ITERATION if is_trained(spec, name) else None
+        only = SCORING_ALONE if is_trained(spec, name) else None
         # Whoever waits keeps no memory from others.
         early = nullcontext() if wait else started_early(spec, lease_name(flow_of(spec), name), kept.engine, only=only)
         with ending_well(again), announced(name, "starting"), early:

@@ -106,12 +106,12 @@ def train_checked(
     from tasks.runs.inspect import read_run
     from tasks.runs.progress import announced
     from tasks.runs.run_state import is_done
-    from tasks.stages.early_engines import NO_ITERATION, started_early
+    from tasks.stages.early_engines import SCORING_ALONE, started_early
 
     tell_server()
     try:
         name = run or spec.name
-        only = NO_ITERATION if rerun is None and is_done(spec, name) else None
+        only = SCORING_ALONE if rerun is None and is_done(spec, name) else None
         # Whoever waits keeps no memory from others.
         early = nullcontext() if wait else started_early(spec, name, kept.engine, only=only)
         with stopping_on_sigterm(), announced(name, "starting"), early:

@@ -28,7 +28,7 @@ from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.run_state import changed_values
 from tasks.stages.context import RunContext
 from tasks.stages.download_source import download_sources
-from tasks.stages.early_engines import NO_ITERATION
+from tasks.stages.early_engines import SCORING_ALONE
 from tasks.stages.engines import Engines
 from tasks.stages.holding import PRIVATE, held
 from tasks.stages.hub_names import with_commits
@@ -73,7 +73,7 @@ def open_evaluation(policy: Policy, spec: RunSpec, title: str, on_progress: OnPr
         )
         with Heartbeat(lease, on_lost=context.engines.close):
             try:
-                needed = NO_ITERATION if as_in_its_run(policy, spec) else context.engines.handles.keys() - {TRAINING}
+                needed = SCORING_ALONE if as_in_its_run(policy, spec) else context.engines.handles.keys() - {TRAINING}
                 for name in needed:  # a cluster that is away may not be needed
                     context.engines.handles[name].start()
                 yield context

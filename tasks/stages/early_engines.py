@@ -13,8 +13,8 @@ from ppo_core.spec.paths import is_function
 from tasks.stages.engine_programs import plan_engines
 from tasks.stages.engines import Engines
 
-NO_ITERATION = frozenset({"scoring"})
-"""The engines of a run for which all was made before: the one that tells of the user's code."""
+SCORING_ALONE = frozenset({"scoring"})
+"""What starts for a run for which all was made before: the engine that says whether the user's code has changed."""
 EARLY: ContextVar[tuple[str, FlowSpec, Engines] | None] = ContextVar("early", default=None)
 """The engines that were started for a run and its spec, and are not yet in use."""
 

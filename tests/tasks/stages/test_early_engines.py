@@ -10,7 +10,7 @@ import pytest
 from infra.settings import Settings
 from ppo_core.records import InputError
 from tasks.checks.run import check_engine, keeping_check_engine
-from tasks.stages.early_engines import NO_ITERATION, engines_of, started_early
+from tasks.stages.early_engines import SCORING_ALONE, engines_of, started_early
 from tests.processes import outlived
 from tests.tasks.run_contexts import smoke_spec
 from tests.waiting import LONG_S
@@ -78,10 +78,10 @@ def test_a_run_that_has_all_its_iterations_starts_the_one_that_knows_its_code(
 ) -> None:
     monkeypatch.setenv("PPOFLOW_HOME", str(tmp_path))
     spec, before = smoke_spec(), children()
-    with started_early(spec, "mine", only=NO_ITERATION):
+    with started_early(spec, "mine", only=SCORING_ALONE):
         assert len(children() - before) == 1
         engines = engines_of(spec, Settings(), "mine")
-        engines.start(NO_ITERATION)
+        engines.start(SCORING_ALONE)
         assert len(children() - before) == 1
         engines.start()
         assert len(children() - before) == len(engines.handles)
