@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.experience.mistakes import MISTAKES, Mistake, meet
+from tests.experience.meeting import Mistake, meet
+from tests.experience.mistakes import MISTAKES
 from tests.experience.project import make_model, make_project
 
 RESULTS = Path("benchmarks/results/mistakes.json")

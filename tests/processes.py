@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
 from tests.waiting import LONG_S
+
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def outlived(pids: Iterable[int], *, within_s: float = LONG_S) -> list[int]:
@@ -25,6 +30,17 @@ def runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     except OSError:
         return False
+
+
+@contextmanager
+def adopting() -> Iterator[None]:
+    """Processes inside whose parents end stay below this one, where tests find them."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    assert prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0, os.strerror(ctypes.get_errno())
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 def command_line(process: psutil.Process) -> list[str]:

@@ -57,6 +57,9 @@ def test_the_gpu_benchmark_needs_few_packages(tmp_path: Path) -> None:
     for case in cases:
         assert case["tokens"] == 40
         assert case["tokens_per_second"]["steps"] > 0
+        assert all(seconds > 0 for seconds in case["seconds"].values())
+        assert 0 < case["useful_flop_over_matmul_rate"]["steps"] < 1
+        assert case["memory_mib"]["idle"] > 0
         assert case["machine"]["gpu"] is None
 
 

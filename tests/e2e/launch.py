@@ -65,10 +65,10 @@ def ppoflow(home: Path, *arguments: str, **extra: str) -> subprocess.CompletedPr
     )
 
 
-def start(home: Path, run: str, *options: str, **extra: str) -> subprocess.Popen[str]:
+def start(home: Path, run: str, *options: str, spec: Path = SMOKE, **extra: str) -> subprocess.Popen[str]:
     """A run under way, in a session of its own."""
     return subprocess.Popen(
-        command("train", str(SMOKE), "--run", run, *options),
+        command("train", str(spec), "--run", run, *options),
         cwd=ROOT,
         env=environment(home, **extra),
         stdout=subprocess.PIPE,

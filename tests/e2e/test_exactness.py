@@ -24,11 +24,34 @@ def copied(smoke: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def test_a_recorded_iteration_is_verified_in_a_fresh_process(copied: Path) -> None:
-    before = sorted((copied / "store").rglob("*"))
+    before = files_of(copied / "store")
     done = ppoflow(copied, "verify", "first", "--iterations", "2..2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all 6 stages reproduced the recorded bytes" in done.stdout
-    assert sorted((copied / "store").rglob("*")) == before
+    assert files_of(copied / "store") == before
+
+
+def files_of(store: Path) -> dict[Path, tuple[int, int]]:
+    """When each was written, and its size."""
+    stats = {path: path.stat() for path in store.rglob("*") if path.is_file()}
+    return {path: (found.st_mtime_ns, found.st_size) for path, found in stats.items()}
+
+
+def test_what_is_damaged_is_found_and_made_again_by_real_engines(copied: Path) -> None:
+    third = records(copied, "first")[3]
+    before = policy_bytes(copied, third)
+    place = copied / "store" / "checkpoint" / artifact(third, "checkpoint")["uri"].rpartition("/")[2]
+    flip_a_bit(place / "policy" / "model.safetensors")
+    (copied / "store" / "runs" / "first" / "spec.json").unlink()
+    found = ppoflow(copied, "fsck", "first")
+    assert found.returncode == 1
+    assert "! spec: run first has lost its spec" in found.stdout
+    assert "! checkpoint of iteration 3: " in found.stdout
+    repaired = ppoflow(copied, "fsck", "first", "--repair")
+    assert repaired.returncode == 0, repaired.stdout + repaired.stderr
+    assert "checkpoint of iteration 3 is undamaged again, with the same digest" in repaired.stdout
+    assert policy_bytes(copied, third) == before
+    assert repaired.stdout.rstrip().endswith("all intact")
 
 
 def test_a_fork_shares_what_was_before_and_goes_its_own_way(copied: Path) -> None:
@@ -60,21 +83,3 @@ def test_changed_reward_code_is_applied_to_the_samples_that_are_there(copied: Pa
     assert artifact(after[4], "rollouts") == artifact(before[4], "rollouts")
     assert after[4]["metrics"]["score/mean"] == pytest.approx(2 * before[4]["metrics"]["score/mean"])
     assert policy_bytes(copied, after[4]) != policy_bytes(copied, before[4])
-
-
-def test_what_is_damaged_is_found_and_made_again_by_real_engines(smoke: FinishedRun, tmp_path: Path) -> None:
-    shutil.copytree(smoke.home / "store", tmp_path / "store")
-    third = records(tmp_path, "first")[3]
-    before = policy_bytes(tmp_path, third)
-    place = tmp_path / "store" / "checkpoint" / artifact(third, "checkpoint")["uri"].rpartition("/")[2]
-    flip_a_bit(place / "policy" / "model.safetensors")
-    (tmp_path / "store" / "runs" / "first" / "spec.json").unlink()
-    found = ppoflow(tmp_path, "fsck", "first")
-    assert found.returncode == 1
-    assert "! spec: run first has lost its spec" in found.stdout
-    assert "! checkpoint of iteration 3: " in found.stdout
-    repaired = ppoflow(tmp_path, "fsck", "first", "--repair")
-    assert repaired.returncode == 0, repaired.stdout + repaired.stderr
-    assert "checkpoint of iteration 3 is undamaged again, with the same digest" in repaired.stdout
-    assert policy_bytes(tmp_path, third) == before
-    assert repaired.stdout.rstrip().endswith("all intact")

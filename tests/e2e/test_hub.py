@@ -1,15 +1,29 @@
-"""A run whose model and data are names of the hub: from the spec to the lineage, and on without a network."""
+"""A run whose model and data are names of the hub: from the spec to the lineage, on without a network, and to its end
+without a Prefect server that answers, whose page its successor puts right."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.launch import one_server, ppoflow, records, train
+from tests.e2e.launch import (
+    DEADLINE_S,
+    flow_states,
+    one_server,
+    ppoflow,
+    record_files,
+    records,
+    start,
+    train,
+    wait_for,
+)
 from tests.experience.project import make_model
 from tests.hub_server import toy_hub
+from tests.infra.storage.s3.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.thorough
 RUN = "of-the-hub"
@@ -26,7 +40,7 @@ reward: {sources: [{kind: exact_match}]}
 """
 
 
-def test_a_run_of_the_hub_goes_on_without_it(tmp_path: Path) -> None:
+def test_a_run_of_the_hub_goes_on_without_it_and_without_prefect(tmp_path: Path) -> None:
     home, spec = tmp_path / "home", tmp_path / "spec.yaml"
     spec.write_text(SPEC)
     make_model(tmp_path / "model")
@@ -46,10 +60,22 @@ def test_a_run_of_the_hub_goes_on_without_it(tmp_path: Path) -> None:
             assert done.returncode == 0, done.stdout + done.stderr
             assert f"hf://us/small is us/small at commit {model}" in done.stdout
             hub.model("us/small", {"config.json": b"{}"})
-        done = train(home, RUN, "--set", "iterations=2", spec=spec, HF_HUB_OFFLINE="1")
+        proxy = FaultProxy(int(os.environ["PREFECT_API_URL"].removesuffix("/api").rpartition(":")[2]))
+        offline = {"HF_HUB_OFFLINE": "1", "PREFECT_API_URL": f"{proxy.uri}/api", "PREFECT_CLIENT_MAX_RETRIES": "1"}
+        longer = start(home, RUN, "--set", "iterations=3", spec=spec, **offline)
+        wait_for(lambda: len(record_files(home, RUN)) >= 3, "iteration 2", run=longer)
+        proxy.refuse(500, "DatabaseAway")
+        said = longer.communicate(timeout=DEADLINE_S)[0]
+        assert longer.returncode == 0, said
+        assert f"Prefect's server at {proxy.uri}/api fails or does not answer" in said
+        assert flow_states(home) == Counter({"Completed": 1, "Running": 1})
+        proxy.inject("", lambda request: False)
+        done = train(home, RUN, "--set", "iterations=3", spec=spec, **offline)
         assert done.returncode == 0, done.stdout + done.stderr
+        assert flow_states(home) == Counter({"Completed": 2, "Crashed": 1})
+        proxy.close()
     found = records(home, RUN)
-    assert [record["iteration"] for record in found] == [0, 1, 2]
+    assert [record["iteration"] for record in found] == [0, 1, 2, 3]
     assert {ref["commit"] for record in found for ref in record["downloads"]} == {model, old, new}
     told = ppoflow(home, "lineage", RUN).stdout
     assert f"hf://us/sums@v1:held_out.csv is us/sums at commit {old}" in told

@@ -1,4 +1,4 @@
-"""Stopped runs, and runs that cannot start: what is kept, and what is said."""
+"""A stopped run: what is kept, and what is said."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.launch import DEADLINE_S, ppoflow, processes_of, record_files, start, train, wait_for
+from tests.e2e.launch import DEADLINE_S, ppoflow, processes_of, record_files, start, wait_for
 
 pytestmark = pytest.mark.thorough
 
@@ -37,12 +37,3 @@ def test_a_run_shows_what_it_does_and_ends_cleanly_on_sigterm_saying_how_to_go_o
     assert "vllm serve" in output
     assert (tmp_path / "runs" / "stopped" / "best-policy" / "config.json").is_file()
     assert not list(processes_of(tmp_path))
-
-
-def test_a_prefect_server_that_is_not_there_is_named_in_a_line(tmp_path: Path) -> None:
-    done = train(tmp_path, "alone", PREFECT_API_URL="http://127.0.0.1:9/api")
-    assert done.returncode == 2
-    assert "no Prefect server answers at http://127.0.0.1:9/api" in done.stderr
-    assert "unset PREFECT_API_URL" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "store").exists()

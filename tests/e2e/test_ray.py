@@ -29,6 +29,7 @@ from tests.processes import command_line
 
 pytestmark = pytest.mark.thorough
 SETTLED_S = 0.1
+ASKED_EVERY_S = 0.5
 
 
 @pytest.fixture
@@ -78,10 +79,10 @@ def test_a_run_on_ray_survives_two_lost_machines_with_the_bytes_of_the_embedded_
         def committed(number: int) -> Callable[[], bool]:
             return lambda: (recorded.last() or 0) >= number
 
-        wait_for(committed(1), "iteration 1", run=run)
+        wait_for(committed(1), "iteration 1", run=run, every_s=ASKED_EVERY_S)
         nodes.add('{"rollout": 1, "training": 1}')
         strike(run, sampling, lambda: True)
-        wait_for(committed(2), "iteration 2", run=run)
+        wait_for(committed(2), "iteration 2", run=run, every_s=ASKED_EVERY_S)
         made = training.home / "cache" / "artifacts"
         strike(run, training, lambda: len(list(made.glob("*/experience.safetensors"))) >= 2)
         assert run.wait(DEADLINE_S) == 0, (tmp_path / "flow.log").read_text()

@@ -23,7 +23,7 @@ from ppo_core.scoring.reward import Sample
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
 from tests.e2e.launch import ROOT, environment, one_server, ppoflow
-from tests.experience.project import make_model
+from tests.experience.project import make_model, write_project
 
 pytestmark = pytest.mark.thorough
 HELPFUL = ROOT / "examples" / "helpful"
@@ -131,38 +131,11 @@ def test_it_is_made_once_and_nobody_collects_it(home: Path) -> None:
     assert "nothing to remove" in collected.stdout, collected.stdout
 
 
-BAD = {
-    "chosen equal to rejected": ({"rejected": "7"}, "pairs.jsonl: row 3 has chosen == rejected ('7')"),
-    "no text": ({"chosen": 7}, "pairs.jsonl: row 3 has chosen=7: give a text"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_a_malformed_row_is_refused_by_line_and_column(tmp_path: Path, case: str) -> None:
-    changes, message = BAD[case]
-    rows = [{"prompt": "7+5=", "chosen": "7", "rejected": str(n)} for n in range(4)]
-    rows[2].update(changes)
-    done = project(tmp_path, rows, make_model(tmp_path / "model"))
-    assert (done.returncode, f"InputError: {message}" in done.stderr) == (2, True), done.stdout + done.stderr
+def test_a_malformed_row_is_refused_before_a_server_starts(tmp_path: Path) -> None:
+    rows = [{"prompt": "7+5=", "chosen": "7", "rejected": "8"}, {"prompt": "7+5=", "chosen": "7", "rejected": "7"}]
+    done = train(tmp_path / "home", spec=write_project(tmp_path, rows, make_model(tmp_path / "model")))
+    message = "InputError: pairs.jsonl: row 2 has chosen == rejected ('7')"
+    assert (done.returncode, message in done.stderr) == (2, True), done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert "Prefect's server" not in done.stdout
     assert not (tmp_path / "home").exists()
-
-
-def test_a_model_that_is_no_causal_lm_is_refused(home: Path, tmp_path: Path) -> None:
-    done = project(tmp_path, [{"prompt": "7+5=", "chosen": "7", "rejected": "8"}], folder(home))
-    assert done.returncode == 2
-    assert "is a sequence classifier (LlamaForSequenceClassification)" in done.stderr
-    (tmp_path / "empty").mkdir()
-    done = project(tmp_path / "empty", [], tmp_path / "nothing")
-    assert f"there is no folder {tmp_path / 'nothing'}" in done.stderr
-
-
-def project(place: Path, rows: list[dict[str, Any]], model: Path) -> subprocess.CompletedProcess[str]:
-    """The command on a user's own files."""
-    files = {"pairs.jsonl": rows, "held_out.jsonl": [{**row, "prompt": "8+5="} for row in rows]}
-    for name, content in files.items():
-        (place / name).write_text("".join(f"{json.dumps(row)}\n" for row in content))
-    spec = {"dataset": {"train": "pairs.jsonl", "evaluation": "held_out.jsonl"}, "model": {"path": str(model)}}
-    (place / "spec.yaml").write_text(json.dumps(spec))
-    return train(place / "home", spec=place / "spec.yaml")

@@ -3,61 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from safetensors.numpy import load_file, save_file
 
-from tests.e2e.launch import DEADLINE_S, command, environment
+from tests.experience.meeting import Break, Mistake
 from tests.experience.project import edit, edit_json, write_rows
 
-Break = Callable[[Path], object]
 NO_SUCH_SERVER = "http://127.0.0.1:9/api"
-
-
-@dataclass(frozen=True)
-class Mistake:
-    """`breaks` makes it in a right project; `says` are parts of the one message that names it and its remedy."""
-
-    what: str
-    says: tuple[str, ...]
-    breaks: Break = field(default=lambda folder: None)
-    command: tuple[str, ...] = ("train", "spec.yaml")
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the user sees, and what is left on the machine."""
-
-    seconds: float
-    status: int
-    output: str
-    error: str
-    left: list[str]
-
-
-def meet(mistake: Mistake, project: Path) -> Answer:
-    """Make the mistake in a fresh project, start the command as a user would, and look at what is left."""
-    mistake.breaks(project)
-    home = project / "state"
-    extra = {name: value.format(project=project) for name, value in mistake.environment.items()}
-    started = time.perf_counter()
-    done = subprocess.run(
-        command(*mistake.command),
-        cwd=project,
-        env=environment(home, **extra),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    seconds = time.perf_counter() - started
-    left = sorted(str(path.relative_to(home)) for path in home.rglob("*") if path.is_file())
-    return Answer(seconds, done.returncode, done.stdout, done.stderr, left)
 
 
 def set_key(text: str) -> tuple[str, ...]:

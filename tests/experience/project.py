@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from ppo_core.data.tokenization import load_tokenizer
 from ppo_core.models.loading import create_policy
@@ -54,6 +55,15 @@ def make_model(folder: Path) -> Path:
     create_policy(config, vocab_size=len(tokenizer), seed=0, dtype="float32").save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def write_project(folder: Path, rows: list[dict[str, Any]], model: Path) -> Path:
+    """The spec of a reward model that learns from these rows, and from the same ones of another prompt."""
+    write_rows(folder / "pairs.jsonl", rows)
+    write_rows(folder / "held_out.jsonl", [{**row, "prompt": "8+5="} for row in rows])
+    spec = {"dataset": {"train": "pairs.jsonl", "evaluation": "held_out.jsonl"}, "model": {"path": str(model)}}
+    (folder / "spec.yaml").write_text(json.dumps(spec))
+    return folder / "spec.yaml"
 
 
 def make_project(folder: Path, model: Path) -> Path:

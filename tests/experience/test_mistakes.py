@@ -6,20 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from ppo_core.records import InputError
-from ppo_core.spec import RunSpec
-from tasks.checks.run import check_run
-from tests.experience.mistakes import IN_DATA, IN_MODELS, IN_REWARDS, IN_SPECS, ON_THE_MACHINE, Mistake, meet
+from tests.experience.meeting import Answer, Mistake, meet, meet_here
+from tests.experience.mistakes import IN_DATA, IN_MODELS, IN_REWARDS, IN_SPECS, ON_THE_MACHINE
 
-STARTED = ("prefect", "mlflow", "training.log", "rollout.log")
+STARTED = ("prefect", "mlflow", "training.log", "rollout.log", "store/")
 LONGEST = 600
 CHECKED = [*IN_DATA, *IN_REWARDS, *IN_MODELS]
 ONE_OF_EACH = [IN_DATA[3], IN_REWARDS[-1], IN_MODELS[-1]]
 
 
-def is_refused_at_once(mistake: Mistake, project: Path) -> None:
+def is_refused_at_once(mistake: Mistake, answer: Answer) -> None:
     """The message names value and remedy; no traceback; no server and no engine with a model has started."""
-    answer = meet(mistake, project)
     assert answer.status == 2, answer
     missing = [part for part in mistake.says if part not in answer.error]
     assert not missing, answer.error
@@ -38,33 +35,16 @@ def called(mistake: Mistake) -> str:
 
 @pytest.mark.parametrize("mistake", [*IN_SPECS, *ON_THE_MACHINE], ids=called)
 def test_in_the_spec_or_on_the_machine(mistake: Mistake, project: Path) -> None:
-    is_refused_at_once(mistake, project)
+    is_refused_at_once(mistake, meet(mistake, project))
 
 
 @pytest.mark.usefixtures("shared_engine")
 @pytest.mark.parametrize("mistake", CHECKED, ids=called)
 def test_in_data_rewards_and_models(mistake: Mistake, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the command checks first, asked in this process."""
-    monkeypatch.setenv("PPOFLOW_HOME", str(project / "state"))
-    mistake.breaks(project)
-    with pytest.raises(InputError) as refused:
-        check_run(RunSpec.from_yaml(project / "spec.yaml", overrides_of(mistake)))
-    assert not [part for part in mistake.says if part not in str(refused.value)], refused.value
+    is_refused_at_once(mistake, meet_here(mistake, project, monkeypatch))
     assert not (project / "state").exists()
 
 
 @pytest.mark.parametrize("mistake", ONE_OF_EACH, ids=called)
 def test_of_each_kind_one_through_the_command(mistake: Mistake, project: Path) -> None:
-    is_refused_at_once(mistake, project)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("mistake", [one for one in CHECKED if one not in ONE_OF_EACH], ids=called)
-def test_all_others_through_the_command(mistake: Mistake, project: Path) -> None:
-    is_refused_at_once(mistake, project)
-
-
-def overrides_of(mistake: Mistake) -> list[str]:
-    """What its command says behind each `--set`."""
-    words = mistake.command
-    return [words[index + 1] for index, word in enumerate(words) if word == "--set"]
+    is_refused_at_once(mistake, meet(mistake, project))

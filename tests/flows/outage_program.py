@@ -1,6 +1,6 @@
-"""A run on toy engines whose Prefect server is killed in the middle and comes back; prints what Prefect then says.
+"""Runs on toy engines whose Prefect server fails and comes back; prints what Prefect then says of each.
 
-Or one whose server answers 500 for a while, as it does while its database restarts: at the start, or in the middle.
+It answers 500 for a while, as it does while its database restarts, at the start or in the middle; or it is killed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from infra.prefect_server import PrefectServer
 from tasks.prefect.environment import prepare
@@ -20,6 +20,7 @@ from tests.ports import free_port
 from tests.waiting import LONG_S, until
 
 ITERATIONS, DIES_AT, BACK_AT, FAILS_S = 20, 3, 12, 5.0
+OUTAGES = AT_THE_START, IN_THE_MIDDLE, KILLED = "500 at the start", "500 in the middle", "killed"
 
 
 def fail(proxy: FaultProxy) -> None:
@@ -40,42 +41,49 @@ def mend_later(proxy: FaultProxy, refused: list[int]) -> None:
     mend(proxy, refused)
 
 
-def main(home: Path, outage: str) -> NoReturn:
-    """Train, and tell."""
-    prepare()
+def train(home: Path, outage: str, servers: tuple[PrefectServer, PrefectServer], proxy: FaultProxy) -> dict[str, Any]:
+    """A run that meets this outage: how many iterations it committed, the state that Prefect then has of it, and how
+    many calls were refused."""
     from prefect import flow
     from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowFilter, FlowFilterName
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     from tests.tasks.toy_runs import ToyRun
 
-    server = PrefectServer(home / "prefect", port=free_port())
-    server.start()
-    server.wait_until_healthy(LONG_S)
-    again = PrefectServer(home / "prefect", port=int(server.ui_url.rpartition(":")[2]))
-    proxy = FaultProxy(int(server.ui_url.rpartition(":")[2]))
-
-    run, refused = ToyRun(home / "run"), list[int]()
-    if outage == "killed":
+    (server, again), refused = servers, list[int]()
+    run = ToyRun(home / "".join(filter(str.isalnum, outage)))
+    if outage == KILLED:
         run.engines.before("generate_rollouts", DIES_AT, server.close)
         # It takes calls at once, and answers them seconds later.
         run.engines.before("generate_rollouts", BACK_AT, again.start)
-    elif outage == "500 in the middle":
+    elif outage == IN_THE_MIDDLE:
         run.engines.before("generate_rollouts", DIES_AT, lambda: fail(proxy))
         run.engines.before("generate_rollouts", BACK_AT, lambda: mend(proxy, refused))
     else:
         fail(proxy)
         threading.Thread(target=mend_later, args=(proxy, refused), daemon=True).start()
-    toy = flow(name="toy", persist_result=False)(lambda: len(run.train(f"iterations={ITERATIONS}")))
-    url = server.api_url if outage == "killed" else f"{proxy.uri}/api"
+    toy = flow(name=outage, persist_result=False)(lambda: len(run.train(f"iterations={ITERATIONS}")))
+    url = server.api_url if outage == KILLED else f"{proxy.uri}/api"
     with temporary_settings({PREFECT_API_URL: url}):
         committed = toy()
         with get_client(sync_client=True) as client:
-            (found,) = client.read_flow_runs()
-    print(json.dumps({"committed": committed, "state": found.state_name, "refused": refused}), flush=True)
+            (found,) = client.read_flow_runs(flow_filter=FlowFilter(name=FlowFilterName(any_=[outage])))
+    return {"committed": committed, "state": found.state_name, "refused": refused}
+
+
+def main(home: Path) -> NoReturn:
+    """Train through one outage after the other, and tell. What is killed last is the server of all."""
+    prepare()
+    server = PrefectServer(home / "prefect", port=free_port())
+    server.start()
+    server.wait_until_healthy(LONG_S)
+    port = int(server.ui_url.rpartition(":")[2])
+    servers, proxy = (server, PrefectServer(home / "prefect", port=port)), FaultProxy(port)
+    print(json.dumps({outage: train(home, outage, servers, proxy) for outage in OUTAGES}), flush=True)
     # Prefect would go on for a minute to tell of single tasks, over a connection that it takes for alive.
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]))

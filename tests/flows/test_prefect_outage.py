@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,11 +19,12 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 1200.0
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("outage", ["killed", "500 at the start", "500 in the middle"])
-def test_a_run_outlives_its_prefect_server(tmp_path: Path, outage: str) -> None:
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What the runs through all outages, one after the other, have told."""
+    home = tmp_path_factory.mktemp("outages")
     done = subprocess.run(
-        [sys.executable, "-m", outage_program.__name__, str(tmp_path), outage],
+        [sys.executable, "-m", outage_program.__name__, str(home)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -30,9 +32,16 @@ def test_a_run_outlives_its_prefect_server(tmp_path: Path, outage: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    told: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("outage", outage_program.OUTAGES)
+def test_a_run_outlives_its_prefect_server(runs: dict[str, dict[str, Any]], outage: str) -> None:
+    found = runs[outage]
     assert (found["committed"], found["state"]) == (outage_program.ITERATIONS + 1, "Completed")
-    assert outage == "killed" or found["refused"][0] > 0
+    assert outage == outage_program.KILLED or found["refused"][0] > 0
 
 
 class WithoutDatabase(http.server.BaseHTTPRequestHandler):

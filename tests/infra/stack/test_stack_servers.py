@@ -34,6 +34,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.thorough
 CEPH = {"ceph-mon", "ceph-osd", "s3"}
+RAY_LOGS = {".log", ".out", ".err"}
 CLIENT = """
 from infra.mlflow.client import open_client
 from infra.settings import Settings
@@ -182,7 +183,9 @@ def test_no_password_is_in_a_process_list_or_a_log(stack: Stack):
     secrets = list(stack.passwords.model_dump(exclude={"stack"}).values())
     shown = "\n".join(" ".join(command_line(process)) for process in stack.processes())
     logs = list((stack.settings.folder / "logs").iterdir())
-    ray = [path for path in (stack.settings.folder / "ray").rglob("*.log") if path.is_file()]
+    ray = [path for path in (stack.settings.folder / "ray").rglob("*.*") if path.suffix in RAY_LOGS and path.is_file()]
+    assert {path.suffix for path in ray} == RAY_LOGS
+    assert "supervisord" in shown
     assert {path.stem for path in logs} == {*stack.servers, "ray-1", "orphan_processes", "supervisord"}
     texts = [shown, stack.said, *(path.read_text(errors="replace") for path in (*logs, *ray))]
     assert [secret[:4] for secret in secrets if any(secret in text for text in texts)] == []

@@ -26,19 +26,32 @@ from tests.waiting import until
 TRAINING = TrainingSpec(num_ranks=2, zero_stage=2, microbatch_size=4)
 
 
-@pytest.fixture
-def client(tmp_path: Path) -> Iterator[Client]:
-    client = open_engine("training", tmp_path, minimal_spec().model_copy(update={"training": TRAINING}))
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """One engine for all tests, which starts again where one of them has ended it."""
+    folder = tmp_path_factory.mktemp("engine")
+    client = open_engine("training", folder, minimal_spec().model_copy(update={"training": TRAINING}))
     yield client
     client.engine.close()
 
 
-@pytest.fixture
-def start(client: Client, tmp_path: Path) -> Path:
+@pytest.mark.thorough
+def test_a_rank_that_dies_before_all_have_met_ends_the_engine(client: Client) -> None:
+    client.engine.close()
+    client.engine.start()
+    until(lambda: len(engine_processes()) == 2, "both ranks are there")
+    os.kill(engine_processes()[1], signal.SIGKILL)
+    with pytest.raises(EngineDied, match="training rank 1 of 2 ended with status -9"):
+        client.run("start_policy", {}, {}, client.output())
+
+
+@pytest.fixture(scope="module")
+def start(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoint 0."""
-    tiny_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    tokenizer = tmp_path_factory.mktemp("tokenizer")
+    tiny_tokenizer().save_pretrained(tokenizer)
     spec = {"seed": 1, "model": {"config": tiny_config("llama-tied"), "tokenizer": "x"}}
-    output, inputs = client.output(), {"dataset": tmp_path, "tokenizer": tmp_path / "tokenizer"}
+    output, inputs = client.output(), {"dataset": tokenizer, "tokenizer": tokenizer}
     client.run("start_policy", inputs, spec, output)
     return output
 
@@ -125,12 +138,3 @@ def test_three_updates_with_thin_checkpoints_and_a_kill_in_each(client: Client, 
     for path in unbroken[-1].rglob("*"):
         if path.is_file():
             assert path.read_bytes() == (checkpoint / path.relative_to(unbroken[-1])).read_bytes(), path
-
-
-@pytest.mark.thorough
-def test_a_rank_that_dies_before_all_have_met_ends_the_engine(client: Client, tmp_path: Path) -> None:
-    client.engine.start()
-    until(lambda: len(engine_processes()) == 2, "both ranks are there")
-    os.kill(engine_processes()[1], signal.SIGKILL)
-    with pytest.raises(EngineDied, match="training rank 1 of 2 ended with status -9"):
-        client.run("start_policy", {}, {}, client.output())

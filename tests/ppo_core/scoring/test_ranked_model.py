@@ -19,7 +19,7 @@ from tests.ppo_core.engines.engine_jobs import open_engine
 from tests.ppo_core.scoring.scoring_jobs import prepare, score, write_lines
 from tests.ppo_core.scoring.test_model_reward import SAMPLES, alone, reward_model, rewards, scores
 from tests.ppo_core.tiny_models import tiny_folder
-from tests.processes import command_line, outlived
+from tests.processes import adopting, command_line, outlived
 
 pytestmark = pytest.mark.thorough
 SECRETS = {"PPO_JUDGE_API_KEY": "s3cret", "TORCH_TOKEN": "s3cret", "SOME_SETTING": "s3cret"}
@@ -41,9 +41,11 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def none_left() -> Iterator[None]:
-    yield
-    held_models().close()
-    assert outlived([child.pid for child in rank_processes()]) == []
+    """Not even one whose first rank has ended before it."""
+    with adopting():
+        yield
+        held_models().close()
+        assert outlived([child.pid for child in rank_processes()]) == []
 
 
 def test_ranks_score_as_one_process_and_start_anew_after_one_was_killed(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from dataclasses import replace
@@ -17,6 +16,7 @@ from ppo_core.records import InputError, PromptRow
 from ppo_core.scoring.reward import Sample
 from ppo_core.scoring.weighted import WeightedRewards
 from ppo_core.spec import RewardSpec
+from tests.processes import adopting, command_line
 
 ALLOWED = Sources(Path(), run_generated_code=True)
 TESTS = ["assert add(1, 2) == 3", "assert add('a', 'b') == 'ab'", "assert add(0, 0) == 0", "assert add(1, 1) == 2"]
@@ -210,9 +210,10 @@ def test_code_that_changes_its_folder_is_tested_all_the_same(tmp_path: Path) -> 
 
 def test_a_fork_bomb_leaves_no_process() -> None:
     bomb = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"
-    assert score(bomb, EVERYTHING, timeout_s=6) == 0.0
-    ours = psutil.Process(os.getpid()).children(recursive=True)
-    assert [child for child in ours if "run_unit_tests" in " ".join(child.cmdline())] == []
+    with adopting():
+        assert score(bomb, EVERYTHING, timeout_s=6) == 0.0
+        ours = [command_line(child) for child in psutil.Process().children(recursive=True)]
+        assert [words for words in ours if "run_unit_tests" in " ".join(words)] == []
 
 
 FLOODS = """
@@ -222,7 +223,6 @@ for _ in range(9999):
     print("x" * 65536, file=sys.stderr)
 """
 GUESSES = """
-import os
 for number in range(3, 32):
     try:
         os.write(number, b"ready\\n0\\n")
@@ -239,8 +239,7 @@ def test_output_goes_nowhere_however_much_there_is() -> None:
 
 def test_sets_have_the_same_order_each_time() -> None:
     response = "order = ''.join(sorted({str(n) for n in range(99)}, key=hash))"
-    probe = ["assert hash(order) % 2", "assert hash(order) % 3", "assert hash(order) % 5", "assert hash(order) % 7"]
-    assert len({score(response, probe) for _ in range(4)}) == 1
+    assert [score(response, ["assert order[:12] == '441222381572'"]) for _ in range(4)] == [1.0] * 4
 
 
 def test_many_responses_keep_their_order_and_tell_of_their_progress() -> None:
