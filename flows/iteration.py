@@ -133,14 +133,14 @@ def gone_wrong(
     try:
         evidence = keep_evidence(context, iteration, passed, draft)
         if context.spec.guards.on_divergence != "rollback":
-            raise diverged(context.run, iteration, passed, evidence)
+            raise diverged(context.run, iteration, passed, evidence, made=draft is not None)
         record = roll_back(context, iteration, passed)
         if record is None:
             done = last_attempt(rollbacks_of(context.records).values()).number
-            raise diverged(context.run, iteration, passed, evidence, spent=done)
+            raise diverged(context.run, iteration, passed, evidence, spent=done, made=draft is not None)
         attempt = current_attempt(context, record.iteration + 1)
     except RecordError as error:
-        raise diverged(context.run, iteration, passed, evidence, damage=error) from error
+        raise diverged(context.run, iteration, passed, evidence, damage=error, made=draft is not None) from error
     count = f"rollback {attempt.number} of {context.spec.guards.max_rollbacks}"
     console.say(
         f"! iteration {iteration} diverged: {'; '.join(passed)} (evidence: {evidence}); {count}: back to iteration "

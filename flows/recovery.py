@@ -13,6 +13,7 @@ from ppo_core.spec import RunSpec
 from tasks.prefect.crashed_runs import mark_crashed
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.errors import EngineError, InputError
+from tasks.runs.guards import take_out
 from tasks.runs.iteration_record import IterationRecord, read_record, resume_inputs
 from tasks.runs.notes import NotedRerun, end_rerun, note_rerun, pending_rerun, reruns_of
 from tasks.runs.retention import remove_orphans
@@ -85,10 +86,10 @@ def last_resumable_record(context: RunContext, console: RunConsole) -> Iteration
             lost.add(missing.digest)
             continue
         if iteration < last.iteration:
-            context.supersede(iteration)
+            take_out(context, iteration)
             console.say(f"! falling back to iteration {iteration}, the last undamaged one; later ones are made again")
         return record
-    context.supersede(-1)
+    take_out(context, -1)
     console.say("! no iteration is undamaged: the run starts over")
     return None
 
@@ -149,7 +150,7 @@ def do_again(
 ) -> IterationRecord:
     """Take an iteration and those after it out of the run, where they are in it, and do it again from a stage on."""
     previous = record_at(context.records, note.iteration - 1)
-    replaced = context.supersede(previous.iteration) or "what a process that died took out"
+    replaced = take_out(context, previous.iteration) or "what a process that died took out"
     console.say(f"rerunning iteration {note.iteration} from stage {note.start}; taken out of the run: {replaced}")
     record = iterate(context, console, dataset, previous, again=given, start=note.start)
     end_rerun(context.records, note)

@@ -54,6 +54,8 @@ def remedy_for(run: str, document: int | str = "spec") -> str:
         return f"`ppoflow fsck {run} --repair` writes it again from the run's records, as the next iteration does"
     if document == "reruns":
         return "move it away: a rerun that it tells of is not finished then, and the run goes on from its last record"
+    if document == "changes":
+        return "move it away: the run goes on with the settings of its last record then; give others by --set again"
     if document == "divergences":
         return "move it away: it is of an iteration that is no part of the run, and nothing depends on it"
     if document == "tracking":

@@ -6,7 +6,7 @@ import re
 
 TRACKING = "tracking"
 """The notes of the id on a tracking server: they may be moved away where they are damaged, the run gets another one."""
-NOTES = ("rollbacks", "divergences", "reruns", TRACKING)
+NOTES = ("rollbacks", "divergences", "reruns", "changes", TRACKING)
 RUN_NAME_LIMIT = 100
 _RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 

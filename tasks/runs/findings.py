@@ -13,6 +13,7 @@ from infra.runs.records import RecordError, RecordFormatTooNew, RunRecords, reme
 from infra.storage.rereading import ChangedOnTheWay
 from tasks.runs.iteration_record import NEWER, ChainedRecord, IterationRecord, RecordOfNewerVersion
 from tasks.runs.notes import (
+    CHANGES,
     DIVERGENCES,
     NOTED_AGAIN,
     RERUNS,
@@ -21,6 +22,7 @@ from tasks.runs.notes import (
     Rollback,
     divergences_of,
     lost_rollbacks,
+    noted_changes,
     reruns_of,
     rollbacks_of,
 )
@@ -111,6 +113,8 @@ def check_notes(records: RunRecords, believed: list[ChainedRecord], found: Findi
         for note in reruns_of(records):
             if note.record is not None:
                 link(run, note.record, remedy=remedy_for(run, RERUNS))
+    with _reading_notes(found, CHANGES):
+        noted_changes(records, -1)
     with _reading_notes(found, ROLLBACKS):
         found.rollbacks = rollbacks_of(records)
         found.lost = lost_rollbacks(run, believed, found.rollbacks, found.divergences.values())

@@ -6,6 +6,7 @@ import math
 import shutil
 import statistics
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +15,18 @@ from infra.backend import is_remote
 from infra.runs.records import RecordError
 from ppo_core.spec import GuardsSpec, RunSpec
 from tasks.runs.iteration_record import Attempt, IterationRecord
-from tasks.runs.notes import ROLLBACKS, Divergence, Rollback, attempt_at, last_attempt, rollbacks_of, unfinished
+from tasks.runs.notes import (
+    ROLLBACKS,
+    Divergence,
+    Rollback,
+    attempt_at,
+    last_attempt,
+    note_changes,
+    rollbacks_of,
+    unfinished,
+)
 from tasks.runs.record_chain import record_digest
-from tasks.runs.run_state import not_kept, record_at
+from tasks.runs.run_state import changed_values, changes_after, not_kept, record_at, recorded_spec
 from tasks.stages.context import RunContext
 from tasks.stages.jobs import MAKE_ROOM, DiskSpaceError
 
@@ -160,24 +170,26 @@ def diverged(
     *,
     spent: int | None = None,
     damage: RecordError | None = None,
+    made: bool = True,
 ) -> DivergedError:
     """The message to a person.
 
     `spent`: how often the run was rolled back, where that may not go on. `damage`: what of the run could not be read
-    on the way, and the remedy.
+    on the way, and the remedy. Without the iteration `made` to its end nothing can be gone on with.
     """
-    cure, retry = "", "continue with --set guards.on_divergence=rollback"
+    resume = f"ppoflow resume {run} --set guards."
+    cure, retry = "", f"{resume}on_divergence=rollback"
     if spent is not None:
         cure = f"It was rolled back {spent} times (guards.max_rollbacks) before. "
-        retry = f"continue with --set guards.max_rollbacks={spent + 1}"
+        retry = f"{resume}max_rollbacks={spent + 1}"
     last, kept = iteration - 1, "no evidence was kept" if evidence is None else f"its evidence is kept: {evidence}"
     if damage is not None:
         cure = f"Besides, what the run has written could not be read: {damage}. {cure}"
     return DivergedError(
         f"iteration {iteration} of run {run} diverged: {'; '.join(passed)}. It was not committed, so the run is at "
         f"iteration {last}; {kept}. {cure}To go back and retry with lower learning rates and "
-        f"other samples, {retry}; to change settings: "
-        f"ppoflow fork {run}@{last} NEW --set update.learning_rate=…; to ignore it: --set guards.on_divergence=warn"
+        f"other samples: {retry}; to change settings: ppoflow fork {run}@{last} NEW --set update.learning_rate=…"
+        + (f"; to ignore it: {resume}on_divergence=warn" if made else "")
     )
 
 
@@ -206,8 +218,19 @@ def roll_back(context: RunContext, iteration: int, passed: list[str]) -> Iterati
     follows = record_digest(context.records.read(after))
     note = Rollback(run=context.records.run, after=after, attempt=lower, passed=passed, follows=follows)
     context.records.note(ROLLBACKS, note.model_dump(mode="json"))
-    context.supersede(after)
+    take_out(context, after)
     return record
+
+
+def take_out(context: RunContext, after: int) -> list[int]:
+    """Take the records after iteration `after` out of the run; whoever goes on with it does so as this one would."""
+    began_with = recorded_spec(context.records)
+    if began_with is not None:
+        changed = changed_values(began_with, context.spec)
+        with suppress(RecordError):  # of one that is damaged, which says nothing
+            if changes_after(context.records, record_at(context.records, after) if after >= 0 else None) != changed:
+                note_changes(context.records, after, changed)
+    return context.supersede(after)
 
 
 def finish_rollback(context: RunContext) -> None:
@@ -215,7 +238,7 @@ def finish_rollback(context: RunContext) -> None:
     rollbacks, last = rollbacks_of(context.records).values(), context.records.last()
     pending = None if last is None or not rollbacks else unfinished(rollbacks, record_at(context.records, last))
     if pending is not None:
-        context.supersede(pending.after)
+        take_out(context, pending.after)
 
 
 def check_disk(context: RunContext, previous: IterationRecord) -> None:

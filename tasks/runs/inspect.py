@@ -12,7 +12,7 @@ from tasks.runs.iteration_record import IterationRecord, best_in_words
 from tasks.runs.notes import NOTED_AGAIN, NotedRerun, Rollback, pending_rerun, reruns_of
 from tasks.runs.progress import doing_now
 from tasks.runs.record_chain import LastRecordLost, unless_changed
-from tasks.runs.run_state import command_again, committed, made_by_preferences, own_changes
+from tasks.runs.run_state import changes_after, command_again, committed, made_by_preferences
 from tasks.stages.references import CheckpointRef
 
 
@@ -57,11 +57,10 @@ def read_run(run: str) -> RunSoFar:
     """The run of this name. Raises InputError for one without records, naming those there are."""
     chain = committed(run, notes=True)
     assert chain.spec is not None
-    last = chain.records[-1]
-    planned = int(own_changes(last).get("iterations", chain.spec["iterations"]))
+    last, records = chain.records[-1], open_records(open_store(Settings().store_root).root, run)
+    planned = int(changes_after(records, last).get("iterations", chain.spec["iterations"]))
     location = location_of(last.checkpoint)
     planned = max(planned, last.iteration)
-    records = open_records(open_store(Settings().store_root).root, run)
     pending = unless_changed(records, lambda _: pending_rerun(records))
     return RunSoFar(run, chain.records, planned, location, chain.lost_rollbacks, chain.lost_last, pending)
 

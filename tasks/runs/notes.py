@@ -3,7 +3,7 @@ the same."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from infra.runs.listing import RunListing
 from infra.runs.records import RecordCorrupted, RunRecords, remedy_for
 from tasks.runs.iteration_record import NEWER, Attempt, ChainedRecord, IterationRecord, RecordOfNewerVersion
 
-ROLLBACKS, DIVERGENCES, RERUNS = "rollbacks", "divergences", "reruns"
+ROLLBACKS, DIVERGENCES, RERUNS, CHANGES = "rollbacks", "divergences", "reruns", "changes"
 NOTED_AGAIN = "the next start of the run writes it again, from the records"
 
 
@@ -60,7 +60,17 @@ class NotedRerun(Note):
     ended: bool = False
 
 
-N = TypeVar("N", Rollback, Divergence, NotedRerun)
+class Changes(Note):
+    """What had changed of the run's spec when its records after iteration `after` were taken out (-1: all of them).
+
+    Noted where no record that is left tells it; the next one does.
+    """
+
+    after: int = Field(ge=-1)
+    changed: dict[str, Any]
+
+
+N = TypeVar("N", Rollback, Divergence, NotedRerun, Changes)
 
 
 def rollbacks_of(records: RunRecords, contents: RunListing | None = None) -> dict[str, Rollback]:
@@ -96,6 +106,17 @@ def note_rerun(records: RunRecords, iteration: int, start: str, flow_run: str | 
 def end_rerun(records: RunRecords, note: NotedRerun) -> None:
     """Note that nothing of it is left to do."""
     records.note(RERUNS, note.model_copy(update={"record": None, "ended": True}).model_dump(mode="json"))
+
+
+def noted_changes(records: RunRecords, last: int) -> Mapping[str, Any] | None:
+    """What had changed when the records after the last one (-1: there is none) were taken out, where that is noted."""
+    noted = list(_read(records, CHANGES, Changes, None).values())
+    return noted[-1].changed if noted and noted[-1].after == last else None
+
+
+def note_changes(records: RunRecords, after: int, changed: Mapping[str, Any]) -> None:
+    """See `Changes`."""
+    records.note(CHANGES, Changes(run=records.run, after=after, changed=dict(changed)).model_dump(mode="json"))
 
 
 def pending_rerun(records: RunRecords) -> NotedRerun | None:

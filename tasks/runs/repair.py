@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from pydantic import ValidationError
+
 from infra.artifacts import open_store
 from infra.backend import open_records
 from infra.runs.lease import Heartbeat
+from infra.runs.records import RecordError, RunRecords
 from infra.settings import Settings
 from tasks.runs.findings import Findings
 from tasks.runs.fsck import check_lineage, check_records
-from tasks.runs.record_chain import spec_in
+from tasks.runs.iteration_record import read_record
+from tasks.runs.notes import note_changes
+from tasks.runs.record_chain import made_with, spec_document, spec_in
 from tasks.runs.run_state import note_again
 from tasks.stages.holding import held
 
@@ -30,6 +39,8 @@ def repair_records(run: str) -> list[str]:
         suspects = [damage.iteration for damage in found.to_repair("records")]
         if suspects:
             last = min(suspects) - 1
+            if (changed := newest_changes(records, last)) is not None:
+                note_changes(records, last, changed)
             taken = sorted(records.supersede(last))
             done.append(
                 f"iterations {', '.join(map(str, taken))} are taken out of run {run} and kept aside: "
@@ -41,6 +52,19 @@ def repair_records(run: str) -> list[str]:
         note_again(records, lost)
         done += [f"the rollback of run {run} to iteration {one.after} is noted again" for one in lost]
     return done
+
+
+def newest_changes(records: RunRecords, last: int) -> Mapping[str, Any] | None:
+    """What had changed of the run's spec in the newest of its records after `last` that says so and can be read; those
+    of the run itself name the digest of the spec that they were made with."""
+    began_with = spec_document(records)
+    for iteration in reversed(records.iterations()):
+        with suppress(RecordError, ValidationError):
+            record = read_record(records.read(iteration))
+            sound = began_with is not None and record.spec_digest == made_with(began_with, record.changed)
+            if iteration > last and sound and record.run == records.run and record.forked_from is None:
+                return record.changed
+    return None
 
 
 def set_aside(found: Findings) -> list[str]:

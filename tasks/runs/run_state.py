@@ -16,7 +16,7 @@ from ppo_core.records import InputError
 from ppo_core.spec import RunSpec, Section, SpecError, differing_keys, validated
 from tasks.runs.iteration_record import IterationRecord, read_record, resume_inputs
 from tasks.runs.kept import FLOWS, pages_of
-from tasks.runs.notes import ROLLBACKS, Rollback, pending_rerun, reruns_of
+from tasks.runs.notes import ROLLBACKS, Rollback, noted_changes, pending_rerun, reruns_of
 from tasks.runs.record_chain import MAY_CHANGE, Chain, read_chain, spec_document, unless_changed, with_values
 from tasks.stages.holding import DPO, PRIVATE, REWARD_MODEL, RLHF, lease_name
 from tasks.stages.hub_names import with_commits
@@ -54,15 +54,19 @@ def spec_of_run(run: str, folder: str | None = None) -> RunSpec:
 
 
 def spec_to_go_on(run: str, folder: str | None = None) -> RunSpec:
-    """The spec of a run that exists, with the changes that its last record was made with, such as more iterations."""
-    spec = spec_of_run(run, folder)
-    records = read_chain(open_records(open_store(Settings().store_root).root, run)).records
-    return with_changes(spec, own_changes(records[-1])) if records else spec
+    """The spec of a run that exists, with the changes that it goes on with, such as more iterations."""
+    spec, records = spec_of_run(run, folder), open_records(open_store(Settings().store_root).root, run)
+    chain = read_chain(records).records
+    return with_changes(spec, changes_after(records, chain[-1] if chain else None))
 
 
-def own_changes(record: IterationRecord) -> Mapping[str, Any]:
-    """What had changed of the spec that the run began with; nothing for a record that a fork took from its source."""
-    return {} if record.forked_from is not None else record.changed
+def changes_after(records: RunRecords, last: IterationRecord | None) -> Mapping[str, Any]:
+    """What has changed of the spec that a run began with, after its last record: what that one was made with (nothing
+    where a fork took it from its source), unless later records were taken out."""
+    noted = noted_changes(records, -1 if last is None else last.iteration)
+    if noted is not None or last is None:
+        return noted or {}
+    return {} if last.forked_from is not None else last.changed
 
 
 def no_such_run(run: str, root: str, known: Iterable[str] | None = None) -> InputError:

@@ -137,7 +137,7 @@ def test_after_too_many_it_stops(tmp_path: Path) -> None:
     run.engines = ToyEngines(always)
     with pytest.raises(DivergedError, match=r"It was rolled back 2 times \(guards.max_rollbacks\) before") as told:
         run.train()
-    assert "continue with --set guards.max_rollbacks=3;" in str(told.value)
+    assert "other samples: ppoflow resume toy --set guards.max_rollbacks=3;" in str(told.value)
     assert "on_divergence=rollback" not in str(told.value)
     assert rates == pytest.approx([1.0, 0.1, 0.01])
     assert [record.iteration for record in run.records()] == [0, 1]
@@ -159,8 +159,10 @@ def test_numbers_that_are_not_finite_take_the_same_way(tmp_path: Path) -> None:
     run = ToyRun(tmp_path, GUARDED, engines=ToyEngines(explodes))
     with pytest.raises(
         DivergedError, match=r"iteration 3 .* diverged: policy: 3 optimizer steps in a row had no finite"
-    ):
+    ) as stopped:
         run.train("guards.on_divergence=stop")
+    assert "ppoflow resume toy --set guards.on_divergence=rollback" in str(stopped.value)
+    assert "ignore" not in str(stopped.value)  # there is no policy to go on with
     assert [record.iteration for record in run.records()] == [0, 1, 2]
     assert [(r.iteration, r.attempt) for r in run.train()] == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 1), (5, 1)]
     [note] = run.notes("divergences")

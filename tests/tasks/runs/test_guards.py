@@ -159,7 +159,8 @@ def test_a_run_that_is_stopped_keeps_the_evidence_and_says_how_to_go_on(
     evidence = tmp_path / "store" / "runs" / "toy" / "divergences" / "000001.json"
     assert f"iteration 2 of run toy diverged: {told}." in message
     assert f"its evidence is kept: {evidence}." in message
-    for remedy in ("guards.on_divergence=rollback", "ppoflow fork toy@1 NEW --set", "guards.on_divergence=warn"):
+    resume = "ppoflow resume toy --set guards.on_divergence="
+    for remedy in (f"{resume}rollback", "ppoflow fork toy@1 NEW --set", f"{resume}warn"):
         assert remedy in message
     assert [record.iteration for record in run.records()] == [0, 1]
     [note] = run.notes("divergences")
