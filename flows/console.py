@@ -84,7 +84,7 @@ class RunConsole:
 
     def say(self, text: str) -> None:
         """A line of its own."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def step(self, text: str) -> None:
         """A line of the start, with the seconds since the command began."""

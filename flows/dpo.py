@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from flows.learning import PreferenceReport, preference_run, report_if_replaced
+from flows.learning import PreferenceReport, check_called, preference_run, report_if_replaced
 from flows.stages import run_stages
 from ppo_core.spec import DpoSpec
-from tasks.checks.preferences import before_start
 from tasks.evaluate_policy import evaluate_policy
 from tasks.prefect.deployment_params import requested, shown_name
 from tasks.prefect.flow_tags import tag_run
@@ -88,7 +87,7 @@ def keep_all(context: DpoContext, made: list[StageRef]) -> None:
 
 dpo: EmbeddedFlow[[DpoSpec, str | None, bool, list[str] | None], PreferenceReport] = EmbeddedFlow(
     fn=train,
-    check=lambda spec, run=None, **_: before_start(spec, run or spec.name),
+    check=check_called,
     name="dpo",
     flow_run_name=partial(shown_name, DpoSpec),
     description="Train a policy on preferences (DPO), and evaluate it as one of PPO.",

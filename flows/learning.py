@@ -16,7 +16,7 @@ from infra.artifacts.export import exported_from
 from ppo_core.spec import DpoSpec, RewardModelSpec
 from tasks.checks.preferences import before_start, check_preferences, is_trained
 from tasks.prefect.crashed_runs import holder_note, page_is_open
-from tasks.prefect.deployment_params import is_deployed, is_part
+from tasks.prefect.deployment_params import is_deployed, is_part, requested
 from tasks.prefect.server import page_url
 from tasks.prefect.store_outages import report_outages
 from tasks.preferences.context import PreferenceContext, with_commits_of
@@ -42,6 +42,15 @@ class PreferenceReport(BaseModel):
     artifact: str
     version: str | None
     complaints: list[str]
+
+
+def check_called(
+    spec: RewardModelSpec | DpoSpec, run: str | None = None, wait: bool = False, overrides: list[str] | None = None
+) -> None:
+    """What calling such a flow does before a Prefect server starts; raises what `check_preferences` raises, and
+    SpecError."""
+    spec, run = requested(spec, run, overrides)
+    check_preferences(spec, run, wait=wait)
 
 
 @contextmanager

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from flows.learning import PreferenceReport, preference_run, report_if_replaced
+from flows.learning import PreferenceReport, check_called, preference_run, report_if_replaced
 from ppo_core.spec import RewardModelSpec
-from tasks.checks.preferences import before_start
 from tasks.prefect.deployment_params import requested, shown_name
 from tasks.prefect.flow_tags import tag_run
 from tasks.prefect.server import EmbeddedFlow
@@ -70,7 +69,7 @@ def train(
 
 reward_model: EmbeddedFlow[[RewardModelSpec, str | None, bool, list[str] | None], PreferenceReport] = EmbeddedFlow(
     fn=train,
-    check=lambda spec, run=None, **_: before_start(spec, run or spec.name),
+    check=check_called,
     name="reward-model",
     flow_run_name=partial(shown_name, RewardModelSpec),
     description="Train a reward model on preferences, from pairs or rankings to a registered sequence classifier.",

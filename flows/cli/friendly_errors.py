@@ -99,8 +99,8 @@ def is_prefect_away(error: Exception) -> bool:
 
 
 def say(text: str) -> None:
-    """A text as it is."""
-    Console().print(text, highlight=False, markup=False, soft_wrap=True)
+    """A text as it is, :x: too."""
+    Console(emoji=False).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def leave(status: int) -> NoReturn:

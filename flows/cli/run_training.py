@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn, Self
 
 import typer
 
@@ -100,41 +101,67 @@ def train_checked(
     """See `run_training`; the engine of the check goes on as the run's."""
     from flows.ppo import ppo_training
     from tasks.prefect.server import PREFECT_AWAY, no_answer
-    from tasks.prefect.store_outages import at_once
     from tasks.reports.summary import interrupted, run_summary
-    from tasks.runs.errors import EngineError, InputError, StoreUnavailable
-    from tasks.runs.inspect import read_run
+    from tasks.runs.errors import EngineError, StoreUnavailable
     from tasks.runs.progress import announced
-    from tasks.runs.run_state import is_done
     from tasks.stages.early_engines import SCORING_ALONE, started_early
 
     tell_server()
+    name = run or spec.name
     try:
-        name = run or spec.name
-        only = SCORING_ALONE if rerun is None and is_done(spec, name) else None
+        before = Standing.of(spec, name, rerun)
+        only = SCORING_ALONE if rerun is None and before.is_done else None
         # Whoever waits keeps no memory from others.
         early = nullcontext() if wait else started_early(spec, name, kept.engine, only=only)
         with stopping_on_sigterm(), announced(name, "starting"), early:
             kept.closing.close()
             report = ppo_training.checked(spec, run, wait, rerun)
     except KeyboardInterrupt:
-        say(interrupted(run or spec.name, again()))
+        say(interrupted(name, again()))
         raise typer.Exit(INTERRUPTED) from None
     except PREFECT_AWAY as error:
         say(no_answer(error))
         say("its page will not show how this run ended")
-        try:
-            with at_once():
-                done = read_run(run or spec.name)
-        except InputError:
-            say(f"run {run or spec.name}: no iteration was committed\n  once it answers    {again()}")
-            leave(REFUSED)
-        except StoreUnavailable as away:
-            say(f"nor does the store: {away}\n  once both answer   {again()}")
-            leave(REFUSED)
-        say(f"{done.summary()}\n  continue           {again()}")
-        leave(0 if done.records[-1].iteration >= spec.iterations else REFUSED)
+        leave_without_prefect(name, again, before, lambda: Standing.of(spec, name, rerun))
     except (EngineError, StoreUnavailable):
         say(f"finished work is kept; continue with  {again()}")
         raise
     say(run_summary(report, with_set(again(), f"iterations={report.iterations + 10}")))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Whether a run has all of its iterations, and how often the one that is asked for was done again."""
+
+    is_done: bool
+    reruns: int
+
+    @classmethod
+    def of(cls, spec: RunSpec, run: str, rerun: Rerun | None) -> Self:
+        """Of a run as its records have it now."""
+        from tasks.runs.inspect import reruns_done
+        from tasks.runs.run_state import is_done
+
+        return cls(is_done(spec, run), 0 if rerun is None else reruns_done(run, rerun.iteration, rerun.start))
+
+
+def leave_without_prefect(
+    run: str, again: Callable[[], str], before: Standing, now: Callable[[], Standing]
+) -> NoReturn:
+    """Say where a run stands whose Prefect server is gone, and end: with 0 if the run came to its end by this command,
+    whose report of that is all that is missing."""
+    from tasks.prefect.store_outages import at_once
+    from tasks.runs.errors import InputError, StoreUnavailable
+    from tasks.runs.inspect import read_run
+
+    try:
+        with at_once():
+            said, after = read_run(run).summary(), now()
+    except InputError:
+        say(f"run {run}: no iteration was committed\n  once it answers    {again()}")
+        leave(REFUSED)
+    except StoreUnavailable as away:
+        say(f"nor does the store: {away}\n  once both answer   {again()}")
+        leave(REFUSED)
+    say(f"{said}\n  continue           {again()}")
+    leave(0 if after.is_done and after != before else REFUSED)

@@ -13,6 +13,7 @@ from flows.cli.friendly_errors import (
     command_line,
     folder_option,
     friendly_errors,
+    interrupting,
     say,
     set_options,
     stopping_on_sigterm,
@@ -156,7 +157,7 @@ def preferences(
     iterations: Iterations = None,
 ) -> None:
     """Write preference pairs for DPO or a reward model: of each prompt the best-scored sample against the worst."""
-    with friendly_errors():
+    with friendly_errors(), interrupting():
         from tasks.preferences.from_samples import write_pairs
 
         say(f"{output}: {write_pairs(run, output, iterations).in_words()}")

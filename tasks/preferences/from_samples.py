@@ -114,8 +114,13 @@ def new_file(output: Path) -> Iterator[Path]:
         raise InputError(f"{output} cannot be written: {error.strerror}; choose another place") from None
     try:
         yield folder / PAIRS
-        require_new(output)
-        (folder / PAIRS).rename(output)
+        try:
+            os.link(folder / PAIRS, output)
+        except FileExistsError:
+            require_new(output)
+        except OSError:  # a file system without hard links
+            require_new(output)
+            (folder / PAIRS).rename(output)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -15,6 +15,7 @@ from infra.process_identity import ProcessIdentity, is_alive, this_process
 from infra.runs.holder import holder_of
 from infra.runs.owner import describe
 from infra.settings import Settings
+from tasks.stages.holding import DPO, REWARD_MODEL, RLHF, lease_name
 
 FILE = "progress.json"
 EVERY_S = 2.0
@@ -105,10 +106,14 @@ def read_progress(path: Path) -> Doing | None:
 
 
 def doing_now(run: str) -> list[str]:
-    """What the process that has the run, or is about to take it, does now, in lines; none where there is none."""
-    holder, doing = holder_of(open_leases(Settings().store_root, run)), read_progress(progress_path(run))
-    if doing is None or not is_alive(doing.process) or (holder is not None and holder.identity != doing.process):
-        return [] if holder is None else [f"  at work            {describe(holder)}; {elsewhere(run)}"]
+    """What the process that has the run, or trains what it begins with, or is about to, does now, in lines; none where
+    there is none."""
+    root, doing = Settings().store_root, read_progress(progress_path(run))
+    names = (run, *(lease_name(flow, run) for flow in (DPO, REWARD_MODEL, RLHF)))
+    holders = {one.identity: one for name in names if (one := holder_of(open_leases(root, name))) is not None}
+    if doing is None or not is_alive(doing.process) or (holders and doing.process not in holders):
+        return [f"  at work            {describe(one)}; {elsewhere(run)}" for one in holders.values()]
+    holder = holders.get(doing.process)
     since = describe(holder) if holder is not None else f"process {doing.process.pid} on {doing.process.host}"
     return [
         f"  doing now          {doing.stage} ({max(0.0, time.time() - doing.at):.0f} s ago)",

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import again, app
-from flows.cli.friendly_errors import with_set
+from flows.cli.friendly_errors import say, with_set
 from infra.mlflow.registry import Version
 from ppo_core.records import InputError
 from tasks.policies.policy import registered_policy
@@ -92,6 +92,11 @@ def test_reward_complains_when_every_row_scores_the_same(home: Path) -> None:
 def test_the_command_that_goes_on_can_be_pasted() -> None:
     spec = Path("a b.yaml")
     assert again(spec, "r", ["seed=1"]) == "ppoflow train 'a b.yaml' --run r --set seed=1"
+
+
+def test_an_answer_is_printed_as_the_policy_gave_it(capsys: pytest.CaptureFixture[str]) -> None:
+    say("a[1:x:2], [bold] and 3:100:4")
+    assert capsys.readouterr().out == "a[1:x:2], [bold] and 3:100:4\n"
 
 
 def test_of_one_key_the_last_setting_counts_and_is_printed_once() -> None:

@@ -152,6 +152,12 @@ def test_samples_of_a_fork_that_is_evaluated_with_fewer_or_other_prompts(
     assert [line.split()[0] for line in buffer.getvalue().splitlines() if "score" in line] == shown_prompts
 
 
+def test_a_text_is_shown_as_it_is() -> None:
+    console, buffer = shown(terminal=False)
+    console.say("a[1:x:2], [bold] and 3:100:4")
+    assert buffer.getvalue() == "a[1:x:2], [bold] and 3:100:4\n"
+
+
 def test_nothing_is_said_twice() -> None:
     console, buffer = shown(terminal=False)
     console.say_once("a")

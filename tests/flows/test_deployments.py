@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def test_what_is_deployed() -> None:
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: str(deployment["entrypoint"]))
 def test_each_says_what_it_is_and_has_parameters_that_fit(deployment: dict[str, Any]) -> None:
     assert deployment["description"]
-    assert deployment["version"]
+    assert deployment["version"] == version("ppoflow")
     assert "ppoflow" in deployment["tags"]
     assert deployment["work_pool"]["name"] == POOL
     form = flow_of(deployment).parameters.model_dump_for_openapi()

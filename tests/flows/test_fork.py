@@ -72,6 +72,19 @@ def test_another_price_of_divergence_counts_from_there_on(source: ToyRun, change
     assert forked_again(source).records()[-1].next_kl_coef == coefficients[2]
 
 
+def test_with_another_reward_the_moments_of_its_scores_begin_anew(source: ToyRun) -> None:
+    said = {"compute_advantages": {"iterations": 2.0}, "update_policy": {}}
+    fork = forked(source, 2, "reward={sources: [{kind: exact_match}]}")
+    kept = [record.carried() for record in (source.records()[2], forked_again(source).records()[2])]
+    assert [{name: one[name] for name in said} for one in kept] == [said, said]
+    assert "compute_advantages" not in fork.records()[2].carried()
+    go_on(fork)
+    assert [record.carried()["compute_advantages"] for record in fork.records()[3:]] == [
+        {"iterations": 1.0},
+        {"iterations": 2.0},
+    ]
+
+
 def forked_again(source: ToyRun) -> ToyRun:
     """Another fork from there, with another setting."""
     fork_run(source.name, 2, "other", ["update.learning_rate=0.01"])

@@ -16,7 +16,8 @@ from infra.engines.protocol import EngineJob
 from ppo_core.data.preferences import read_preferences
 from ppo_core.data.tables import read_rollouts, write_rollouts, write_scores
 from ppo_core.processes.plugins import Sources
-from ppo_core.records import PromptRow, RolloutRow, ScoreRow
+from ppo_core.records import InputError, PromptRow, RolloutRow, ScoreRow
+from tasks.preferences.from_samples import new_file
 from tests.ppo_core.written_tables import write_prompts
 from tests.tasks.toy_engines import JOBS, ToyEngines
 from tests.tasks.toy_runs import ToyRun, flip_a_bit, lose_it
@@ -153,6 +154,17 @@ def test_samples_that_are_damaged_or_gone_are_named(kind: str, run: ToyRun, tmp_
 def test_a_file_that_is_there_stays_as_it_is(run: ToyRun, tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text("mine")
     refused(pairs(tmp_path / "mine.jsonl"), "mine.jsonl exists already: remove it", tmp_path, "mine.jsonl")
+    later = tmp_path / "later.jsonl"
+
+    def written_by_both() -> None:
+        with new_file(later) as ours:
+            ours.write_text("ours")
+            later.write_text("another's, written meanwhile")
+
+    with pytest.raises(InputError, match=r"later.jsonl exists already: remove it"):
+        written_by_both()
+    assert later.read_text() == "another's, written meanwhile"
+    later.unlink()
     assert (tmp_path / "mine.jsonl").read_text() == "mine"
     refused(
         pairs(tmp_path / "nowhere" / "pairs.jsonl"),

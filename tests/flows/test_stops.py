@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from uuid import uuid4
 
+import httpx
 import pytest
 import typer
 from prefect import flow, task
@@ -25,14 +26,17 @@ from prefect.exceptions import TerminationSignal
 from typer.testing import CliRunner
 
 from flows.cli import app, run_training
-from flows.cli.friendly_errors import AGAIN_S, friendly_errors, stopping_on_sigterm
+from flows.cli.friendly_errors import AGAIN_S, REFUSED, friendly_errors, stopping_on_sigterm
 from tasks.checks.run import Findings
 from tasks.prefect.server import EmbeddedFlow
+from tasks.stages.stage import RETRIES
 from tests.tasks.run_contexts import ARITHMETIC, smoke_spec
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_reward_models import toy_engines
 from tests.tasks.toy_runs import replace
 from tests.waiting import LONG_S
+
+STARTS = RETRIES + 1
 
 
 @pytest.fixture(autouse=True)
@@ -152,6 +156,31 @@ def test_an_interrupted_rerun_is_what_goes_on_until_it_is_done(toys: ToyEngines)
     ):
         toys.before(job, number, pressed)
         assert told(*rerun) == expected
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_without_prefects_server_a_command_has_failed_unless_it_did_what_it_was_to_do(
+    toys: ToyEngines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away() -> NoReturn:
+        raise httpx.ConnectError("nobody is there")
+
+    def status(*words: str) -> int:
+        done = CliRunner().invoke(app, list(words))
+        assert "fails or does not answer (nobody is there)" in done.output or done.exit_code == 0, done.output
+        return done.exit_code
+
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    train = ("train", str(ARITHMETIC / "smoke.yaml"), "--run", "stopped", "--set=iterations=2")
+    assert status(*train) == 0
+    toys.reward = "another"
+    for number in range(1, STARTS + 1):
+        toys.before("describe_sources", number, away)
+    assert status("rerun", "stopped@1", "--from", "score") == REFUSED
+    assert status("resume", "stopped") == 0
+    for number in range(1, STARTS + 1):
+        toys.before("describe_sources", number, away)
+    assert status(*train) == REFUSED  # all iterations were there before; the policy may not be registered
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -7,13 +7,18 @@ import shutil
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from typer.testing import CliRunner
 
+from flows.cli.main import app
+from flows.reward_model import reward_model
+from ppo_core.data.tokenization import load_tokenizer
 from ppo_core.records import InputError
 from ppo_core.spec import RewardModelSpec, RlhfSpec, RunSpec, SpecError
 from ppo_core.spec.kinds import load_any
 from tasks.checks.preferences import check_preferences
 from tasks.checks.rlhf import check_rlhf
+from tests.experience.project import make_model, write_project
 from tests.ppo_core.scoring.scoring_jobs import write_lines
 from tests.tasks.run_contexts import ARITHMETIC
 
@@ -62,6 +67,14 @@ def test_it_says_what_it_found_and_starts_nothing(home: Path) -> None:
 def test_what_would_end_the_training_is_refused(home: Path, override: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         check_preferences(load(override))
+    assert not home.exists()
+
+
+@pytest.mark.usefixtures("shared_engine")
+def test_a_flow_that_is_called_checks_its_rows_with_its_overrides(home: Path) -> None:
+    for wrong in ("dataset.max_tokens=5", "dataset.train=nowhere.jsonl"):
+        with pytest.raises(InputError, match=wrong.partition("=")[2]):
+            reward_model(load(), overrides=[wrong])
     assert not home.exists()
 
 
@@ -129,6 +142,33 @@ def test_a_critic_that_begins_as_a_reward_model_that_is_still_to_be_trained_is_l
         InputError, match=rf"^model.critic: {base} reads 64 tokens, and the longest prompt and response"
     ):
         check_rlhf(RlhfSpec.from_yaml(HELPFUL / "rlhf.yaml", longer))
+
+
+@pytest.mark.usefixtures("shared_engine")
+@pytest.mark.parametrize(
+    ("changes", "model", "message"),
+    [
+        ({"chosen": 7}, "right", "pairs.jsonl: row 3 has chosen=7: give a text"),
+        ({"rejected": "7"}, "right", "pairs.jsonl: row 3 has chosen == rejected ('7')"),
+        ({}, "classifier", "is a sequence classifier (LlamaForSequenceClassification)"),
+        ({}, "nothing", "there is no folder"),
+    ],
+)
+def test_bad_rows_and_models_are_refused_by_the_command(
+    home: Path, tmp_path: Path, changes: dict[str, object], model: str, message: str
+) -> None:
+    make_model(tmp_path / "right")
+    if model == "classifier":
+        config = LlamaConfig.from_pretrained(tmp_path / "right", num_labels=1)
+        LlamaForSequenceClassification(config).save_pretrained(tmp_path / "classifier")
+        load_tokenizer(tmp_path / "right").save_pretrained(tmp_path / "classifier")
+    rows = [{"prompt": "7+5=", "chosen": "7", "rejected": f"{n}"} for n in range(4)]
+    rows[2].update(changes)
+    done = CliRunner().invoke(app, ["reward-model", str(write_project(tmp_path, rows, tmp_path / model))])
+    assert (done.exit_code, message in done.stderr) == (2, True), done.output
+    assert done.stderr.startswith("InputError: ")
+    assert "Prefect's server" not in done.stdout
+    assert not home.exists()
 
 
 def test_a_file_is_of_the_kind_that_knows_its_sections(tmp_path: Path) -> None:

@@ -86,9 +86,11 @@ def test_a_run_that_was_ended_before_its_first_iteration_is_told_how_to_go_on(ho
         assert told(flow)[1] == f"  continue           ppoflow {flow} SPEC --run {flow}; finished work is kept"
 
 
-def test_of_a_process_on_another_machine_its_name_is_told(home: Path) -> None:
+@pytest.mark.parametrize("lease", [RUN, *(lease_name(flow, RUN) for flow in (DPO, REWARD_MODEL, RLHF))])
+def test_of_a_process_on_another_machine_its_name_is_told(home: Path, lease: str) -> None:
+    """Also while it trains on preferences, before the run itself has begun."""
     ProgressFile(RUN).write("what the file of this machine says")
-    acquire_lease(home / "store", RUN, identity=somebody("elsewhere"))
+    acquire_lease(home / "store", lease, identity=somebody("elsewhere"))
     found, (_, line) = read_status(RUN)
     assert found is None
     assert "on elsewhere (since" in line
