@@ -86,7 +86,8 @@ class Algorithm:
     """Pure functions: `estimate` sees a batch with what `predictions` asks of the models; an objective per network.
 
     `carry` makes of KL(old policy, policy) in nats per token, after an update, new values of the algorithm's own
-    settings for the next iteration; None: they stay, and nobody measures it. `imitated` says of a batch which responses
+    settings for the next iteration, and of None, where the policy took no step, those that it has; without it they
+    stay, and nobody measures the KL. `imitated` says of a batch which responses
     `[B]` the policy learns as examples too; None: none.
     With `value_head` the policy gives the values too, in the same pass. `whitens`: whether advantages are
     whitened where advantages.whiten does not say.
@@ -95,7 +96,7 @@ class Algorithm:
     predictions: Need
     estimate: Callable[[Batch, AdvantageSpec], Estimate]
     objectives: Mapping[str, Objective]
-    carry: Callable[[float], Mapping[str, float]] | None = None
+    carry: Callable[[float | None], Mapping[str, float]] | None = None
     imitated: Callable[[Batch], Tensor] | None = None
     value_head: bool = False
     whitens: bool = True

@@ -43,7 +43,9 @@ def kl_penalty_ppo(spec: KlPenaltyPpoSpec) -> Algorithm:
         )
         return Loss(total, {"penalty_coef": Maximum(spec.coef)})
 
-    def carry(kl: float) -> dict[str, float]:
-        return {} if spec.target is None else {"coef": next_penalty_coef(spec.coef, kl, target=spec.target)}
+    def carry(kl: float | None) -> dict[str, float]:
+        if spec.target is None:
+            return {}
+        return {"coef": spec.coef if kl is None else next_penalty_coef(spec.coef, kl, target=spec.target)}
 
     return replace(PPO, objectives={**PPO.objectives, "policy": policy_objective(penalised)}, carry=carry)

@@ -92,12 +92,15 @@ def select_rollouts(job: Job) -> dict[str, Any]:
     write_rollouts(job.output / "rollouts.parquet", [rollout for rollout, _ in kept])
     write_scores(job.output / SCORES, [score for _, score in kept])
     (job.output / SCORED_BY).write_text(_scorer(spec.reward, spec.answer_column, job.inputs["sources"]))
-    facts = rollout_facts([rollout for rollout, _ in kept])
+    facts, given = (
+        rollout_facts([rollout for rollout, _ in kept]),
+        [row.score for row in scores if row.score is not None],
+    )
     facts["metrics"] |= {
         "rollout/batches": float(spec.num_batches),
         "rollout/dropped_prompts": float(len(signal) - len(chosen)),
         "rollout/prompts_without_signal": float(sum(not signal[prompt] for prompt in chosen)),
-        "rollout/score": statistics.fmean(row.score for row in scores if row.score is not None),
+        **({"rollout/score": statistics.fmean(given)} if given else {}),
     }
     return facts
 

@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import silu
 
+from ppo_core.spec import TrainingSpec
+
 MODEL_TYPES = frozenset({"llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3"})
 WEIGHED_IN_FLOAT32 = frozenset({"olmo2"})
 """Whose norms multiply by their weight before they round; the others round first."""
@@ -28,6 +30,12 @@ SILU = ("silu", "swish")
 MLP = {"gate_proj", "up_proj", "down_proj"}
 NORM = "variance_epsilon"
 ROTATION = "apply_rotary_pos_emb"
+
+
+def may_keep_less(training: TrainingSpec) -> bool:
+    """Whether layers are ones that do: not where they are recomputed, nor with ZeRO 3, whose hooks would hold the
+    weights that are gathered for one pass until the backward pass."""
+    return not training.activation_checkpointing and training.zero_stage < 3
 
 
 def keep_less(model: Any) -> None:

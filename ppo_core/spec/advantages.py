@@ -91,7 +91,7 @@ class OverlongSpec(Section):
         description="The penalty grows from 0 over this many tokens before rollout.max_response_tokens"
     )
     penalty: PositiveFloat = Field(
-        1.0, le=1e18, description="Largest penalty, subtracted from the score of a response at the limit"
+        1.0, le=1e15, description="Largest penalty, subtracted from the score of a response at the limit"
     )
 
     def problems(self, rollout: RolloutSpec) -> list[str]:
@@ -139,7 +139,7 @@ class AdvantageSpec(Section):
         None, description="Scores, after score_norm, are clipped to [-score_clip, score_clip]"
     )
     missing_eos_penalty: NonNegative = Field(
-        0.0, le=1e18, description="Subtracted from the score of an unfinished response"
+        0.0, le=1e15, description="Subtracted from the score of an unfinished response"
     )
     overlong: OverlongSpec | None = Field(
         None, description="Penalty for responses close to the length limit; none: no penalty"

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ppo_core.models.activations import keep_less, rotate_in_one, train_what_recomputes
+from ppo_core.models.activations import keep_less, may_keep_less, rotate_in_one, train_what_recomputes
 from ppo_core.models.deepspeed_import import deepspeed
 from ppo_core.models.forward import Models
 from ppo_core.models.packing import enable_packing
@@ -48,7 +48,7 @@ class Trainable:
         rounded = multiply_in(module, training.compute_dtype)
         if recompute:
             module.gradient_checkpointing_enable({"use_reentrant": False})
-        elif zero_stage < 3:  # its hooks would hold the weights that are gathered for one pass until the backward pass
+        if may_keep_less(training):
             keep_less(module)
         whole = zero_stage == 0 and dtype == "float32"
         shared = whole and shares_rows(sum(p.numel() for p in module.parameters()), rounded=rounded)

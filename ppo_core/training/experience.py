@@ -22,7 +22,7 @@ from ppo_core.kl import kl_estimate, next_kl_coef
 from ppo_core.masking import masked_mean, scale, whiten
 from ppo_core.models.forward import Models, Need, Outputs
 from ppo_core.processes.ranks import Ranks
-from ppo_core.records import ComputeAdvantagesJob, RolloutRow, ScoreRow, TokenSequence
+from ppo_core.records import ComputeAdvantagesJob, InputError, RolloutRow, ScoreRow, TokenSequence
 from ppo_core.rewards import ScoreMoments, token_rewards
 from ppo_core.schedules import coefficient
 from ppo_core.spec import AdaptiveKl, AdvantageSpec, FixedKl, TrainingSpec
@@ -201,6 +201,21 @@ def trained_on(rollouts: Sequence[RolloutRow], scores: Sequence[ScoreRow], spec:
     masks = spec.truncated == "mask"
     pairs = zip(rollouts, scores, strict=True)
     return torch.tensor([score.score is not None and (row.finished or not masks) for row, score in pairs])
+
+
+def require_some(trained: Tensor, scores: Sequence[ScoreRow]) -> None:
+    """Raise InputError where no response is learned from."""
+    if bool(trained.any()):
+        return
+    if all(row.score is None for row in scores):
+        raise InputError(
+            f"there is nothing to learn from: none of {len(scores)} responses has a score (the column error of "
+            "scores.parquet says why): see to the reward, and lower reward.max_failed_fraction, which let this pass"
+        )
+    raise InputError(
+        "there is nothing to learn from: advantages.truncated=mask left out every response with a score, since none of "
+        "them ended within rollout.max_response_tokens: raise that, or set truncated to terminal"
+    )
 
 
 def temperatures_of(rollouts: list[RolloutRow]) -> Tensor | None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ppo_core.algorithms.registry import algorithm_of
 from ppo_core.data.tokenization import load_tokenizer
-from ppo_core.models.activations import keep_less, rotate_in_one
+from ppo_core.models.activations import keep_less, may_keep_less, rotate_in_one
 from ppo_core.models.adapter_files import load_adapters
 from ppo_core.models.loading import VALUE_HEAD, load_policy, load_value_head
 from ppo_core.models.lora import adapt
@@ -77,7 +77,7 @@ class Learner:
         self.identity: str | None = None  # of the held checkpoint, None while it changes
         self._config: LoadConfig | None = None
         self._reference: nn.Module | None = None
-        self._reference_held: tuple[str, ComputeDtype] | None = None
+        self._reference_held: tuple[str, ComputeDtype, bool] | None = None
         self._aside, self._reference_aside = Aside(), Aside()
 
     def holds(self, identity: str, config: LoadConfig) -> bool:
@@ -99,19 +99,25 @@ class Learner:
 
     def reference(self, folder: Path, digest: str, *, model: ModelSpec, training: TrainingSpec) -> nn.Module:
         """The frozen policy in `folder`."""
-        self._reference_aside.bring_back()
-        wanted = digest, training.compute_dtype
+        wanted = digest, training.compute_dtype, may_keep_less(training)
         if self._reference is None or self._reference_held != wanted:
-            self._reference = None
+            self.forget_reference()
             reference = load_policy(folder, dtype=model.dtype, trust_remote_code=self.trust_remote_code)
             enable_packing(reference)
             rotate_in_one(reference)
-            keep_less(reference)  # a GPU's fast kernels
+            if may_keep_less(training):  # as in the policy, whose fast kernels on a GPU round otherwise
+                keep_less(reference)
             multiply_in(reference, training.compute_dtype)
             device = self.trainables["policy"].device if self.trainables else "cpu"
             self._reference = reference.requires_grad_(False).to(device)
             self._reference_held = wanted
+        self._reference_aside.bring_back()
         return self._reference
+
+    def forget_reference(self) -> None:
+        """Free it, also where it is aside."""
+        self._reference = None
+        self._reference_aside.drop()
 
     def invalidate(self) -> None:
         """Say that the held weights are about to change: until `mark_loaded`, they are no checkpoint."""
@@ -136,6 +142,12 @@ class Learner:
 
     def _of_reference(self) -> list[Tensor]:
         return [] if self._reference is None else [*self._reference.parameters(), *self._reference.buffers()]
+
+    def free_all(self) -> None:
+        """Free all that is held: for a job that begins with other networks, and has no reference."""
+        self.forget_reference()
+        self.forget()
+        free_unused()
 
     def forget(self) -> None:
         """Free the held checkpoint, also where it is aside."""

@@ -27,7 +27,6 @@ from ppo_core.records import (
     MAKE_ROOM,
     ComputeAdvantagesJob,
     FinetunePolicyJob,
-    InputError,
     Replay,
     StartPolicyJob,
     TokenSequence,
@@ -49,6 +48,7 @@ from ppo_core.training.experience import (
     coefficient_at,
     needed,
     predict,
+    require_some,
     temperatures_of,
     trained_on,
 )
@@ -84,7 +84,7 @@ class TrainingEngine:
         """The model of the spec, trained on the examples, as a Hugging Face folder."""
         spec = FinetunePolicyJob.model_validate(job.spec)
         self.ranks.require(spec.training.num_ranks)
-        self.learner.forget()
+        self.learner.free_all()
         tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=self.trust_remote_code)
         policy = self._start_model(job, spec, tokenizer)
         examples, losses = read_examples(job.inputs["dataset"].path / "sft.parquet"), list[float]()
@@ -102,7 +102,7 @@ class TrainingEngine:
         """The model of the spec with a new head, trained on preferences, as a Hugging Face folder in `model/`."""
         spec = TrainRewardModelJob.model_validate(job.spec)
         self.ranks.require(spec.training.num_ranks)
-        self.learner.forget()
+        self.learner.free_all()
         tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=self.trust_remote_code)
         data = job.inputs["dataset"].path
         rankings, shares = read_rankings(data / "train.parquet"), read_shares(data, "train")
@@ -128,7 +128,7 @@ class TrainingEngine:
         """
         spec = TrainDpoJob.model_validate(job.spec)
         self.ranks.require(spec.training.num_ranks)
-        self.learner.forget()
+        self.learner.free_all()
         start, data = job.inputs["checkpoint"].path, job.inputs["dataset"].path
         tokenizer = load_tokenizer(start / "policy", trust_remote_code=self.trust_remote_code)
         policy = load_policy(start / "policy", dtype=spec.dtype, trust_remote_code=self.trust_remote_code)
@@ -150,7 +150,7 @@ class TrainingEngine:
     def start_policy(self, job: Job) -> dict[str, Any]:
         """Checkpoint 0: the model of the spec, or the one fine-tuned from it, and what is trained beside it."""
         spec = StartPolicyJob.model_validate(job.spec)
-        self.learner.forget()
+        self.learner.free_all()
         tokenizer = load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=self.trust_remote_code)
         origins = {name: job.inputs[name].path for name in ("critic",) if name in job.inputs}
         for folder in origins.values():
@@ -188,6 +188,8 @@ class TrainingEngine:
         rollouts = read_rollouts(job.inputs["rollouts"].path / "rollouts.parquet")
         scores = read_scores(job.inputs["scores"].path / "scores.parquet")
         check_aligned(rollouts, scores)
+        trained = trained_on(rollouts, scores, spec.advantages)
+        require_some(trained, scores)
         algorithm = algorithm_of(spec.algorithm)
         trainables = hold_checkpoint(self.learner, job.inputs, LoadConfig.of(spec), job.progress)
         start, reference = job.inputs["reference"], None
@@ -202,7 +204,6 @@ class TrainingEngine:
         with deterministic(spec.deterministic):
             own, need = temperatures_of(rollouts), needed(algorithm, spec.advantages)
             predictions = predict(models, need, sequences, spec.training, self.ranks, job.progress, own)
-        trained = trained_on(rollouts, scores, spec.advantages)
         moments = moments_with(spec.carried, [row for row, kept in zip(scores, trained, strict=True) if kept])
         experience, metrics = build_experience(
             rollouts,
@@ -224,11 +225,6 @@ class TrainingEngine:
         }
         if spec.advantages.score_norm != "none":
             stats["carried"] = moments._asdict()
-        if not stats["num_tokens"]:
-            raise InputError(
-                "there is nothing to learn from: advantages.truncated=mask left out every response with a score, since "
-                "none of them ended within rollout.max_response_tokens: raise that, or set truncated to terminal"
-            )
         if self.ranks.is_first:
             experience.save(job.output)
         return stats
@@ -251,7 +247,7 @@ class TrainingEngine:
         )
         write_averages(job.inputs["checkpoint"].path, job.output, self.learner, spec)
         carry = algorithm_of(spec.algorithm).carry
-        carried = {} if carry is None or KL_TO_OLD not in metrics else {"carried": dict(carry(metrics[KL_TO_OLD]))}
+        carried = {} if carry is None else {"carried": dict(carry(metrics.get(KL_TO_OLD)))}
         return {"metrics": metrics, "full": spec.full, **carried}
 
     def forget(self, job: Job) -> dict[str, Any]:

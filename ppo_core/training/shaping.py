@@ -12,8 +12,8 @@ from ppo_core.records import InputError, ScoreRow
 from ppo_core.rewards import ScoreMoments, clip_scores, missing_eos_penalty, overlong_penalty
 from ppo_core.spec import AdvantageSpec
 
-LARGEST_WORTH = 1e18
-"""Beyond it the squares of a batch do not fit into float32."""
+LARGEST_WORTH = 1e15
+"""Beyond it the sum of the squares of a batch may not fit into float32."""
 
 
 class Shaped(NamedTuple):

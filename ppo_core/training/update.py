@@ -122,7 +122,7 @@ class Update:
                 tick(done, total, f"epoch {epoch + 1} of {spec.num_ppo_epochs}")
             if self._left_trust_region(before):
                 break
-        asked = self.algorithm.carry is not None and "policy" in self.rates
+        asked = self.algorithm.carry is not None and "policy/gradient_norm" in self.measured  # of a step that was taken
         return {
             **({KL_TO_OLD: self._kl_to_old(tick)} if asked else {}),
             **{name: self._over_ranks(part) for name, part in sorted(self.measured.items())},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,13 +49,15 @@ def write_batch(folder: Path, scores: dict[str, list[float | None]]) -> Path:
     return folder
 
 
-def select(tmp_path: Path, num_prompts: int) -> tuple[Path, dict[str, Any]]:
-    """Of both batches."""
+def select(
+    tmp_path: Path, num_prompts: int, batches: Sequence[dict[str, list[float | None]]] = BATCHES
+) -> tuple[Path, dict[str, Any]]:
+    """Of all batches."""
     inputs = {"sources": tmp_path}
-    for number, scores in enumerate(BATCHES):
+    for number, scores in enumerate(batches):
         batch = write_batch(tmp_path / f"batch-{number}", scores)
         inputs |= {f"rollouts_{number}": batch, f"scores_{number}": batch}
-    spec = {"reward": NUMBER, "answer_column": "answer", "num_batches": 2, "samples_per_prompt": 2}
+    spec = {"reward": NUMBER, "answer_column": "answer", "num_batches": len(batches), "samples_per_prompt": 2}
     asked = job(tmp_path / "chosen", inputs, num_prompts=num_prompts, **spec)
     return asked.output, select_rollouts(asked)
 
@@ -133,6 +136,12 @@ def test_what_is_chosen_is_that_of_all_batches_and_counted(tmp_path: Path) -> No
         "rollout/prompts_without_signal": 0.0,
         "rollout/score": pytest.approx((1 + 1 + 0.5 + 0.25 + 1 + 1) / 11),
     }
+
+
+def test_where_nothing_is_scored_the_first_are_chosen_and_no_score_is_measured(tmp_path: Path) -> None:
+    folder, facts = select(tmp_path, 1, [{"a": [None, None], "b": [None, None]}])
+    assert [row.prompt_id for row in read_rollouts(folder / "rollouts.parquet")] == ["a", "a"]
+    assert "rollout/score" not in facts["metrics"]
 
 
 def test_where_there_are_too_few_the_first_others_fill_up(tmp_path: Path) -> None:

@@ -104,8 +104,28 @@ def test_the_price_of_the_old_policy_moves_with_each_update(carried: Path, name:
     assert said["metrics"]["policy/kl_to_old"] == pytest.approx(divergence, abs=1e-5)
 
 
-def test_nothing_to_learn_from_is_refused(carried: Path) -> None:
-    said = facts_of(carried, "runs")["all cut"]["said"]
-    assert said.startswith("there is nothing to learn from: advantages.truncated=mask left out every response")
-    assert "raise that, or set truncated to terminal" in said
-    assert not (carried / "all cut/experience.safetensors").exists()
+def test_what_begins_with_other_networks_has_no_reference_beside_it(carried: Path) -> None:
+    found = facts_of(carried, "runs")["reference"]
+    assert found["held"] > 0
+    assert found["left"] == 0
+
+
+def test_without_a_step_of_the_policy_it_stays(carried: Path) -> None:
+    said = facts_of(carried, "runs")["no step"]
+    assert said["metrics"]["policy/skipped_steps"] == said["metrics"]["critic/skipped_steps"] + 1 == 1
+    assert said["carried"] == {"coef": PENALTY_COEF}
+    assert "policy/kl_to_old" not in said["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("name", "why", "remedy"),
+    [
+        ("all cut", "advantages.truncated=mask left out every response", "raise that, or set truncated to terminal"),
+        ("none scored", "none of 6 responses has a score", "lower reward.max_failed_fraction"),
+    ],
+)
+def test_nothing_to_learn_from_is_refused(carried: Path, name: str, why: str, remedy: str) -> None:
+    said = facts_of(carried, "runs")[name]["said"]
+    assert said.startswith(f"there is nothing to learn from: {why}")
+    assert remedy in said
+    assert not (carried / name / "experience.safetensors").exists()

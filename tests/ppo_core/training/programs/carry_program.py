@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
+
 from ppo_core.data.tables import write_rollouts, write_scores
 from ppo_core.processes.ranks import Ranks
 from ppo_core.records import ComputeAdvantagesJob, OptimizerSettings, RolloutRow, ScoreRow
@@ -62,17 +65,22 @@ def jobs() -> dict[str, ComputeAdvantagesJob]:
         "scheduled": first.model_copy(update=falling),
         "critic alone": first.model_copy(update={"trains_policy": False}),
         "all cut": first,
+        "none scored": first,
     }
 
 
 def runs(root: Path, ranks: Ranks) -> Facts:
-    """Three iterations' advantages against another policy as the reference; one without any; and an update."""
+    """Three iterations' advantages against another policy as the reference; two without any; and updates, one of which
+    the policy takes no step of."""
     start, engine, facts = make_start(root, "llama-tied", "float32", ranks), TrainingEngine(ranks), dict[str, Any]()
     tiny_folder(root / "reference/policy", "llama-tied", seed=1)
     made = write_iteration(root / "rollouts", SCORES, FINISHED)
-    cut = write_iteration(root / "cut", SCORES, [False] * len(SCORES))
+    others = {
+        "all cut": write_iteration(root / "cut", SCORES, [False] * len(SCORES)),
+        "none scored": write_iteration(root / "unscored", [None] * len(SCORES), FINISHED),
+    }
     for name, job in jobs().items():
-        rows = cut if name == "all cut" else made
+        rows = others.get(name, made)
         if name == "scheduled":
             job = job.model_copy(update={"carried": facts["adaptive"].get("carried", {})})
         inputs = given(checkpoint=start, reference=root / "reference", rollouts=rows, scores=rows)
@@ -82,7 +90,15 @@ def runs(root: Path, ranks: Ranks) -> Facts:
         update = update_job().model_copy(update={"algorithm": algorithm, "full": False})
         inputs = given(checkpoint=start, experience=root / "adaptive")
         facts[name] = do(engine, "update_policy", inputs, root / name, update, [])
-    engine.learner.forget()
+    poisoned = load_file(root / "adaptive/experience.safetensors")
+    (root / "poisoned").mkdir()
+    poisoned["advantages"] = torch.full_like(poisoned["advantages"], torch.inf)
+    save_file(poisoned, root / "poisoned/experience.safetensors")
+    inputs = given(checkpoint=start, experience=root / "poisoned")
+    facts["no step"] = do(engine, "update_policy", inputs, root / "no step", update, [])
+    held = engine.learner.offload_reference()
+    engine.learner.free_all()
+    facts["reference"] = {"held": held, "left": engine.learner.offload_reference()}
     return facts
 
 
