@@ -99,7 +99,7 @@ bench-experience: $(STAMP) ## experience beside plain passes of transformers, an
 	@$(BIN)/python -m benchmarks.experience
 
 bench-rollout: $(STAMP) ## the rollout engine beside transformers' generate, into benchmarks/results
-	@$(BIN)/python -m benchmarks.rollout
+	@$(BIN)/python -m benchmarks.rollout --dtypes float32 bfloat16
 
 bench-scaling: $(STAMP) ## how time grows with tokens, length and vocabulary, and what a second rank gains, into benchmarks/results
 	@$(BIN)/python -m benchmarks.scaling

@@ -235,13 +235,13 @@ class StackSettings(BaseSettings):
         default=(), description="Further Ray nodes on this machine, each with what it offers; on loopback only."
     )
     postgres_user: str = Field(default="postgres", description="Who runs PostgreSQL when root starts the stack.")
-    postgres_port: int = Field(default=5433, ge=1, le=65535)
+    postgres_port: int = Field(default=5433, ge=1, le=65535, description="The port of PostgreSQL.")
     monitor_port: int = Field(default=3300, ge=1, le=65535, description="The port of Ceph's monitor.")
-    s3_port: int = Field(default=7480, ge=1, le=65535)
-    prefect_port: int = Field(default=4200, ge=1, le=65535)
-    mlflow_port: int = Field(default=5000, ge=1, le=65535)
-    ray_port: int = Field(default=6379, ge=1, le=65535)
-    ray_client_port: int = Field(default=10001, ge=1, le=65535)
+    s3_port: int = Field(default=7480, ge=1, le=65535, description="The port of S3.")
+    prefect_port: int = Field(default=4200, ge=1, le=65535, description="The port of Prefect's server.")
+    mlflow_port: int = Field(default=5000, ge=1, le=65535, description="The port of MLflow's server.")
+    ray_port: int = Field(default=6379, ge=1, le=65535, description="The port of the Ray head.")
+    ray_client_port: int = Field(default=10001, ge=1, le=65535, description="The port for Ray's clients (ray://).")
 
     @model_validator(mode="after")
     def _passwords_beyond_loopback(self) -> StackSettings:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import AliasChoices
 
-from infra.settings import Settings
+from infra.settings import Settings, StackSettings
 from ppo_core.spec import PreferencesSpec, RunSpec, Section
 from ppo_core.spec.explaining import OTHER_NAMES
 from ppo_core.spec.reward_model import RewardDataSpec
@@ -91,6 +91,9 @@ def test_every_environment_variable_is_documented_with_its_description() -> None
         alias = setting.validation_alias
         variables = alias.choices if isinstance(alias, AliasChoices) else [f"PPOFLOW_{name.upper()}"]
         wanted = f"| {', '.join(f'`{variable}`' for variable in variables)} |"
+        assert [row for row in rows if row.startswith(wanted) and row.endswith(f"| {setting.description} |")], name
+    for name, setting in StackSettings.model_fields.items():
+        wanted = f"| `PPOFLOW_STACK_{name.upper()}` |"
         assert [row for row in rows if row.startswith(wanted) and row.endswith(f"| {setting.description} |")], name
 
 
