@@ -11,8 +11,7 @@ import typer
 
 from flows.cli.application import Overrides, Wait, app
 from flows.cli.friendly_errors import command_line, ending_well, friendly_errors, say, set_options, with_set
-from flows.cli.run_training import CHECKING, pass_check, tell_server
-from flows.starting import tell_step
+from flows.cli.run_training import pass_check, tell_server
 from ppo_core.spec import DpoSpec, RewardModelSpec, RlhfSpec
 from ppo_core.spec.kinds import load_as
 
@@ -100,13 +99,12 @@ def rlhf(
     """Run the full pipeline, or resume it: SFT, reward model, PPO, evaluation, promotion."""
     with friendly_errors(f"run {run} from {spec}" if run else f"a run from {spec}"):
         loaded = load_as(RlhfSpec, spec, overrides or [])
-        tell_step(CHECKING)
+        from tasks.checks.rlhf import checking_rlhf
+
+        pass_check(checking_rlhf(loaded, run, wait=wait), run or loaded.name, "flows.rlhf")
         from flows.rlhf import rlhf as flow
-        from tasks.checks.rlhf import check_rlhf
         from tasks.reports.summary import run_summary
 
-        for note in check_rlhf(loaded, run, wait=wait).notes:
-            say(note)
         tell_server()
         same = goes_on_by("rlhf", spec, run, overrides)
         with ending_well(same):

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 
+from infra.storage.outage import stop_waiting
 from ppo_core.records import InputError
 from ppo_core.spec import RlhfSpec
 from ppo_core.spec.hub import is_hub_name
@@ -12,6 +18,7 @@ from ppo_core.spec.rlhf import REGISTERED
 from tasks.checks.model_folder import require_model
 from tasks.checks.preferences import check_preferences
 from tasks.checks.run import Findings, check_engine, check_run
+from tasks.checks.threads import submit
 from tasks.policies.held_out import absolute
 from tasks.policies.policy import find_policy
 from tasks.preferences.given import Places, places_now, places_of
@@ -27,6 +34,20 @@ def check_rlhf(spec: RlhfSpec, run: str | None = None, *, again: bool = False, w
         return check_trained(spec, spec.given.trained_policy)
     with check_engine():  # one for all of them: its imports take longest
         return _check_parts(spec, run or spec.name, again=again, wait=wait)
+
+
+@contextmanager
+def checking_rlhf(spec: RlhfSpec, run: str | None = None, *, wait: bool = False) -> Iterator[Future[Findings]]:
+    """The same while the caller does something else; all is ended on the way out."""
+    shared = nullcontext() if spec.given.trained_policy is not None else check_engine()
+    with shared as engine, ThreadPoolExecutor(1) as pool:
+        try:
+            yield submit(pool, copy_context().run, partial(check_rlhf, spec, run, wait=wait))
+        except KeyboardInterrupt:
+            stop_waiting()
+            if engine is not None:
+                engine.close()  # its job must not keep who was interrupted
+            raise
 
 
 def _check_parts(spec: RlhfSpec, name: str, *, again: bool, wait: bool) -> Findings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,11 @@ from ppo_core.records import InputError
 from ppo_core.spec import RewardModelSpec, RlhfSpec, RunSpec, SpecError
 from ppo_core.spec.kinds import load_any
 from tasks.checks.preferences import check_preferences
-from tasks.checks.rlhf import check_rlhf
+from tasks.checks.rlhf import check_rlhf, checking_rlhf
 from tests.experience.project import make_model, write_project
 from tests.ppo_core.scoring.scoring_jobs import write_lines
 from tests.tasks.run_contexts import ARITHMETIC
+from tests.waiting import FOR_EVER_S, until
 
 HELPFUL = Path(__file__).parents[3] / "examples" / "helpful"
 
@@ -168,6 +170,26 @@ def test_bad_rows_and_models_are_refused_by_the_command(
     assert (done.exit_code, message in done.stderr) == (2, True), done.output
     assert done.stderr.startswith("InputError: ")
     assert "Prefect's server" not in done.stdout
+    assert not home.exists()
+
+
+def test_an_interrupted_check_of_the_whole_way_does_not_wait_for_the_users_code(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(HELPFUL, tmp_path / "helpful")
+    (tmp_path / "helpful" / "slow.py").write_text(
+        f"import pathlib, time\ndef rows():\n    pathlib.Path({str(tmp_path / 'begun')!r}).touch()\n"
+        f"    time.sleep({FOR_EVER_S})\n    return []\n"
+    )
+    spec = RlhfSpec.from_yaml(tmp_path / "helpful" / "rlhf.yaml", ["reward_model.dataset.train=slow.py:rows"])
+
+    def pressed() -> None:
+        with checking_rlhf(spec):
+            until((tmp_path / "begun").exists)
+            raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        pressed()
+    assert time.monotonic() - began < FOR_EVER_S
     assert not home.exists()
 
 
