@@ -135,12 +135,14 @@ def supervised_rows(
 
     A row that cannot be used is noted in `refusals`.
     """
-    from ppo_core.data.tokenization import encode_completion
+    from ppo_core.data.tokenization import encode_completions
 
-    for row, encoding in zip(rows, tokens, strict=True):
+    texts = [_completion_or_error(row) for row in rows]
+    answers = iter(encode_completions(tokenizer, [text for text in texts if isinstance(text, str)]))
+    for row, encoding, text in zip(rows, tokens, texts, strict=True):
+        own = next(answers) if isinstance(text, str) else text
         with refusals:
-            prompt = token_ids(encoding)
-            answer = encode_completion(tokenizer, _completion(row))
+            prompt, answer = token_ids(encoding), token_ids(own)
             length = len(prompt) + len(answer)
             if context_length is not None and length > context_length:
                 if drop_too_long:
@@ -189,6 +191,13 @@ def _completion(row: Row) -> str:
     return completion
 
 
+def _completion_or_error(row: Row) -> str | InputError:
+    try:
+        return _completion(row)
+    except InputError as error:
+        return error
+
+
 def as_json(where: str, content: Any, columns: Mapping[str, Any]) -> str:
     """Canonical JSON. Raises InputError naming the row, and that of the columns which is none."""
     try:
@@ -223,7 +232,7 @@ def encoded(tokenizer: Any, rows: Sequence[Row]) -> list[Encoded]:
 
 
 def token_ids(encoding: Encoded) -> list[int]:
-    """Those of a prompt. Raises InputError where it has none."""
+    """Those of a text. Raises InputError where it has none."""
     if isinstance(encoding, InputError):
         raise encoding
     return encoding

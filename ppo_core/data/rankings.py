@@ -123,13 +123,13 @@ class RankingMaker:
 
 
 def _ranking(preference: Preference, tokenizer: Any, name: str, *, by_policy: bool) -> Ranking:
-    from ppo_core.data.tokenization import encode_completion, encode_prompt, scored_tokens  # transformers: 0.7 s
+    from ppo_core.data.tokenization import encode_completions, encode_prompt, scored_tokens  # transformers: 0.7 s
 
     prompt, texts, margin, where, *_ = preference
     try:
         asked = encode_prompt(tokenizer, prompt) if by_policy else []
         if by_policy:
-            responses = [[*asked, *encode_completion(tokenizer, text)] for text in texts.values()]
+            responses = [[*asked, *answer] for answer in encode_completions(tokenizer, list(texts.values()))]
         else:
             responses = [scored_tokens(tokenizer, prompt, text, name) for text in texts.values()]
     except InputError as error:

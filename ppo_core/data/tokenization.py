@@ -103,9 +103,12 @@ def _encode_chats(tokenizer: Any, chats: list[Messages]) -> list[list[int]]:
         ) from error
 
 
-def encode_completion(tokenizer: Any, completion: str) -> list[int]:
-    """Token ids of a completion, closed by EOS: what the policy shall learn to write."""
-    return [*tokenizer(completion, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+def encode_completions(tokenizer: Any, completions: Sequence[str]) -> list[list[int]]:
+    """Token ids of completions, each closed by EOS: what the policy shall learn to write. One call of the tokenizer."""
+    if not completions:
+        return []
+    encoded = tokenizer(list(completions), add_special_tokens=False, return_attention_mask=False).input_ids
+    return [[*ids, tokenizer.eos_token_id] for ids in encoded]
 
 
 def scored_tokens(tokenizer: Any, prompt: str | Messages, response: str, folder: str | Path) -> list[int]:

@@ -13,7 +13,7 @@ from ppo_core.data.rows import PLAIN, Refusals, Row, read_rows
 from ppo_core.data.tokenization import (
     context_length,
     decode_response,
-    encode_completion,
+    encode_completions,
     encode_prompt,
     load_tokenizer,
     model_config,
@@ -200,7 +200,11 @@ def test_tokens_of_prompts_completions_and_responses(tmp_path: Path) -> None:
     tiny_tokenizer(chat=True).save_pretrained(tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     assert (encode_prompt(tokenizer, "w3 w4"), encode_prompt(tokenizer, USER)) == ([3, 4], [3, 4, 7])
-    assert (encode_completion(tokenizer, "w5"), decode_response(tokenizer, [5, 6, EOS])) == ([5, EOS], "w5 w6")
+    assert (encode_completions(tokenizer, ["w5", "w6 w7"]), encode_completions(tokenizer, [])) == (
+        [[5, EOS], [6, 7, EOS]],
+        [],
+    )
+    assert decode_response(tokenizer, [5, 6, EOS]) == "w5 w6"
     assert stop_token_ids(tokenizer, tmp_path) == [EOS]
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, EOS, 4]}))
     assert stop_token_ids(tokenizer, tmp_path) == [EOS, 4, 9]
