@@ -54,7 +54,7 @@ REAL_ENGINES = {*SHARED, "scored"}
 FIRST = (
     *("e2e/test_chaos", "e2e/test_rlhf", "flows/test_runs_on_s3", "e2e/test_ray", "engines", "programs"),
     *("e2e/test_dpo", "e2e/test_s3_run", "e2e/test_hub", "e2e/test_sockets"),
-    *("e2e/test_reward_model", "smoke", "flows/test_worker", "e2e/test_interruptions"),
+    *("e2e/test_reward_model", "smoke", "flows/test_worker"),
     *("infra/stack/test_stack_servers", "ppo_core/engines/test_killed_engine", "ppo_core/scoring/test_ranked_model"),
     *("flows/test_prefect_outage", "infra/stack/test_stack_processes", "flows/test_rlhf", "experience/test_mistakes"),
     *("infra/storage/test_power_loss", "infra/storage/test_store_machine", "infra/runs/test_crash_points"),
