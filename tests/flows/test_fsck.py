@@ -285,7 +285,7 @@ def test_the_command_says_what_is_damaged_and_by_which_command_it_is_made_again(
 @pytest.mark.thorough
 def test_reading_while_runs_write_finds_nothing_that_is_not_there(run: ToyRun) -> None:
     """Rollbacks take records out, and retention takes checkpoints, while everything is read."""
-    writing = ToyRun(run.home, ("iterations=25", "dataset.evaluation=null", "checkpoint.keep_last=1"), name="busy")
+    writing = ToyRun(run.home, ("iterations=15", "dataset.evaluation=null", "checkpoint.keep_last=1"), name="busy")
     thread = threading.Thread(target=writing.train)
     thread.start()
     looks = 0
@@ -295,4 +295,4 @@ def test_reading_while_runs_write_finds_nothing_that_is_not_there(run: ToyRun) -
             looks += 1
         assert check().damages == []
     thread.join()
-    assert len(writing.records()) == 26
+    assert len(writing.records()) == 16
