@@ -71,7 +71,7 @@ def make(
     full = again.checkpoint.full if again is not None else writes_full(context.spec, number)
     evaluated = again is not None and again.evaluation is not None  # perhaps only as the last one, then
     evaluate = evaluated or evaluates_at(context.spec, number)
-    facts = facts_of(previous, attempt, full=full)
+    facts = facts_of(context, previous, attempt, full=full)
     if ahead is not None and (rollouts := ahead.take(previous, attempt)):
         before = {**before, GENERATE_ROLLOUTS.name: rollouts}
     return run_stages(context, dataset, previous, facts, evaluate=evaluate, given=before, ahead=ahead)

@@ -12,10 +12,12 @@ from tasks.finetune_policy import finetune_policy
 from tasks.generate_rollouts import generate_rollouts
 from tasks.prepare_dataset import prepare_dataset
 from tasks.runs.iteration_record import Attempt, IterationRecord
+from tasks.runs.run_state import recorded_spec, with_changes
 from tasks.score_rollouts import score_rollouts
 from tasks.stages.context import RunContext
 from tasks.stages.references import DatasetRef, StageRef
 from tasks.stages.table import (
+    COMPUTE_ADVANTAGES,
     EVALUATE_POLICY,
     FINETUNE_POLICY,
     GENERATE_ROLLOUTS,
@@ -84,25 +86,37 @@ def run_stages(
     return made
 
 
-def facts_of(previous: IterationRecord, attempt: Attempt, *, full: bool) -> dict[str, Any]:
+def facts_of(context: RunContext, previous: IterationRecord, attempt: Attempt, *, full: bool) -> dict[str, Any]:
     """What the records say of the iteration after `previous`; with `full` its checkpoint has critic and optimizers."""
     return {
         "iteration": previous.iteration + 1,
         "position": previous.position,
         "attempt": attempt.number,
         "kl_coef": previous.next_kl_coef,
-        "carried": previous.carried(),
+        "carried": carried_from(context, previous),
         "rate_factor": attempt.rate_factor,
         "full": full,
         "restoration": previous.restoration(),
     }
 
 
+def carried_from(context: RunContext, previous: IterationRecord) -> dict[str, dict[str, float]]:
+    """What each stage left for the iteration after `previous`; where a fork goes on with another reward than that one
+    had, no moments of its scores."""
+    carried, began_with = previous.carried(), recorded_spec(context.records)
+    if previous.forked_from is None or began_with is None:
+        return carried
+    if with_changes(began_with, previous.changed).reward != context.spec.reward:
+        carried.pop(COMPUTE_ADVANTAGES.name, None)
+    return carried
+
+
 def run_again(
     context: RunContext, record: IterationRecord, previous: IterationRecord | None
 ) -> Iterator[tuple[StageDefinition, StageRef]]:
     """Each stage of a recorded iteration, each from its recorded inputs, and what it makes now."""
-    facts = {} if previous is None else facts_of(previous, record.attempt_settings, full=record.checkpoint.full)
+    full = record.checkpoint.full
+    facts = {} if previous is None else facts_of(context, previous, record.attempt_settings, full=full)
     for stage in stages_of(record.iteration):
         if stage.name in record.artifacts:
             yield stage, run_stage(context, stage, record.sources(previous), facts)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -103,13 +102,14 @@ def train_checked(
     from tasks.prefect.server import PREFECT_AWAY, no_answer
     from tasks.reports.summary import interrupted, run_summary
     from tasks.runs.errors import EngineError, StoreUnavailable
+    from tasks.runs.inspect import Completion
     from tasks.runs.progress import announced
     from tasks.stages.early_engines import SCORING_ALONE, started_early
 
     tell_server()
-    name = run or spec.name
+    name, asked = run or spec.name, None if rerun is None else (rerun.iteration, str(rerun.start))
     try:
-        before = Standing.of(spec, name, rerun)
+        before = Completion.of(spec, name, asked)
         only = SCORING_ALONE if rerun is None and before.is_done else None
         # Whoever waits keeps no memory from others.
         early = nullcontext() if wait else started_early(spec, name, kept.engine, only=only)
@@ -122,41 +122,23 @@ def train_checked(
     except PREFECT_AWAY as error:
         say(no_answer(error))
         say("its page will not show how this run ended")
-        leave_without_prefect(name, again, before, lambda: Standing.of(spec, name, rerun))
+        leave_without_prefect(name, again, lambda: Completion.of(spec, name, asked).reached_since(before))
     except (EngineError, StoreUnavailable):
         say(f"finished work is kept; continue with  {again()}")
         raise
     say(run_summary(report, with_set(again(), f"iterations={report.iterations + 10}")))
 
 
-@dataclass(frozen=True)
-class Standing:
-    """Whether a run has all of its iterations, and how often the one that is asked for was done again."""
-
-    is_done: bool
-    reruns: int
-
-    @classmethod
-    def of(cls, spec: RunSpec, run: str, rerun: Rerun | None) -> Self:
-        """Of a run as its records have it now."""
-        from tasks.runs.inspect import reruns_done
-        from tasks.runs.run_state import is_done
-
-        return cls(is_done(spec, run), 0 if rerun is None else reruns_done(run, rerun.iteration, rerun.start))
-
-
-def leave_without_prefect(
-    run: str, again: Callable[[], str], before: Standing, now: Callable[[], Standing]
-) -> NoReturn:
-    """Say where a run stands whose Prefect server is gone, and end: with 0 if the run came to its end by this command,
-    whose report of that is all that is missing."""
+def leave_without_prefect(run: str, again: Callable[[], str], came_to_its_end: Callable[[], bool]) -> NoReturn:
+    """Say where a run stands whose Prefect server is gone, and end: with 0 if it came to its end since this command
+    began, so that the report of that is all that is missing."""
     from tasks.prefect.store_outages import at_once
     from tasks.runs.errors import InputError, StoreUnavailable
     from tasks.runs.inspect import read_run
 
     try:
         with at_once():
-            said, after = read_run(run).summary(), now()
+            said, ended = read_run(run).summary(), came_to_its_end()
     except InputError:
         say(f"run {run}: no iteration was committed\n  once it answers    {again()}")
         leave(REFUSED)
@@ -164,4 +146,4 @@ def leave_without_prefect(
         say(f"nor does the store: {away}\n  once both answer   {again()}")
         leave(REFUSED)
     say(f"{said}\n  continue           {again()}")
-    leave(0 if after.is_done and after != before else REFUSED)
+    leave(0 if ended else REFUSED)

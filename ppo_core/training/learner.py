@@ -144,7 +144,7 @@ class Learner:
         return [] if self._reference is None else [*self._reference.parameters(), *self._reference.buffers()]
 
     def free_all(self) -> None:
-        """Free all that is held: for a job that begins with other networks, and has no reference."""
+        """Free all that is held, the reference too: for a job that begins with other networks and uses none of it."""
         self.forget_reference()
         self.forget()
         free_unused()

@@ -17,7 +17,6 @@ from tasks.runs.notes import ROLLBACKS, rollbacks_in
 from tasks.runs.record_chain import link, made_with, record_digest
 from tasks.runs.run_state import NOT_KEPT, committed, committed_at, not_kept, spec_of_run, with_changes
 from tasks.stages.hub_names import with_commits
-from tasks.stages.table import COMPUTE_ADVANTAGES
 
 FIXED = ("algorithm.", "model.", "sft.", "sft: ")
 """What made the policy that the new run goes on with: other values would say something untrue."""
@@ -94,7 +93,8 @@ def shared_records(
     source, started_with, previous = records[-1], spec.model_dump(mode="json"), None
     shared: dict[int, dict[str, Any]] = {}
     for record in records:
-        changed = changed_sections(spec, with_changes(before, record.changed))
+        then = with_changes(before, record.changed)
+        changed = changed_sections(spec, then)
         changes = {
             "run": new,
             "forked_from": f"{source.run}@{source.iteration}",
@@ -106,10 +106,8 @@ def shared_records(
         }
         if record is source and spec.schedule == "synchronous":
             changes["sampler"] = None  # from here on every policy answers for itself
-        if record is source and price(spec) != price(before):
+        if record is source and price(spec) != price(then):
             changes["next_kl_coef"] = spec.advantages.kl.coef
-        if record is source and spec.reward != before.reward:  # moments of scores in another unit
-            changes["forgotten"] = (COMPUTE_ADVANTAGES.name,)
         shared[record.iteration] = record.model_copy(update=changes).model_dump(mode="json")
         previous = record_digest(shared[record.iteration])
     return shared

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 from infra.artifacts import ArtifactError, open_store
 from infra.backend import open_records
+from infra.runs.listing import RunListing
+from infra.runs.records import RunRecords
 from infra.settings import Settings
 from ppo_core.records import InputError
+from ppo_core.spec import RunSpec
 from tasks.runs.iteration_record import IterationRecord, best_in_words
 from tasks.runs.notes import NOTED_AGAIN, NotedRerun, Rollback, pending_rerun, reruns_of
 from tasks.runs.progress import doing_now
 from tasks.runs.record_chain import LastRecordLost, unless_changed
-from tasks.runs.run_state import changes_after, command_again, committed, made_by_preferences
+from tasks.runs.run_state import changes_after, command_again, committed, is_done, made_by_preferences
 from tasks.stages.references import CheckpointRef
 
 
@@ -47,17 +51,44 @@ class RunSoFar:
         )
 
 
+def records_of(run: str) -> RunRecords:
+    """Those of a run, to be read."""
+    return open_records(open_store(Settings().store_root).root, run)
+
+
 def reruns_done(run: str, iteration: int, start: str) -> int:
     """How often an iteration of a run was done again from this stage on, to its end."""
-    records = open_records(open_store(Settings().store_root).root, run)
+    records = records_of(run)
     return sum(one.ended and (one.iteration, one.start) == (iteration, start) for one in reruns_of(records))
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Whether a run has all of its iterations, and none that is to be done again; what its records are; and how often
+    the iteration that is asked for was done again: None where none is."""
+
+    is_done: bool
+    records: RunListing
+    reruns: int | None
+
+    @classmethod
+    def of(cls, spec: RunSpec, run: str, rerun: tuple[int, str] | None) -> Self:
+        """Of a run as its records have it now. `rerun`: an iteration and its stage to begin with."""
+        records = records_of(run)
+        done = is_done(spec, run) and pending_rerun(records) is None
+        return cls(done, records.contents(), None if rerun is None else reruns_done(run, *rerun))
+
+    def reached_since(self, before: Completion) -> bool:
+        """Whether the run came to its end, and the rerun that is asked for was done, after that time."""
+        again = self.reruns is None or before.reruns is None or self.reruns > before.reruns
+        return self.is_done and self.records != before.records and again
 
 
 def read_run(run: str) -> RunSoFar:
     """The run of this name. Raises InputError for one without records, naming those there are."""
     chain = committed(run, notes=True)
     assert chain.spec is not None
-    last, records = chain.records[-1], open_records(open_store(Settings().store_root).root, run)
+    last, records = chain.records[-1], records_of(run)
     planned = int(changes_after(records, last).get("iterations", chain.spec["iterations"]))
     location = location_of(last.checkpoint)
     planned = max(planned, last.iteration)

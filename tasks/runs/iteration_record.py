@@ -107,7 +107,6 @@ class IterationRecord(BaseModel):
     attempt: int = 0
     rate_factor: float = 1.0
     forked_from: str | None = None
-    forgotten: tuple[str, ...] = ()
     changed: dict[str, Any] = {}
     retention: CheckpointSpec = CheckpointSpec()
     lease: int = 0
@@ -156,8 +155,8 @@ class IterationRecord(BaseModel):
         return f"epoch {self.epoch}, prompt {self.index}"
 
     def carried(self) -> dict[str, dict[str, float]]:
-        """What each stage left for the next iteration, by its name; nothing of those that a fork has `forgotten`."""
-        return {name: ref.carried for name, ref in self.artifacts.items() if name not in self.forgotten}
+        """What each stage left for the next iteration, by its name."""
+        return {name: ref.carried for name, ref in self.artifacts.items()}
 
     def restoration(self) -> dict[str, ArtifactRef]:
         """What a training engine that is not warm needs besides the checkpoint, by the names of the job's inputs."""

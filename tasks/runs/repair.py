@@ -16,7 +16,7 @@ from infra.settings import Settings
 from tasks.runs.findings import Findings
 from tasks.runs.fsck import check_lineage, check_records
 from tasks.runs.iteration_record import read_record
-from tasks.runs.notes import note_changes
+from tasks.runs.notes import note_changes, noted_changes
 from tasks.runs.record_chain import made_with, spec_document, spec_in
 from tasks.runs.run_state import note_again
 from tasks.stages.holding import held
@@ -57,13 +57,16 @@ def repair_records(run: str) -> list[str]:
 def newest_changes(records: RunRecords, last: int) -> Mapping[str, Any] | None:
     """What had changed of the run's spec in the newest of its records after `last` that says so and can be read; those
     of the run itself name the digest of the spec that they were made with."""
-    began_with = spec_document(records)
-    for iteration in reversed(records.iterations()):
-        with suppress(RecordError, ValidationError):
-            record = read_record(records.read(iteration))
-            sound = began_with is not None and record.spec_digest == made_with(began_with, record.changed)
-            if iteration > last and sound and record.run == records.run and record.forked_from is None:
-                return record.changed
+    with suppress(RecordError, ValidationError):
+        began_with, there = spec_document(records), [number for number in records.iterations() if number > last]
+        if there and (noted := noted_changes(records, there[-1])) is not None:
+            return noted
+        for iteration in reversed(there if began_with else []):
+            with suppress(RecordError, ValidationError):
+                record = read_record(records.read(iteration))
+                sound = record.spec_digest == made_with(began_with or {}, record.changed)
+                if sound and record.run == records.run and record.forked_from is None:
+                    return record.changed
     return None
 
 

@@ -40,22 +40,34 @@ def goes_on(run: ToyRun) -> None:
     assert len(run.train(spec=spec)) == 7
 
 
-def rerun_killed(run: ToyRun) -> None:
+def rerun_killed(run: ToyRun, iteration: int = 1) -> None:
     run.code = "newer"  # so that nothing comes from the store
     run.engines.before("update_policy", 1, killed)
     with pytest.raises(Killed):
-        run.train(spec=spec_to_go_on("toy"), rerun=Rerun(iteration=1, start="update"))
+        run.train(spec=spec_to_go_on("toy"), rerun=Rerun(iteration=iteration, start="update"))
 
 
-def damaged_and_repaired(run: ToyRun) -> None:
-    record = run.folder / "iterations" / "000002.json"
+def damaged_and_repaired(run: ToyRun, iteration: int = 2) -> None:
+    record = run.folder / "iterations" / f"{iteration:06d}.json"
     replace(record, record.read_bytes()[:-9])
     with pytest.raises(RecordCorrupted):
         spec_to_go_on("toy")
     repair_records("toy")
 
 
-@pytest.mark.parametrize("broken", [rerun_killed, damaged_and_repaired])
+def both(run: ToyRun) -> None:
+    rerun_killed(run, 2)
+    damaged_and_repaired(run, 1)
+
+
+def repaired_without_a_spec(run: ToyRun) -> None:
+    """Nobody knows then what the run began with."""
+    (run.folder / "spec.json").unlink()
+    replace(run.folder / "iterations" / "000000.json", b"{")
+    repair_records("toy")
+
+
+@pytest.mark.parametrize("broken", [rerun_killed, damaged_and_repaired, both])
 def test_a_longer_run_gets_all_of_its_iterations_again(
     broken: Callable[[ToyRun], None], run: ToyRun, extended: ToyRun
 ) -> None:
@@ -76,6 +88,12 @@ def test_rolled_back_to_before_the_change_and_killed_it_stays(tmp_path: Path, mo
     assert [record.iteration for record in run.records()] == [0]
     run.engines = ToyEngines()
     goes_on(run)
+
+
+def test_what_has_neither_spec_nor_start_is_repaired_to_begin_anew(run: ToyRun) -> None:
+    repaired_without_a_spec(run)
+    assert run.records() == []
+    assert len(run.train(*LONGER)) == 7
 
 
 def test_without_a_change_nothing_is_noted(run: ToyRun) -> None:
