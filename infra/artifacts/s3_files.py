@@ -124,6 +124,14 @@ class ArtifactFiles:
         self.objects.copy(envelope_key(self.address, kind, key), target + MANIFEST_NAME)
         return target
 
+    def copy_all_aside(self, kind: str, key: str, name: str) -> str:
+        """The same of a damaged manifest and all uploads of its key, each in a folder of its own: any may be the one
+        that it named, and none is named any more."""
+        top, target = self.address.key(kind, key) + "/", self.address.key(DAMAGED, f"{kind}-{key}-{name}") + "/"
+        for entry in self.objects.entries(top):
+            self.objects.copy(entry.key, target + entry.key.removeprefix(top))
+        return target
+
     def remove(self, prefix: str) -> None:
         """Remove everything whose key begins with `prefix`."""
         self.objects.remove([entry.key for entry in self.objects.entries(prefix)])

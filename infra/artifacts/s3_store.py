@@ -289,7 +289,7 @@ class S3Store:
             parse_envelope(found.content, kind, key)
             return None
         tombstone = Envelope.of("gone", uuid4().hex, {})
-        aside = self._artifact_files.copy_aside(kind, key, tombstone.upload)
+        aside = self._artifact_files.copy_all_aside(kind, key, tombstone.upload)
         if self._objects.replace(place, tombstone.to_bytes(), found.etag) is None:
             return None
         return self._address.uri_of(aside.rstrip("/"))

@@ -27,9 +27,10 @@ from infra.runs.names import is_run_name
 from infra.runs.s3_lease import PINS
 from infra.runs.s3_pointer import RUNS, RunHead
 from infra.storage.client import open_objects
-from infra.storage.objects import Entry, Objects, S3Address, StoreUnavailable
+from infra.storage.objects import Entry, Objects, S3Address, StoreRefused, StoreUnavailable
 from infra.storage.outage import at_once
 from infra.storage.parallel import THREADS, parallel_map
+from infra.storage.rereading import ChangedOnTheWay
 
 Name = tuple[str, str]
 
@@ -152,7 +153,7 @@ class S3Collector:
         head = RunHead(self._objects, self._address, run)
         try:
             lease = head.look().head.lease
-        except RecordError:
+        except (RecordError, StoreRefused, ChangedOnTheWay):
             return set()  # whoever asks what the records need keeps all that this run may need
         if lease.holder is None:
             return set()

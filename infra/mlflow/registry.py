@@ -264,6 +264,13 @@ def _create(
         if error.error_code != "INVALID_PARAMETER_VALUE" or run_id is None or local is None:
             raise
         folder = f"models/{tags[DIGEST_TAG][:12]}"
-        with uploading(local):
-            client.log_artifacts(run_id, str(local), folder)
+        try:
+            with uploading(local):
+                client.log_artifacts(run_id, str(local), folder)
+        except Exception as failed:  # of the client of whatever store the run's artifacts are in: there are many
+            raise RegistryError(
+                f"{local} could not be uploaded to MLflow's artifacts at {client.get_run(run_id).info.artifact_uri} "
+                f"({in_short(str(failed))}): give this process access to that store, or start MLflow's server so that "
+                "it passes artifacts on (--serve-artifacts)"
+            ) from failed
         return version_at(f"{client.get_run(run_id).info.artifact_uri}/{folder}")

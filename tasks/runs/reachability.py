@@ -10,6 +10,7 @@ from infra.backend import open_runs
 from infra.mlflow.alias_journal import PROMOTIONS, Journals, Move
 from infra.runs.listing import RunListing
 from infra.runs.records import RecordError, RecordMissing, RunRecords, Runs, remedy_for
+from infra.storage.objects import StoreRefused
 from infra.storage.rereading import ChangedOnTheWay
 from tasks.runs.iteration_record import ChainedRecord, IterationRecord
 from tasks.runs.kept import DPO_POLICIES, REGISTERED, REWARD_MODELS, Page, pages_of
@@ -22,6 +23,8 @@ KEPT_VERSIONS = 5
 """So many versions that an alias pointed to keep their policies, whatever becomes of their runs."""
 PROMOTED = "the journal of promotions"
 READABLE = "make it readable, or move it out of the store"
+REFUSED = (OSError, StoreRefused, ChangedOnTheWay)
+"""What a store raises that does not give what it has."""
 
 
 def kept_iterations(records: list[IterationRecord]) -> set[int]:
@@ -106,7 +109,7 @@ class Reachability:
             names = self._runs.names(started=False)
             self.unreadable |= self._runs.unreadable()
             return names
-        except OSError as error:
+        except REFUSED as error:
             self.unreadable["any run"] = f"{error}: {READABLE}"
             return []
 
@@ -115,7 +118,7 @@ class Reachability:
             return read()
         except RecordError as error:
             self.unreadable[whose] = str(error)
-        except OSError as error:
+        except REFUSED as error:
             self.unreadable[whose] = f"{error}: {READABLE}"
         return set()
 

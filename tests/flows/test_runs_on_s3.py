@@ -13,7 +13,7 @@ from infra.artifacts import open_store
 from infra.artifacts.overlay_store import OverlayStore
 from infra.backend import open_records, open_runs
 from infra.settings import Settings
-from infra.storage.objects import Objects
+from infra.storage.objects import Found, Objects, StoreRefused
 from infra.storage.outage import Outage
 from infra.storage.waiting_client import WaitingObjects
 from tasks.runs.fork import fork_run
@@ -61,6 +61,30 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], li
 
 def test_on_s3_it_is_the_same_run_as_in_a_folder(undisturbed: tuple[list[Any], list[str]], tmp_path: Path) -> None:
     assert digests(ToyRun(tmp_path / "home", SHORT).train()) == undisturbed[0]
+
+
+class Refusing(MemoryObjects):
+    """Who may list everything, and not read the records of the run `other`."""
+
+    refuses = False
+
+    def read(self, key: str) -> Found | None:
+        """An object, or what S3 says to who may not have it."""
+        if self.refuses and "/runs/other/" in key:
+            raise StoreRefused(f"S3 refuses {key} (AccessDenied)")
+        return super().read(key)
+
+
+def test_what_s3_refuses_of_another_run_ends_nobodys_run_and_keeps_all_that_it_may_need(tmp_path: Path) -> None:
+    objects, kept = Refusing(), ("checkpoint.keep_last=1", "dataset.evaluation=null", "registry.metric=score/mean")
+    BucketRun(tmp_path / "other", SHORT, "other", objects=objects).train()
+    objects.refuses = True
+    run = BucketRun(tmp_path / "run", ("iterations=4", *kept), objects=objects)
+    assert len(run.train()) == 5
+    assert "what run other needs cannot be read, so no checkpoint is removed: S3 refuses " in run.said
+    objects.refuses = False
+    assert len(run.train("iterations=5")) == 6
+    assert run.said.count("cannot be read") == 1
 
 
 @pytest.fixture(scope="module")

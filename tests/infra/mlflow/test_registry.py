@@ -83,6 +83,29 @@ def test_resolve_says_how_a_model_is_written(uri: str, model: str) -> None:
         resolve(uri, model)
 
 
+def test_what_cannot_be_uploaded_is_an_error_of_the_registry(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the client of the store raises that a server has named for its runs' artifacts."""
+    client = open_client(uri)
+    run = client.create_run(client.create_experiment("uploads", artifact_location=str(tmp_path))).info.run_id
+    (tmp_path / "config.json").write_text("{}")
+
+    def outside(*_: object, **__: object) -> None:
+        from mlflow.exceptions import MlflowException
+        from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+
+        raise MlflowException("Invalid model version source", INVALID_PARAMETER_VALUE)
+
+    def without_keys(*_: object) -> None:
+        raise RuntimeError("Unable to locate credentials")
+
+    monkeypatch.setattr(type(client), "create_model_version", outside)
+    monkeypatch.setattr(type(client), "log_artifacts", without_keys)
+    with pytest.raises(RegistryError, match=r"could not be uploaded .*Unable to locate credentials.*--serve-"):
+        register(uri, name="up", source=tmp_path.as_uri(), tags=LINEAGE, run_id=run)
+
+
 @pytest.mark.parametrize("model", ["models:/nowhere/1", "models:/nowhere@best"])
 def test_resolve_of_an_unknown_model_is_a_clear_error(uri: str, model: str) -> None:
     with pytest.raises(RegistryError, match=f"could not find {model}"):
