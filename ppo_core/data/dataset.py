@@ -30,6 +30,13 @@ class Limits:
         room = self.max_prompt_tokens if self.context_length is None else self.context_length - self.max_response_tokens
         return min(self.max_prompt_tokens, room)
 
+    @property
+    def key(self) -> str:
+        """The key of a spec that bounds the longest prompt."""
+        if self.longest_prompt() == self.max_prompt_tokens:
+            return "max_prompt_tokens"
+        return f"rollout.max_response_tokens={self.max_response_tokens} (of the model's context {self.context_length})"
+
 
 class Longest(NamedTuple):
     """The longest prompt of some rows, and which one it is."""

@@ -165,8 +165,26 @@ def _rows_of(batch: pa.RecordBatch, path: Path) -> Iterator[Found]:
         if name in columns:
             raise InputError(f"{path} has several columns named {name}: rename them")
         try:
-            columns[name] = column.to_pylist()
+            values = column.to_pylist()
+            columns[name] = list(map(without_none, values)) if has_messages(column.type) else values
         except (ValueError, OverflowError) as error:  # a text that is no UTF-8, a date that Python does not have
             raise InputError(f"{path}: the column {name} cannot be read ({error}): write it anew, or drop it") from None
     names = [*columns]
     return (Found(None, dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True))
+
+
+def has_messages(kind: pa.DataType) -> bool:
+    """Whether a column has lists of objects with a role."""
+    listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return listed and pa.types.is_struct(kind.value_type) and kind.value_type.get_field_index("role") >= 0
+
+
+def without_none(value: Any) -> Any:
+    """Messages of a table as they were before it gave each of them all fields that any has; `content` stays.
+
+    >>> without_none([{"role": "user", "content": None, "tool_calls": [{"x": 1, "y": None}], "name": None}])
+    [{'role': 'user', 'content': None, 'tool_calls': [{'x': 1}]}]
+    """
+    if isinstance(value, dict):
+        return {key: without_none(inner) for key, inner in value.items() if inner is not None or key == "content"}
+    return list(map(without_none, value)) if isinstance(value, list) else value

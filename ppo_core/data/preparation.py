@@ -114,7 +114,7 @@ class Preparation:
             tallies = [tally for tally in self.tallies if tally.split == split]
             if tallies and not len(tables.get(split, ())):
                 held_out = any(tally.held_out for tally in tallies) and not any(tally.dropped for tally in tallies)
-                remedy = "see dataset.duplicates, too_long and max_prompt_tokens"
+                remedy = f"see dataset.duplicates, too_long and {self.limits.key}"
                 remedy = "lower dataset.evaluation_fraction, or give more rows" if held_out else remedy
                 raise InputError(f"no rows are left ({in_words(tallies)}): {remedy}")
         self._makers["train"].check_read()

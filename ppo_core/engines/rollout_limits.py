@@ -253,6 +253,18 @@ def check_room(policy: Path, prompt_ids: list[int], max_tokens: int, *, trust_re
         )
 
 
+def check_stop_texts(texts: Sequence[str], tokenizer: Any) -> None:
+    """Raise InputError for a text that holds special tokens: vLLM looks for it in what is left without those."""
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        special = [token for token in ids if token in tokenizer.all_special_ids and tokenizer.decode([token]) in text]
+        if special and ids != [tokenizer.eos_token_id]:
+            raise InputError(
+                f"rollout.stop has {text!r}, which would end nothing: {tokenizer.decode(special)} is special, and "
+                f"responses are searched without special tokens; set rollout.stop_token_ids={special} in its place"
+            )
+
+
 def check_stop_tokens(token_ids: Sequence[int], vocabulary: int) -> None:
     """Raise InputError for ids that are none of the tokenizer's: they would end nothing."""
     if unknown := [token for token in token_ids if token >= vocabulary]:

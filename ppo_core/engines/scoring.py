@@ -32,6 +32,7 @@ from ppo_core.engines.reward_models import (
     pair_samples,
     prepare_preferences,
 )
+from ppo_core.engines.rollout_limits import check_stop_texts
 from ppo_core.engines.selection import scores_beside, select_rollouts, signals
 from ppo_core.engines.start import example_completions, read_start, rows_of_splits, scan, sources_of
 from ppo_core.engines.user_code import as_loaded, describe_sources, require_same_code, require_same_models
@@ -84,6 +85,8 @@ def check_run(job: Job) -> dict[str, Any]:
     for folder in filter(None, (model, critic)):
         tensor_shapes(folder)
     found = read_start(job, spec.dataset, new=spec.new)
+    if spec.new:
+        check_stop_texts(spec.stop, found.tokenizer)
     with without_collection():
         from ppo_core.engines.model_checks import check_model  # torch: seconds
 

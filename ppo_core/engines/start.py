@@ -115,6 +115,9 @@ def read_start(job: Job, spec: PrepareDatasetJob, *, new: bool = False) -> Start
     parts = rewards.score([Sample(row, text) for row, text in zip(tried, completions, strict=True)])
     with without_collection():
         tokenizer, config, context = _read_model(job, spec)
+    seen = [as_rewards_see(tokenizer, text) for text in completions]
+    if seen != completions:
+        parts = rewards.score([Sample(row, text) for row, text in zip(tried, seen, strict=True)])
     check_stop_tokens(spec.stop_token_ids, len(tokenizer))
     limits = Limits(context, spec.dataset.max_prompt_tokens, spec.max_response_tokens)
     made = Preparation(spec.dataset, tokenizer, limits, columns_of(spec))
@@ -207,6 +210,15 @@ def example_completions(examples: Iterable[Mapping[str, Any]] | None, prompts: S
     else:
         texts = ["" if row.reference_answer is None else str(row.reference_answer) for row in prompts]
     return [text if index % 2 == 0 else "" for index, text in enumerate(texts)]
+
+
+def as_rewards_see(tokenizer: Any, text: str) -> str:
+    """A completion as rewards get a response of its tokens: without the special ones that it has."""
+    from ppo_core.data.tokenization import decode_response
+
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    has_special = any(token in tokenizer.all_special_ids and tokenizer.decode([token]) in text for token in ids)
+    return decode_response(tokenizer, ids) if has_special else text
 
 
 def counted(rows: Rows, split: str, counts: dict[str, int]) -> Iterator[Mapping[str, Any]]:

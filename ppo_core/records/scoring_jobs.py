@@ -41,11 +41,12 @@ class CheckRunJob(Section):
     smallest of the `gpus`, where it is known, and `sharing` how engines share it; `learner` is what is trained there,
     and `sampler_dtype` what responses are sampled in. `fixed` are keys of the spec that it could not have otherwise,
     `learned` the prompts that its reward model learns from, as `check_preferences` gives them. `new`: no run has begun
-    by this spec yet. `samples`: whether the flow samples responses at all.
+    by this spec yet. `samples`: whether the flow samples responses at all, which end at the texts `stop`.
     """
 
     dataset: PrepareDatasetJob
     samples: bool = True
+    stop: tuple[str, ...] = ()
     learned: str = ""
     new: bool = False
     engines: EnginesSpec

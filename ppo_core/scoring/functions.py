@@ -122,6 +122,14 @@ class FunctionReward:
         checked = checked_scores(self.name, scores, samples, one_by_one=self.form.one_by_one, others=self.answered > 0)
         return with_measures(checked, measures_in(self.name, self.form, returned, len(samples)))
 
+    def check_retries(self) -> None:
+        """Raise InputError where retries are asked for that there are none of."""
+        if not self.form.one_by_one and self.retries not in (0, FunctionRewardSpec.model_fields["retries"].default):
+            raise InputError(
+                f"retries={self.retries} of the reward function {self.name} has no effect: it is called once for all "
+                "samples, and what it raises fails the stage; write it for one sample, or leave retries out"
+            )
+
     def _arguments(self) -> list[str]:
         """Those without a default."""
         return [name for name in takes(self.parameters) if self.parameters[name].default is inspect.Parameter.empty]

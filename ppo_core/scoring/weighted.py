@@ -143,6 +143,7 @@ class WeightedRewards:
         made = [reward for reward in self.rewards.values() if isinstance(reward, FunctionReward)]
         for reward in made:
             check_names(reward.name, reward.form, reward.options)
+            reward.check_retries()
         functions = {reward.name: reward.parameters for reward in made}
         listed = [one for one in self._spec.sources if isinstance(one, FunctionRewardSpec)]
         own = [({one.function: functions[one.function]}, one.options) for one in listed]

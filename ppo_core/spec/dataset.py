@@ -183,6 +183,22 @@ class DatasetSpec(SourcesSpec):
         return self
 
     @model_validator(mode="after")
+    def _columns_are_read(self, info: ValidationInfo) -> Self:
+        if not info.context:
+            return self  # of a run's record, which may be older than this rule
+        if self.prompt_column != "prompt" and self.answer_column.partition(".")[0] == "prompt":
+            raise ValueError(
+                f"answer_column={self.answer_column} is in a column that prompt_column={self.prompt_column} takes the "
+                "place of: rename the column prompt in the data"
+            )
+        keys = {self.prompt_column: "prompt_column", self.answer_column: "answer_column"}
+        if self.id_column is not None and self.id_column in keys:
+            raise ValueError(
+                f"id_column={self.id_column} is {keys[self.id_column]} too: name a column of ids, or leave the key out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _curriculum_has_a_column_of_numbers(self, info: ValidationInfo) -> Self:
         keys = {self.prompt_column: "prompt_column", self.answer_column: "answer_column"}
         column = self.curriculum.column if self.curriculum else ""

@@ -79,9 +79,12 @@ def check_job(spec: RunSpec | DpoSpec, dataset: PrepareDatasetJob) -> CheckRunJo
     require_gpus(spec)
     gpu = None if spec.engines.backend == "ray" else has_nvidia_gpu()
     samples = "rollout" in spec.roles
+    stop = tuple(spec.rollout.stop) if samples else ()
     if not gpu:
         dtype = spec.rollout.compute_dtype(spec.training)
-        return CheckRunJob(dataset=dataset, samples=samples, engines=spec.engines, sampler_dtype=dtype, gpu=gpu)
+        return CheckRunJob(
+            dataset=dataset, samples=samples, stop=stop, engines=spec.engines, sampler_dtype=dtype, gpu=gpu
+        )
     gpus = visible_gpus()
     lacking = lacks_bf16(nvidia_smi("index,uuid,compute_cap"), gpus)
     training = on_gpus(spec, lacking=lacking)
@@ -94,7 +97,7 @@ def check_job(spec: RunSpec | DpoSpec, dataset: PrepareDatasetJob) -> CheckRunJo
         learner["fixed"] += ["model.dtype", "rollout.dtype"] if lacking else []
     memory, sharing = smallest_memory_gib(nvidia_smi("index,uuid,memory.total"), gpus), sharing_of(spec, len(gpus))
     learner |= {"gpu_gib": memory, "gpus": len(gpus), "sharing": sharing}
-    return CheckRunJob(dataset=dataset, samples=samples, engines=spec.engines, gpu=True, **learner)
+    return CheckRunJob(dataset=dataset, samples=samples, stop=stop, engines=spec.engines, gpu=True, **learner)
 
 
 def check_sampler(spec: RunSpec | DpoSpec, dtype: ComputeDtype) -> None:

@@ -109,6 +109,14 @@ def test_completions_end_in_eos(tmp_path: Path, completion: Any, chat: bool) -> 
     ]
 
 
+def test_a_chat_that_ends_with_the_answer_is_refused(tmp_path: Path) -> None:
+    source = write_lines(tmp_path, {"prompt": [*USER, {"role": "assistant", "content": "w5"}]})
+    with pytest.raises(
+        InputError, match=r"row 1 has a prompt that ends with a message of the assistant, which the pol"
+    ):
+        contents(source, tmp_path)
+
+
 @pytest.mark.parametrize("completion", [None, 3, [], [{"role": "assistant"}], ["w5"], [*USER, *USER]])
 def test_a_row_without_one_completion_is_refused(completion: Any) -> None:
     with pytest.raises(InputError, match=r"a: row 1 has completion=.* needs text or a list of one message"):

@@ -207,6 +207,8 @@ def test_where_no_row_is_left_all_reasons_are_said() -> None:
     words = r"no rows are left \(train.jsonl: 3 rows, 1 repeated, 2 too long\): see dataset.duplicates, too_long"
     with pytest.raises(InputError, match=words):
         prepared(["w3 w4", "w3 w4", "w5 w6"], limits=Limits(None, 1, 8), too_long="drop", duplicates="drop")
+    with pytest.raises(InputError, match=r"too_long and rollout.max_response_tokens=8 \(of the model's context 8\)$"):
+        prepared(["w3 w4"], limits=Limits(8, 4, 8), too_long="drop")
 
 
 def test_a_text_and_the_message_that_it_becomes_are_one_prompt() -> None:

@@ -1,4 +1,5 @@
-"""What an engine is besides its jobs: the code that counts in its key, how much room it makes, what ends it."""
+"""What an engine is besides its jobs: the code that counts in its key, how much room it makes, what ends it; and what
+rewards are tried on."""
 
 from __future__ import annotations
 
@@ -15,12 +16,14 @@ import torch.distributed as dist
 from infra.artifacts.fingerprint import code_fingerprint
 from ppo_core.engines.rollout import needed_context
 from ppo_core.engines.rollout_limits import stored_dtype
+from ppo_core.engines.start import as_rewards_see
 from ppo_core.processes.protocol import EngineDefect, Job, JobInput
 from ppo_core.processes.ranks import Ranks, first_rank_only, leading
 from ppo_core.records import GenerateJob, InputError, OptimizerSettings, PromptRow
 from ppo_core.spec import UpdateSpec
 from ppo_core.training.service import TrainingEngine
 from tests.ppo_core.engines.engine_jobs import ROOT, generate_spec
+from tests.ppo_core.tiny_models import tiny_tokenizer
 from tests.ppo_core.written_tables import write_prompts
 from tests.waiting import FOR_EVER_S
 
@@ -136,3 +139,10 @@ def test_several_ranks_never_meet_at_a_port() -> None:
 def test_an_error_that_only_rank_0_can_have_ends_the_engine() -> None:
     with pytest.raises(EngineDefect, match="InputError: no causal LM"), first_rank_only():
         raise InputError("no causal LM")
+
+
+def test_a_trial_shows_rewards_what_they_will_see_of_a_response() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>"]})
+    assert as_rewards_see(tokenizer, "<think> w3 <eos>") == "w3"
+    assert as_rewards_see(tokenizer, "w3, as it is") == "w3, as it is"

@@ -18,13 +18,14 @@ from ppo_core.engines.rollout_limits import (
     check_cache,
     check_heads,
     check_memory,
+    check_stop_texts,
     engines_refusal,
     machine_memory_gib,
     rounded_up,
 )
 from ppo_core.engines.vllm_source import cpu_head_sizes
 from ppo_core.records import InputError
-from tests.ppo_core.tiny_models import tiny_config
+from tests.ppo_core.tiny_models import tiny_config, tiny_tokenizer
 
 PLAIN = Attention(layers=3, heads=8, kv_heads=4, head_dim=32, keeps_all=True)
 GIB = 2**30
@@ -185,3 +186,13 @@ def test_what_vllm_says_of_memory_is_told_in_the_words_of_the_spec() -> None:
 )
 def test_what_is_advised_is_never_too_little(number: float, rounded: float) -> None:
     assert rounded_up(number) == rounded
+
+
+def test_a_text_with_a_special_token_would_end_nothing() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>"]})
+    check_stop_texts(["w3", "never seen", "<eos>"], tokenizer)
+    for text in ("<turn>", "w3 <turn>"):
+        refusal = rf"stop has '{text}', which would end nothing: <turn> is special, .*_ids=\[{len(tokenizer) - 1}\]"
+        with pytest.raises(InputError, match=refusal):
+            check_stop_texts([text], tokenizer)

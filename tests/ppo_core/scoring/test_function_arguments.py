@@ -178,6 +178,12 @@ def test_a_value_counts_before_a_default_and_an_option_before_both(tmp_path: Pat
     assert scored(made(tmp_path, "by_mixed"), mixed) == [[3.0], [0.0]]
 
 
+def test_retries_of_a_call_for_all_samples_are_refused(tmp_path: Path) -> None:
+    made(tmp_path, "for_each", retries=3).check_options()
+    with pytest.raises(InputError, match=r"retries=3 of .*given.py:for_all has no effect: it is called once"):
+        made(tmp_path, "for_all", retries=3).check_options()
+
+
 def test_a_function_may_yield_its_scores_and_what_it_raises_is_told_as_its_own(tmp_path: Path) -> None:
     assert scored(made(tmp_path, "yields"), rows()) == [[1.0], [1.0]]
     (found, _) = made(tmp_path, "yields_in_verls_batch").score([Sample(row, "x") for row in rows()])

@@ -158,11 +158,11 @@ def test_what_pays_for_its_length_is_counted_among_what_is_learned_from() -> Non
     assert built(IN_ONE_PIECE, overlong=overlong, truncated="mask")[1]["reward/overlong"] == 0.0
 
 
-@pytest.mark.parametrize("score", [-1e30, 1e19])
+@pytest.mark.parametrize("score", [-1e30, 1e16])
 def test_a_score_whose_square_does_not_fit_is_refused_and_can_be_clipped(score: float) -> None:
     """Whitened with it, all advantages were 0."""
     scores = [replace(IN_ONE_PIECE[0], score=score), *IN_ONE_PIECE[1:]]
-    with pytest.raises(InputError, match=r"is worth 1e\+(30|19), .* beyond 1e\+18 .*: set advantages.score_clip"):
+    with pytest.raises(InputError, match=r"is worth 1e\+(30|16), .* beyond 1e\+15 .*: set advantages.score_clip"):
         built(scores, whiten=True)
     experience, _ = built(scores, whiten=True, score_clip=5.0)
     assert float(experience.advantages.abs().max()) > 0

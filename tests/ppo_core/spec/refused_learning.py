@@ -41,6 +41,7 @@ IN_ONE_STEP: list[tuple[dict[str, Any], str]] = [
     ),
 ]
 REFUSED_LEARNING: list[tuple[dict[str, Any], str]] = [
+    ({"dataset": {"train": "a", "id_column": "answer"}}, "id_column=answer is answer_column too: name a column of ids"),
     *TOO_LARGE,
     *((ONE_STEP | case, words) for case, words in IN_ONE_STEP),
     (
