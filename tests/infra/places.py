@@ -39,6 +39,8 @@ from tests.infra.storage.s3.memory_objects import InterruptedObjects, MemoryObje
 Seam = Any
 NOBODY = somebody()
 ADDRESS = S3Address.parse("s3://memory/store")
+NO_NOTES: list[list[object]] = [[] for _ in NOTES]
+"""What a run without notes has of each kind."""
 
 
 @dataclass(frozen=True)

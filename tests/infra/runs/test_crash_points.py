@@ -16,12 +16,12 @@ import pytest
 from infra.runs.lease import Lease
 from infra.runs.local_lease import LocalLease
 from infra.runs.records import RecordExists, RunRecords
-from tests.infra.places import Bucket, Folder, Place
+from tests.infra.places import NO_NOTES, Bucket, Folder, Place
 from tests.infra.runs.leases import somebody
 from tests.infra.storage.faulty_files import Died
 
 NewPlace = Callable[[], Place]
-NOTHING: tuple[object, ...] = (None, [], [], [], [], [], [])
+NOTHING: tuple[object, ...] = (None, [], [], *NO_NOTES)
 RECORD = {"iteration": 3, "metrics": {"kl": 0.1, "score": float("inf")}, "refs": ["ä", None, True]}
 X, Y = ("scores", "x"), ("scores", "y")
 
@@ -199,7 +199,7 @@ def test_a_second_commit_never_changes_the_first(new_place: NewPlace, fault: str
 @pytest.mark.parametrize("first", [True, False])
 def test_a_whole_run_appears_at_once(new_place: NewPlace, first: bool, fault: str):
     records, notes = {number: {"iteration": number} for number in range(3)}, {"rollbacks": [{"to": 4}, {"to": 2}]}
-    whole = ({"seed": 1}, [0, 1, 2], list(records.values()), notes["rollbacks"], [], [], [])
+    whole = ({"seed": 1}, [0, 1, 2], list(records.values()), notes["rollbacks"], *NO_NOTES[1:])
     for number in itertools.count(1):
         place = new_place()
         if not first:
@@ -232,7 +232,7 @@ def test_a_taken_name_is_never_replaced(new_place: NewPlace, fault: str):
         seam = place.seam(number, fault)
         with pytest.raises((RecordExists, *place.errors)):
             place.runs(seam).create("r", {"seed": 2}, {})
-        assert place.state() == ({"seed": 1}, [], [], [], [], [], [])
+        assert place.state() == ({"seed": 1}, [], [], *NO_NOTES)
         if len(seam.trace) < number:
             assert number > 2  # else nothing was interrupted
             break

@@ -18,7 +18,7 @@ from infra.runs.records import (
     RecordMissing,
     validate_run_name,
 )
-from tests.infra.places import Place
+from tests.infra.places import NO_NOTES, Place
 from tests.waiting import LONG_S
 
 RECORD = {
@@ -74,7 +74,7 @@ def test_what_cannot_be_a_record(place: Place):
         records.commit(1, {"path": place})
     with pytest.raises(ValueError, match="notes of kind 'thoughts'"):
         records.note("thoughts", {})
-    assert place.state() == (None, [], [], [], [], [], [])
+    assert place.state() == (None, [], [], *NO_NOTES)
     assert place.litter() == []
 
 
@@ -223,7 +223,7 @@ def test_a_record_that_is_gone_is_no_note_that_was_moved_away(place: Place):
 def test_a_run_can_be_created_whole(place: Place):
     records, runs = {0: {"iteration": 0}, 3: {"iteration": 3}}, place.runs()
     runs.create("r", {"seed": 1}, records)
-    whole = ({"seed": 1}, [0, 3], [{"iteration": 0}, {"iteration": 3}], [], [], [], [])
+    whole = ({"seed": 1}, [0, 3], [{"iteration": 0}, {"iteration": 3}], *NO_NOTES)
     assert place.state() == whole
     with pytest.raises(RecordExists, match=rf"run r exists in {place.address}.*: choose another name"):
         runs.create("r", {"seed": 2}, {})
@@ -240,10 +240,10 @@ def test_a_run_can_be_created_whole(place: Place):
 
 def test_a_run_can_be_created_with_notes(place: Place):
     place.runs().create("r", {"seed": 1}, {0: RECORD}, {"rollbacks": [{"to": 4}, {"to": 2}], "divergences": []})
-    assert place.state() == ({"seed": 1}, [0], [RECORD], [{"to": 4}, {"to": 2}], [], [], [])
+    assert place.state() == ({"seed": 1}, [0], [RECORD], [{"to": 4}, {"to": 2}], *NO_NOTES[1:])
     assert place.writer().note("rollbacks", {"to": 1}) == 3
     assert place.writer().note("divergences", {}) == 1
-    assert place.state()[3:] == ([{"to": 4}, {"to": 2}, {"to": 1}], [{}], [], [])
+    assert place.state()[3:] == ([{"to": 4}, {"to": 2}, {"to": 1}], [{}], *NO_NOTES[2:])
 
 
 def test_only_started_runs_are_listed(place: Place):
