@@ -11,6 +11,7 @@ from tasks.evaluate_policy import evaluate_policy
 from tasks.finetune_policy import finetune_policy
 from tasks.generate_rollouts import generate_rollouts
 from tasks.prepare_dataset import prepare_dataset
+from tasks.runs.fork import price
 from tasks.runs.iteration_record import Attempt, IterationRecord
 from tasks.runs.run_state import recorded_spec, with_changes
 from tasks.score_rollouts import score_rollouts
@@ -71,7 +72,9 @@ def run_stages(
     context.timings.iteration = 0 if previous is None else previous.iteration + 1
     sources: dict[str, StageRef] = {"dataset": dataset}
     if previous is not None:
-        sources |= {PREVIOUS: previous.checkpoint, SAMPLER: previous.next_sampler, REFERENCE: previous.reference}
+        late = context.spec.schedule == "overlapped"  # a fork need not be as its source was
+        sampler = previous.next_sampler if late else previous.checkpoint
+        sources |= {PREVIOUS: previous.checkpoint, SAMPLER: sampler, REFERENCE: previous.reference}
     made: dict[str, StageRef] = {}
     wanted = {EVALUATE_POLICY.name: evaluate, FINETUNE_POLICY.name: context.spec.sft is not None}
     for stage in stages_of(context.timings.iteration):
@@ -87,28 +90,27 @@ def run_stages(
 
 
 def facts_of(context: RunContext, previous: IterationRecord, attempt: Attempt, *, full: bool) -> dict[str, Any]:
-    """What the records say of the iteration after `previous`; with `full` its checkpoint has critic and optimizers."""
+    """What the records say of the iteration after `previous`; with `full` its checkpoint has critic and optimizers.
+
+    A fork goes on from records of its source: with another price of divergence than they have, that is as it begins;
+    with another reward, there are no moments of its scores yet.
+    """
+    carried, kl_coef, began_with = previous.carried(), previous.next_kl_coef, recorded_spec(context.records)
+    if previous.forked_from is not None and began_with is not None:
+        then, now = with_changes(began_with, previous.changed), context.spec
+        kl_coef = kl_coef if price(then) == price(now) else now.advantages.kl.coef
+        if then.reward != now.reward:
+            carried.pop(COMPUTE_ADVANTAGES.name, None)
     return {
         "iteration": previous.iteration + 1,
         "position": previous.position,
         "attempt": attempt.number,
-        "kl_coef": previous.next_kl_coef,
-        "carried": carried_from(context, previous),
+        "kl_coef": kl_coef,
+        "carried": carried,
         "rate_factor": attempt.rate_factor,
         "full": full,
         "restoration": previous.restoration(),
     }
-
-
-def carried_from(context: RunContext, previous: IterationRecord) -> dict[str, dict[str, float]]:
-    """What each stage left for the iteration after `previous`; where a fork goes on with another reward than that one
-    had, no moments of its scores."""
-    carried, began_with = previous.carried(), recorded_spec(context.records)
-    if previous.forked_from is None or began_with is None:
-        return carried
-    if with_changes(began_with, previous.changed).reward != context.spec.reward:
-        carried.pop(COMPUTE_ADVANTAGES.name, None)
-    return carried
 
 
 def run_again(

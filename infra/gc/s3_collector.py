@@ -19,6 +19,7 @@ from contextlib import suppress
 from infra.artifacts.manifest import MANIFEST_NAME, ArtifactError, is_kind
 from infra.artifacts.s3_envelope import Version, move, read_version, upload_prefix
 from infra.artifacts.s3_files import DAMAGED
+from infra.gc.collector import PinsUnreadable
 from infra.gc.orphans import Orphan, StoredArtifact
 from infra.gc.pauses import in_force
 from infra.gc.s3_orphans import S3Orphans
@@ -63,8 +64,12 @@ class S3Collector:
         return [StoredArtifact(*name, sizes[name]) for name, version in zip(sizes, versions, strict=True) if version]
 
     def pinned(self) -> set[Name]:
-        """Kind and key of what the holders of runs are using."""
-        found = parallel_map(self._pins, self._objects.folders(self._address.key(RUNS) + "/"), threads=self._threads)
+        """Kind and key of what the holders of runs are using. Raises PinsUnreadable."""
+        try:
+            runs = self._objects.folders(self._address.key(RUNS) + "/")
+            found = parallel_map(self._pins, runs, threads=self._threads)
+        except (StoreRefused, ChangedOnTheWay) as error:
+            raise PinsUnreadable(f"{error}: nobody knows what the holders of runs use meanwhile") from error
         return {name for names in found for name in names}
 
     def orphans(self, *, quickly: bool = False) -> list[Orphan]:
@@ -153,7 +158,7 @@ class S3Collector:
         head = RunHead(self._objects, self._address, run)
         try:
             lease = head.look().head.lease
-        except (RecordError, StoreRefused, ChangedOnTheWay):
+        except RecordError:
             return set()  # whoever asks what the records need keeps all that this run may need
         if lease.holder is None:
             return set()

@@ -174,17 +174,26 @@ def _rows_of(batch: pa.RecordBatch, path: Path) -> Iterator[Found]:
 
 
 def has_messages(kind: pa.DataType) -> bool:
-    """Whether a column has lists of objects with a role."""
-    listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return listed and pa.types.is_struct(kind.value_type) and kind.value_type.get_field_index("role") >= 0
+    """Whether a column has lists of messages: objects with a role and a content."""
+    listed = any(is_kind(kind) for is_kind in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
+    fields = kind.value_type if listed else None
+    return isinstance(fields, pa.StructType) and all(fields.get_field_index(name) >= 0 for name in ("role", "content"))
 
 
-def without_none(value: Any) -> Any:
-    """Messages of a table as they were before it gave each of them all fields that any has; `content` stays.
+def without_none(messages: list[dict[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:
+    """Messages of a table as they were before it gave each of them all fields that any has; their `content` stays.
 
-    >>> without_none([{"role": "user", "content": None, "tool_calls": [{"x": 1, "y": None}], "name": None}])
-    [{'role': 'user', 'content': None, 'tool_calls': [{'x': 1}]}]
+    >>> call = {"path": "x", "content": None}
+    >>> without_none([{"role": "assistant", "content": None, "tool_calls": [call], "name": None}])
+    [{'role': 'assistant', 'content': None, 'tool_calls': [{'path': 'x'}]}]
     """
-    if isinstance(value, dict):
-        return {key: without_none(inner) for key, inner in value.items() if inner is not None or key == "content"}
-    return list(map(without_none, value)) if isinstance(value, list) else value
+
+    def given(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: given(inner) for key, inner in value.items() if inner is not None}
+        return list(map(given, value)) if isinstance(value, list) else value
+
+    def message(value: dict[str, Any] | None) -> dict[str, Any] | None:
+        return value if value is None else {"role": None, "content": None, **given(value)}
+
+    return messages if messages is None else list(map(message, messages))

@@ -206,14 +206,18 @@ def _check_prompt(where: str, row: Mapping[str, Any], column: str) -> None:
         raise InputError(
             f"{where} has {column}={shown(prompt)}: it must be text, or a list of messages with roles{found}"
         )
-    chat: list[Any] = list(prompt or [])
-    if chat[-1]["role"] == "assistant":
+    for count, message in enumerate(prompt or [], 1):
+        _check_message(f"{where}: message {count} of the prompt", message)
+
+
+def check_question(row: Row) -> None:
+    """Raise InputError for a prompt that has its answer."""
+    prompt = row.content["prompt"]
+    if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
         raise InputError(
-            f"{where} has a {column} that ends with a message of the assistant, which the policy would answer: leave "
+            f"{row.where} has a prompt that ends with a message of the assistant, which the policy would answer: leave "
             "that message out (as a completion of sft.data it can be learned)"
         )
-    for count, message in enumerate(chat, 1):
-        _check_message(f"{where}: message {count} of the prompt", message)
 
 
 def _check_message(where: str, message: Mapping[str, Any]) -> None:

@@ -86,7 +86,7 @@ def check_run(job: Job) -> dict[str, Any]:
         tensor_shapes(folder)
     found = read_start(job, spec.dataset, new=spec.new)
     if spec.new:
-        check_stop_texts(spec.stop, found.tokenizer)
+        check_stop_texts(spec.stop, found.tokenizer, model, spec.dataset.stop_token_ids)
     with without_collection():
         from ppo_core.engines.model_checks import check_model  # torch: seconds
 
@@ -176,7 +176,7 @@ def try_reward(job: Job) -> dict[str, Any]:
     if job.spec.get("new"):
         rewards.check_options()
     given = rows_of_splits(spec, sources)
-    prompts = scan(given["train"], rewards, column, job).first
+    prompts = scan(given["train"], rewards, column, job, new=bool(job.spec.get("new"))).first
     wanted = "sft" in given and not job.spec["completions"]
     examples = (row.content for row in given["sft"][0]) if wanted else None
     texts = job.spec["completions"] or example_completions(examples, prompts)

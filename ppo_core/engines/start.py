@@ -19,7 +19,7 @@ from ppo_core.data.dataset import (
 from ppo_core.data.description import keys_of
 from ppo_core.data.number_columns import columns_of
 from ppo_core.data.preparation import PROMPT_SPLITS, Preparation
-from ppo_core.data.rows import Columns, Row, Rows, read_rows, value_in
+from ppo_core.data.rows import Columns, Row, Rows, check_question, read_rows, value_in
 from ppo_core.data.sieve import HALF, unpacked
 from ppo_core.data.tallies import left_out
 from ppo_core.engines.rollout_limits import check_stop_tokens
@@ -103,7 +103,7 @@ def read_start(job: Job, spec: PrepareDatasetJob, *, new: bool = False) -> Start
     if new:
         rewards.check_options()
     rows = rows_of_splits(spec, sources)
-    scanned = {split: scan(rows[split], rewards, column, job) for split in PROMPT_SPLITS if split in rows}
+    scanned = {split: scan(rows[split], rewards, column, job, new=new) for split in PROMPT_SPLITS if split in rows}
     if "eval" in scanned:
         _check_enough(scanned["eval"].count, spec)
     tried = scanned["train"].first
@@ -115,9 +115,9 @@ def read_start(job: Job, spec: PrepareDatasetJob, *, new: bool = False) -> Start
     parts = rewards.score([Sample(row, text) for row, text in zip(tried, completions, strict=True)])
     with without_collection():
         tokenizer, config, context = _read_model(job, spec)
-    seen = [as_rewards_see(tokenizer, text) for text in completions]
-    if seen != completions:
-        parts = rewards.score([Sample(row, text) for row, text in zip(tried, seen, strict=True)])
+    for number, text in enumerate(completions):
+        if (seen := as_rewards_see(tokenizer, text)) != text:
+            (parts[number],) = rewards.score([Sample(tried[number], seen)])
     check_stop_tokens(spec.stop_token_ids, len(tokenizer))
     limits = Limits(context, spec.dataset.max_prompt_tokens, spec.max_response_tokens)
     made = Preparation(spec.dataset, tokenizer, limits, columns_of(spec))
@@ -171,12 +171,14 @@ def sources_of(job: Job) -> Sources:
     )
 
 
-def scan(given: Sequence[Rows], rewards: WeightedRewards, column: str, job: Job) -> Scanned:
+def scan(given: Sequence[Rows], rewards: WeightedRewards, column: str, job: Job, *, new: bool) -> Scanned:
     """Have each row checked, for itself and by the rewards. Raises InputError."""
     count, first, answered = 0, list[PromptRow](), False
     for rows in given:
         number = 0
         for part in in_parts(rows, ROWS_PER_REPORT):
+            for row in part if new else ():
+                check_question(row)
             prompts = [untokenized(row.content, column) for row in part]
             with naming(rows.source, several=len(given) > 1):
                 rewards.check_rows(prompts, number + 1)

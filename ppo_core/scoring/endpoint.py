@@ -162,7 +162,7 @@ class _Asking:
                 self._hear(index)
             except _Refused as error:
                 self.useless[index] = str(error)
-                return self._failed(str(error))
+                return self._failed(str(error), refused=True)
             except _Unusable as error:
                 last, reason = "form", str(error)
                 self._misunderstood(index, reason)
@@ -183,7 +183,7 @@ class _Asking:
                 self._tell(f"{spec.component}: asking again")
         tries = f"{spec.retries + 1} tries" if spec.retries else "1 try"
         if last == "form":
-            return self._failed(f"{reason} (after {tries})")
+            return self._failed(f"{reason} (after {tries})", refused=True)
         if last == "unclear":
             self.unclear.append(f"{reason} (after {tries})")
         self.unheard = self.unheard + 1 if self.answered == before else 0
@@ -224,9 +224,9 @@ class _Asking:
         """So many requests in vain, with no other answered, and the server is not what it should be."""
         return min(DOWN_AFTER, len(self.bodies) + self.endpoint.answered)
 
-    def _failed(self, reason: str) -> NotScored:
+    def _failed(self, reason: str, *, refused: bool = False) -> NotScored:
         self.done += 1
-        return NotScored(reason)
+        return NotScored(reason, refused)
 
     def _tell(self, note: str) -> None:
         self.endpoint.progress(self.done, len(self.bodies), note)

@@ -32,8 +32,19 @@ class HttpReward:
         """The server gets all columns, and knows itself what it needs."""
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
-        """A batch whose request fails for good has no scores."""
-        size = self.spec.batch_size
+        """A batch whose request fails for good has no scores, but of what the server refuses each sample is asked for
+        alone: it may be for one of them, and which ones share a batch depends on who comes first."""
+        scores = self._asked(samples, self.spec.batch_size)
+        refused = [number for number, score in enumerate(scores) if isinstance(score, NotScored) and score.refused]
+        if refused and self.spec.batch_size > 1:
+            before, self.endpoint.answered = self.endpoint.answered, self.endpoint.answered + len(scores) - len(refused)
+            for number, score in zip(refused, self._asked([samples[number] for number in refused], 1), strict=True):
+                scores[number] = score
+            self.endpoint.answered = before
+        return scores
+
+    def _asked(self, samples: Sequence[Sample], size: int) -> list[Score]:
+        """In batches of that size."""
         batches = [samples[start : start + size] for start in range(0, len(samples), size)]
         bodies = [self.body_of(batch) for batch in batches]
         answers = self.endpoint.ask(bodies, lambda index, answer: self._scores(answer, batches[index]))

@@ -44,9 +44,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class NotScored:
-    """No score, and why."""
+    """No score, and why. `refused`: for something that was asked together with it, which need not be of this sample."""
 
     reason: str
+    refused: bool = False
 
 
 class Span(NamedTuple):

@@ -186,11 +186,14 @@ class DatasetSpec(SourcesSpec):
     def _columns_are_read(self, info: ValidationInfo) -> Self:
         if not info.context:
             return self  # of a run's record, which may be older than this rule
-        if self.prompt_column != "prompt" and self.answer_column.partition(".")[0] == "prompt":
-            raise ValueError(
-                f"answer_column={self.answer_column} is in a column that prompt_column={self.prompt_column} takes the "
-                "place of: rename the column prompt in the data"
-            )
+        curriculum = self.curriculum.column if self.curriculum else None
+        read = {"answer_column": self.answer_column, "id_column": self.id_column, "curriculum.column": curriculum}
+        for key, name in read.items() if self.prompt_column != "prompt" else ():
+            if name == "prompt":
+                raise ValueError(
+                    f"{key}=prompt is the column that prompt_column={self.prompt_column} takes the place of: rename "
+                    "the column prompt in the data"
+                )
         keys = {self.prompt_column: "prompt_column", self.answer_column: "answer_column"}
         if self.id_column is not None and self.id_column in keys:
             raise ValueError(

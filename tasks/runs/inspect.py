@@ -75,7 +75,7 @@ class Completion:
     def of(cls, spec: RunSpec, run: str, rerun: tuple[int, str] | None) -> Self:
         """Of a run as its records have it now. `rerun`: an iteration and its stage to begin with."""
         records = records_of(run)
-        done = is_done(spec, run) and pending_rerun(records) is None
+        done = is_done(spec, run) and unless_changed(records, lambda _: pending_rerun(records)) is None
         return cls(done, records.contents(), None if rerun is None else reruns_done(run, *rerun))
 
     def reached_since(self, before: Completion) -> bool:

@@ -59,8 +59,9 @@ def newest_changes(records: RunRecords, last: int) -> Mapping[str, Any] | None:
     of the run itself name the digest of the spec that they were made with."""
     with suppress(RecordError, ValidationError):
         began_with, there = spec_document(records), [number for number in records.iterations() if number > last]
-        if there and (noted := noted_changes(records, there[-1])) is not None:
-            return noted
+        with suppress(RecordError):  # of a damaged note, which says nothing
+            if there and (noted := noted_changes(records, there[-1])) is not None:
+                return noted
         for iteration in reversed(there if began_with else []):
             with suppress(RecordError, ValidationError):
                 record = read_record(records.read(iteration))

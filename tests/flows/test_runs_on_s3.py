@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from infra.artifacts import open_store
 from infra.artifacts.overlay_store import OverlayStore
 from infra.backend import open_records, open_runs
 from infra.settings import Settings
-from infra.storage.objects import Found, Objects, StoreRefused
+from infra.storage.objects import Entry, Found, Objects, StoreRefused
 from infra.storage.outage import Outage
 from infra.storage.waiting_client import WaitingObjects
 from tasks.runs.fork import fork_run
@@ -64,25 +65,39 @@ def test_on_s3_it_is_the_same_run_as_in_a_folder(undisturbed: tuple[list[Any], l
 
 
 class Refusing(MemoryObjects):
-    """Who may list everything, and not read the records of the run `other`."""
+    """It refuses what is of the run `other`, from the `first` time that it is asked for that to the `last`."""
 
-    refuses = False
+    asked, first, last = 0, 10**9, 10**9
 
     def read(self, key: str) -> Found | None:
         """An object, or what S3 says to who may not have it."""
-        if self.refuses and "/runs/other/" in key:
-            raise StoreRefused(f"S3 refuses {key} (AccessDenied)")
+        self.refuse(key)
         return super().read(key)
 
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """The same of a list."""
+        self.refuse(prefix)
+        return super().entries(prefix)
 
-def test_what_s3_refuses_of_another_run_ends_nobodys_run_and_keeps_all_that_it_may_need(tmp_path: Path) -> None:
+    def refuse(self, key: str) -> None:
+        """Raise StoreRefused where it is to."""
+        self.asked += "/runs/other/" in key
+        if "/runs/other/" in key and self.first <= self.asked <= self.last:
+            raise StoreRefused(f"S3 refuses {key} (AccessDenied)")
+
+
+@pytest.mark.parametrize("times", [1, 10**9])
+def test_what_s3_refuses_of_another_run_ends_nobodys_run_and_keeps_all_that_it_may_need(
+    tmp_path: Path, times: int
+) -> None:
+    """Also where it refuses what that run uses, and a moment later no more."""
     objects, kept = Refusing(), ("checkpoint.keep_last=1", "dataset.evaluation=null", "registry.metric=score/mean")
     BucketRun(tmp_path / "other", SHORT, "other", objects=objects).train()
-    objects.refuses = True
+    objects.first, objects.last = objects.asked + 1, objects.asked + times
     run = BucketRun(tmp_path / "run", ("iterations=4", *kept), objects=objects)
     assert len(run.train()) == 5
-    assert "what run other needs cannot be read, so no checkpoint is removed: S3 refuses " in run.said
-    objects.refuses = False
+    assert run.said.count("needs cannot be read, so no checkpoint is removed: S3 refuses ") == 1
+    objects.first = objects.last = 0
     assert len(run.train("iterations=5")) == 6
     assert run.said.count("cannot be read") == 1
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ppo_core.data.dataset import Limits, PromptMaker, check_room, encoded, supervised_rows
-from ppo_core.data.rows import PLAIN, Refusals, Row, read_rows
+from ppo_core.data.rows import PLAIN, Refusals, Row, check_question, read_rows
 from ppo_core.data.tokenization import (
     context_length,
     decode_response,
@@ -110,11 +110,11 @@ def test_completions_end_in_eos(tmp_path: Path, completion: Any, chat: bool) -> 
 
 
 def test_a_chat_that_ends_with_the_answer_is_refused(tmp_path: Path) -> None:
-    source = write_lines(tmp_path, {"prompt": [*USER, {"role": "assistant", "content": "w5"}]})
-    with pytest.raises(
-        InputError, match=r"row 1 has a prompt that ends with a message of the assistant, which the pol"
-    ):
-        contents(source, tmp_path)
+    source = write_lines(tmp_path, {"prompt": USER}, {"prompt": [*USER, {"role": "assistant", "content": "w5"}]})
+    question, answered = read_rows(source, Sources(tmp_path))
+    check_question(question)
+    with pytest.raises(InputError, match=r"2 has a prompt that ends with a message of the assistant, which the policy"):
+        check_question(answered)
 
 
 @pytest.mark.parametrize("completion", [None, 3, [], [{"role": "assistant"}], ["w5"], [*USER, *USER]])

@@ -191,8 +191,9 @@ def test_what_is_advised_is_never_too_little(number: float, rounded: float) -> N
 def test_a_text_with_a_special_token_would_end_nothing() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>"]})
-    check_stop_texts(["w3", "never seen", "<eos>"], tokenizer)
-    for text in ("<turn>", "w3 <turn>"):
-        refusal = rf"stop has '{text}', which would end nothing: <turn> is special, .*_ids=\[{len(tokenizer) - 1}\]"
-        with pytest.raises(InputError, match=refusal):
-            check_stop_texts([text], tokenizer)
+    turn = len(tokenizer) - 1
+    check_stop_texts(["w3", "never seen", "<eos>"], tokenizer, None, [])
+    check_stop_texts(["<turn>"], tokenizer, None, [turn])
+    for text, remedy in {"<turn>": rf"set rollout.stop_token_ids=\[{turn}\] in", "w3 <turn>": "leave those"}.items():
+        with pytest.raises(InputError, match=rf"stop has '{text}', .* end nothing: <turn> is special, .*; {remedy}"):
+            check_stop_texts([text], tokenizer, None, [])

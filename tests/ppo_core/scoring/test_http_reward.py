@@ -166,6 +166,14 @@ def test_a_sample_that_the_server_refuses_has_no_score_and_is_not_sent_again() -
     assert len(server.asked) == 10
 
 
+def test_of_a_batch_that_is_refused_each_sample_is_asked_for_alone() -> None:
+    def answer(number: int, document: Any) -> Answer:
+        return (422, {}, "no xxx") if "'xxx'" in str(document) else lengths(number, document)
+
+    with reward_server(answer) as server:
+        assert scores(rewards("http", server.url, batch_size=4)) == [0.0, 1.0, 2.0, None, *map(float, range(4, 10))]
+
+
 WRONG: list[Answer] = [
     (200, {"Content-Type": "text/html"}, "<html>Back soon"),
     (200, {}, {"error": "overloaded"}),

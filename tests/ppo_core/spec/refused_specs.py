@@ -97,7 +97,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ],
     ({"dataset": {"train": "a", "drop_columns": ["answer"]}}, "drop_columns has 'answer', which another key .* names"),
     ({"dataset": {"train": "a", "prompt_column": "answer"}}, "prompt_column and answer_column are both 'answer'"),
-    ({"dataset": {"train": "a", "prompt_column": "q", "answer_column": "prompt.a"}}, "rename the column prompt in the"),
+    ({"dataset": {"train": "a", "prompt_column": "q", "answer_column": "prompt"}}, "rename the column prompt in the"),
     (
         {"dataset": {"train": "a", "evaluation": "b", "evaluation_fraction": 0.1}},
         "dataset: evaluation=b and evaluation_fraction=0.1 both define the held-out prompts: remove one",
