@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -188,12 +188,14 @@ def without_none(messages: list[dict[str, Any] | None] | None) -> list[dict[str,
     [{'role': 'assistant', 'content': None, 'tool_calls': [{'path': 'x'}]}]
     """
 
-    def given(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: given(inner) for key, inner in value.items() if inner is not None}
-        return list(map(given, value)) if isinstance(value, list) else value
-
     def message(value: dict[str, Any] | None) -> dict[str, Any] | None:
         return value if value is None else {"role": None, "content": None, **given(value)}
 
     return messages if messages is None else list(map(message, messages))
+
+
+def given(value: Any) -> Any:
+    """A value without the None in its objects: tables give an object all fields that any has."""
+    if isinstance(value, Mapping):
+        return {key: given(inner) for key, inner in value.items() if inner is not None}
+    return [given(inner) for inner in value] if isinstance(value, list) else value

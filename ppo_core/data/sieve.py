@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ppo_core.data.dataset import as_json
+from ppo_core.data.files import given
 from ppo_core.data.rows import Row
 from ppo_core.spec import DatasetSpec
 
@@ -82,20 +83,13 @@ def one_form(prompt: Any, *, chat: bool, system_prompt: str | None = None) -> An
         return [{"role": "user", "content": prompt}] if chat else prompt
     messages = [
         {
-            key: value if isinstance(value, str) else _given(value)
+            key: value if isinstance(value, str) else given(value)
             for key, value in message.items()
             if value is not None and key in COMPARED
         }
         for message in prompt
     ]
     return messages[1:] if messages[:1] == [{"role": "system", "content": system_prompt}] else messages
-
-
-def _given(value: Any) -> Any:
-    """A value without the None in its objects: tables give an object all fields that any has."""
-    if isinstance(value, Mapping):
-        return {key: _given(inner) for key, inner in value.items() if inner is not None}
-    return [_given(inner) for inner in value] if isinstance(value, list) else value
 
 
 def content_key(where: str, content: Any) -> bytes:

@@ -132,6 +132,12 @@ def scored_tokens(tokenizer: Any, prompt: str | Messages, response: str, folder:
         ) from error
 
 
+def special_tokens_in(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
+    """The token ids of a text, and those among them of special tokens that it writes out."""
+    ids = list(tokenizer(text, add_special_tokens=False).input_ids)
+    return ids, [token for token in ids if token in tokenizer.all_special_ids and tokenizer.decode([token]) in text]
+
+
 def decode_response(tokenizer: Any, token_ids: list[int]) -> str:
     """Text of a response without the EOS (and without special tokens such as padding)."""
     return str(tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -256,12 +256,12 @@ def check_room(policy: Path, prompt_ids: list[int], max_tokens: int, *, trust_re
 def check_stop_texts(texts: Sequence[str], tokenizer: Any, model: Path | None, stop_token_ids: Sequence[int]) -> None:
     """Raise InputError for a text that holds special tokens: vLLM looks for it in what is left without those. Of the
     tokenizer, the `model` and the spec there are tokens that end a response by themselves."""
-    from ppo_core.data.tokenization import stop_token_ids as ids_of  # transformers: two thirds of a second
+    from ppo_core.data import tokenization  # transformers: two thirds of a second
 
-    ending = {*stop_token_ids, *([tokenizer.eos_token_id] if model is None else ids_of(tokenizer, model))}
+    own = [tokenizer.eos_token_id] if model is None else tokenization.stop_token_ids(tokenizer, model)
+    ending = {*stop_token_ids, *own}
     for text in texts:
-        ids = tokenizer(text, add_special_tokens=False).input_ids
-        special = [token for token in ids if token in tokenizer.all_special_ids and tokenizer.decode([token]) in text]
+        ids, special = tokenization.special_tokens_in(tokenizer, text)
         if special and not (len(ids) == 1 and ids[0] in ending):
             remedy = f"set rollout.stop_token_ids={special} in its place" if ids == special else "leave those out"
             raise InputError(

@@ -92,10 +92,8 @@ def select_rollouts(job: Job) -> dict[str, Any]:
     write_rollouts(job.output / "rollouts.parquet", [rollout for rollout, _ in kept])
     write_scores(job.output / SCORES, [score for _, score in kept])
     (job.output / SCORED_BY).write_text(_scorer(spec.reward, spec.answer_column, job.inputs["sources"]))
-    facts, given = (
-        rollout_facts([rollout for rollout, _ in kept]),
-        [row.score for row in scores if row.score is not None],
-    )
+    facts = rollout_facts([rollout for rollout, _ in kept])
+    given = [row.score for row in scores if row.score is not None]
     facts["metrics"] |= {
         "rollout/batches": float(spec.num_batches),
         "rollout/dropped_prompts": float(len(signal) - len(chosen)),

@@ -216,11 +216,10 @@ def example_completions(examples: Iterable[Mapping[str, Any]] | None, prompts: S
 
 def as_rewards_see(tokenizer: Any, text: str) -> str:
     """A completion as rewards get a response of its tokens: without the special ones that it has."""
-    from ppo_core.data.tokenization import decode_response
+    from ppo_core.data.tokenization import decode_response, special_tokens_in
 
-    ids = tokenizer(text, add_special_tokens=False).input_ids
-    has_special = any(token in tokenizer.all_special_ids and tokenizer.decode([token]) in text for token in ids)
-    return decode_response(tokenizer, ids) if has_special else text
+    ids, special = special_tokens_in(tokenizer, text)
+    return decode_response(tokenizer, ids) if special else text
 
 
 def counted(rows: Rows, split: str, counts: dict[str, int]) -> Iterator[Mapping[str, Any]]:

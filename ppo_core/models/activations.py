@@ -33,8 +33,8 @@ ROTATION = "apply_rotary_pos_emb"
 
 
 def may_keep_less(training: TrainingSpec) -> bool:
-    """Whether layers are ones that do: not where they are recomputed, nor with ZeRO 3, whose hooks would hold the
-    weights that are gathered for one pass until the backward pass."""
+    """Whether `keep_less` may be called for a network: not where its layers are recomputed, nor with ZeRO 3, whose
+    hooks would hold the weights that are gathered for one pass until the backward pass."""
     return not training.activation_checkpointing and training.zero_stage < 3
 
 

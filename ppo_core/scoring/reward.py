@@ -44,7 +44,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class NotScored:
-    """No score, and why. `refused`: for something that was asked together with it, which need not be of this sample."""
+    """No score, and why. `refused`: a server refused the request that the sample was in, perhaps for another one."""
 
     reason: str
     refused: bool = False

@@ -52,11 +52,11 @@ def train(home: Path, run: str, *options: str, spec: Path = SMOKE, **extra: str)
     return ppoflow(home, "train", str(spec), "--run", run, *options, **extra)
 
 
-def ppoflow(home: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+def ppoflow(home: Path, *arguments: str, cwd: Path = ROOT, **extra: str) -> subprocess.CompletedProcess[str]:
     """One command, to its end."""
     return subprocess.run(
         command(*arguments),
-        cwd=ROOT,
+        cwd=cwd,
         env=environment(home, **extra),
         capture_output=True,
         text=True,

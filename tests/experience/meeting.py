@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli.main import app
-from tests.e2e.launch import DEADLINE_S, command, environment
+from tests.e2e.launch import environment, ppoflow
 
 Break = Callable[[Path], object]
 
@@ -45,15 +44,7 @@ def meet(mistake: Mistake, project: Path) -> Answer:
     home = project / "state"
     extra = {name: value.format(project=project) for name, value in mistake.environment.items()}
     started = time.perf_counter()
-    done = subprocess.run(
-        command(*mistake.command),
-        cwd=project,
-        env=environment(home, **extra),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    done = ppoflow(home, *mistake.command, cwd=project, **extra)
     seconds = time.perf_counter() - started
     return Answer(seconds, done.returncode, done.stdout, done.stderr, left_in(Path(extra.get("PPOFLOW_HOME", home))))
 
