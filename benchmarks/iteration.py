@@ -31,7 +31,7 @@ from pyarrow import parquet
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.report import arguments, machine, ppoflow, versions
+from benchmarks.report import arguments, at_least, machine, ppoflow, versions
 from benchmarks.shapes import PROMPT, SHAPES, write_tokenizer
 
 TRL = "trl==1.12.0"  # the last version with a PPOTrainer
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--sides", nargs="+", choices=[*PEERS, *OURS], default=[*PEERS, *OURS], metavar="NAME")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--iterations", type=int, default=7)
+    parser.add_argument("--iterations", type=at_least(WARM_UP + 1), default=7)
     parser.add_argument("--home", type=Path, default=Path(".ppoflow/benchmarks"))
     parser.add_argument("--trl", type=Path, default=Path(".ppoflow/trl"), help="the folder of TRL's environment")
     given = parser.parse_args()

@@ -32,7 +32,7 @@ def main() -> None:
     """Both stores in turns."""
     parser = report.arguments(__doc__)
     parser.add_argument("--spec", type=Path, default=Path("examples/arithmetic/smoke.yaml"))
-    parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--iterations", type=report.at_least(WARM_UP + 1), default=10)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--s3", default="moto", help="moto, none, or s3://bucket/prefix")
     parser.add_argument("--home", type=Path, default=Path(".ppoflow/benchmarks"))

@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,17 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), help="the folder of the file")
     return parser
+
+
+def at_least(limit: int) -> Callable[[str], int]:
+    """A type of argument: of fewer iterations none would be left to take a median of."""
+
+    def number(given: str) -> int:
+        if int(given) < limit:
+            raise argparse.ArgumentTypeError(f"{given} is too few, as first and last do not count: {limit} or more")
+        return int(given)
+
+    return number
 
 
 def ppoflow(home: Path, *words: str) -> list[str]:

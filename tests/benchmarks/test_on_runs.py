@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks import chaos, report, variants
+from benchmarks import chaos, iteration, overhead, report, variants
 from benchmarks.attacks import DPO, TRAINING, Flow
 from benchmarks.overhead import after_warm_up, medians
 from benchmarks.scaling import fitted, gained, series_of
@@ -33,8 +33,8 @@ def said(iterations: int) -> list[str]:
     console.say(timed("checking the spec, its data, rewards and model", 0.0))
     console.step("run r; Prefect page http://127.0.0.1:4200 (flow ppo-training)")
     console.progress(EngineProgress("training", "finetune_policy", 0, 0, ""))
-    for iteration in range(iterations + 1):
-        console.iteration(record(iteration, {"score/mean": 0.5}))
+    for number in range(iterations + 1):
+        console.iteration(record(number, {"score/mean": 0.5}))
         console.progress(EngineProgress("training", "update_policy", 3, 8, "epoch 1 of 2"))
     return buffer.getvalue().splitlines()
 
@@ -96,6 +96,14 @@ def test_overheads_are_those_of_the_iterations_between_start_and_end() -> None:
     found = {"a folder": after_warm_up(records)}
     assert [one["iteration"] for one in found["a folder"]] == [20.0, 30.0, 40.0]
     assert medians(found)["a folder"]["outside_engines"] == 3.0
+
+
+@pytest.mark.parametrize("benchmark", [overhead, iteration])
+def test_iterations_of_which_none_would_count_are_refused(benchmark, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["benchmark", "--iterations", "2"])
+    with pytest.raises(SystemExit):
+        benchmark.main()
+    assert "2 is too few, as first and last do not count: 3 or more" in capsys.readouterr().err
 
 
 def test_an_exponent_is_that_of_the_power_that_was_put_in() -> None:
