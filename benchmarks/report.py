@@ -38,7 +38,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 
 def at_least(limit: int) -> Callable[[str], int]:
-    """A type of argument: of fewer iterations none would be left to take a median of."""
+    """An argparse type: a number of iterations, refused below `limit`, where none is left to take a median of."""
 
     def number(given: str) -> int:
         if int(given) < limit:
