@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
+from functools import cache
+from importlib import metadata
+from platform import python_version
 
 import pytest
 from packaging.requirements import Requirement
@@ -44,6 +47,27 @@ def test_every_direct_dependency_is_in_the_lock_at_a_version_that_fits(text: str
     else:
         assert len(versions) == 1
         assert requirement.specifier.contains(versions[0])
+
+
+@cache
+def requirements_of_pins() -> list[Requirement]:
+    """Those of the pinned packages that are installed here."""
+    pinned = {canonicalize_name(pin[1]) for pin in pins()}
+    packages = [package for package in metadata.distributions() if canonicalize_name(package.name) in pinned]
+    return [Requirement(text) for package in packages for text in package.requires or []]
+
+
+def asked_for_on(version: str) -> set[str]:
+    """What the lock lacks of what its packages ask for on Python ``version``."""
+    python = {"python_full_version": version, "extra": ""}
+    asked = [one for one in requirements_of_pins() if one.marker is None or one.marker.evaluate(python)]
+    return {canonicalize_name(one.name) for one in asked} - {canonicalize_name(pin[1]) for pin in pins()}
+
+
+@pytest.mark.parametrize("patch", range(15))
+def test_the_lock_has_what_packages_ask_for_on_every_python_3_11(patch: int) -> None:
+    """Debian 12 has 3.11.2, where redis, which Prefect imports, cannot do without async-timeout."""
+    assert asked_for_on(f"3.11.{patch}") == asked_for_on(python_version())
 
 
 def test_torch_has_no_build_tag_and_vllm_is_for_machines_without_a_gpu() -> None:
