@@ -20,6 +20,7 @@ from ppo_core.data.tables import SOURCES, read_prompts, read_rollouts, read_scor
 from ppo_core.data.tallies import documents, left_out
 from ppo_core.engines.start import ROWS_PER_REPORT, sources_of
 from ppo_core.models.weight_files import tensor_shapes
+from ppo_core.processes.lean_imports import seldom_collecting
 from ppo_core.processes.protocol import Job
 from ppo_core.records import EvaluateRewardModelJob, InputError, PairSamplesJob, PreparePreferencesJob
 from ppo_core.scoring.preferences import calibration, distribution, pair_metrics
@@ -52,6 +53,7 @@ def prepare_preferences(job: Job) -> dict[str, Any]:
     return {**{name: facts[name] for name in ("counts", "pairs", "context_length")}, "described": described}
 
 
+@seldom_collecting()
 def check_preferences(job: Job) -> dict[str, Any]:
     """What the training of a reward model would find wrong with its data, tokenizer and model; writes nothing."""
     if "model" in job.inputs:

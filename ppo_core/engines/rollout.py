@@ -22,7 +22,7 @@ from ppo_core.engines.finished import FinishedResponses
 from ppo_core.engines.rollout_limits import check_room, check_stop_tokens, stored_dtype, weights_folder
 from ppo_core.engines.vllm_engine import start_vllm
 from ppo_core.processes.children import ChildWatch
-from ppo_core.processes.lean_imports import leave_out_unused, without_collection
+from ppo_core.processes.lean_imports import absent, leave_out_unused, without_collection
 from ppo_core.processes.permissions import Permissions, permissions_of
 from ppo_core.processes.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.processes.turns import TAKE_TURNS, SleepingModel, room_made
@@ -33,6 +33,8 @@ from ppo_core.spec import ModelSpec
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "generation_config.json")
 UNTRAINED = "untrained"
 """In place of the digest of a policy."""
+SPARED = ("scipy.signal", "ray", "redis")
+"""What vLLM and torch can do without (audio, clusters, a cache of compiled kernels): a second of each start."""
 Keep = Callable[[int, Any], None]
 """Takes the number of a request, from 0, and vLLM's output for it."""
 
@@ -281,7 +283,8 @@ def main() -> None:
     with without_collection():
         leave_out_unused()
         # Seconds: better now, while the flow does other things, than in the first job. `import vllm` alone leaves half.
-        from vllm import LLM, SamplingParams  # noqa: F401
+        with absent(*SPARED):
+            from vllm import LLM, SamplingParams  # noqa: F401
     gc.freeze()  # no later collection looks through what stays
 
     permissions = permissions_of([argument for argument in sys.argv[1:] if argument != TAKE_TURNS])

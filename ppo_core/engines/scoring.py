@@ -37,7 +37,7 @@ from ppo_core.engines.selection import scores_beside, select_rollouts, signals
 from ppo_core.engines.start import example_completions, read_start, rows_of_splits, scan, sources_of
 from ppo_core.engines.user_code import as_loaded, describe_sources, require_same_code, require_same_models
 from ppo_core.models.weight_files import tensor_shapes
-from ppo_core.processes.lean_imports import without_collection
+from ppo_core.processes.lean_imports import leave_out_unused, seldom_collecting, without_collection
 from ppo_core.processes.permissions import permissions_of
 from ppo_core.processes.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.processes.turns import room_made
@@ -78,6 +78,7 @@ def describe_dataset(job: Job) -> dict[str, Any]:
     return describe(job.inputs["dataset"].path)
 
 
+@seldom_collecting()
 def check_run(job: Job) -> dict[str, Any]:
     """What a run would find wrong with its data, tokenizer, reward functions and model, found before it starts."""
     spec = CheckRunJob.model_validate(job.spec)
@@ -88,6 +89,7 @@ def check_run(job: Job) -> dict[str, Any]:
     if spec.new:
         check_stop_texts(spec.stop, found.tokenizer, model, spec.dataset.stop_token_ids)
     with without_collection():
+        leave_out_unused()
         from ppo_core.engines.model_checks import check_model  # torch: seconds
 
         facts = check_model(

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
+
+from ppo_core.processes.lean_imports import absent
 
 
 def _imported() -> Any:
     """The package. Its autotuner imports MLflow where there is one: 0.7 of the 4 s that a training engine needs to
     start."""
-    spared = "mlflow" not in sys.modules
-    if spared:
-        sys.modules["mlflow"] = None  # type: ignore[assignment]
-    try:
+    with absent("mlflow"):
         import deepspeed
         import deepspeed.ops
-    finally:
-        if spared:
-            del sys.modules["mlflow"]
     if not torch.cuda.is_available():
         # Else it compiles a shared-memory op with g++ at its first start: 35 s for nothing on one machine.
         deepspeed.ops.__dict__["__compatible_ops__"] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,6 +19,32 @@ def without_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@contextmanager
+def seldom_collecting() -> Iterator[None]:
+    """For what is short, imports much and makes little garbage: Python looks for it less often than usual."""
+    before = gc.get_threshold()
+    gc.set_threshold(50_000, 20, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+@contextmanager
+def absent(*libraries: str) -> Iterator[None]:
+    """Import inside what can do without these libraries: as if they were missing, unless they are imported already.
+
+    Afterwards whoever needs one imports it.
+    """
+    hidden = [name for name in libraries if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: Python's word for a module not to import
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
 def leave_out_unused() -> None:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ppo_core.processes.lean_imports import without_collection
+from ppo_core.processes.lean_imports import absent, seldom_collecting, without_collection
 
 PROGRAM = """
 import sys
@@ -41,3 +41,35 @@ def test_garbage_is_looked_for_after_the_imports_as_it_was_before(enabled):
         assert gc.isenabled() == enabled
     finally:
         (gc.enable if before else gc.disable)()
+
+
+def test_a_check_looks_for_garbage_seldom_and_leaves_it_as_it_was():
+    before, usual = gc.get_threshold(), (700, 10, 10)
+    try:
+        gc.set_threshold(*usual)
+        with seldom_collecting():
+            assert gc.get_threshold()[0] > 10 * usual[0]
+        assert gc.get_threshold() == usual
+        with pytest.raises(ModuleNotFoundError), seldom_collecting():
+            importlib.import_module("no_such_module")
+        assert gc.get_threshold() == usual
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_what_is_absent_can_be_imported_afterwards(tmp_path, monkeypatch):
+    """As its own and as a part of a package; what is imported already stays."""
+    (tmp_path / "some_package").mkdir()
+    for name in ("some_package/__init__.py", "some_package/part.py", "some_library.py"):
+        (tmp_path / name).write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    with absent("some_package.part", "some_library", "json"):
+        assert importlib.import_module("some_package")
+        assert importlib.import_module("json").dumps([]) == "[]"
+        for name in ("some_package.part", "some_library"):
+            with pytest.raises(ModuleNotFoundError, match=name):
+                importlib.import_module(name)
+    for name in ("some_package.part", "some_library"):
+        assert importlib.import_module(name)
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "some_package")
