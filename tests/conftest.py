@@ -36,7 +36,8 @@ TOGETHER = {
     + [
         f"ppo_core/training/test_{name}"
         for name in ("dpo_training", "averages", "lora", "ppo_shared", "vapo", "threads", "held_memory", "carry")
-    ],
+    ]
+    + ["ppo_core/scoring/test_shared_classifier", "ppo_core/engines/test_devices"],
     "engines": [f"ppo_core/engines/test_{name}" for name in ("rollout_engine", "rollout_models", "prepared_engine")]
     + [
         f"ppo_core/engines/test_{name}"
@@ -46,9 +47,7 @@ TOGETHER = {
     "smoke": ["e2e/test_smoke", "e2e/test_pages", "e2e/test_hand_over"],
 }
 SHARED = {"programs": "programs", "rollout": "engines"}
-"""Session fixtures that take longest to make, and the group of all tests that use one."""
-REAL_ENGINES = {*SHARED, "scored"}
-"""Fixtures that start real engines: `make test-thorough` runs what uses one."""
+"""Session fixtures that take longest to make, for they start real engines, and the group of all tests that use one."""
 # They take longest: begun last, one of them would run on alone. Of the three that begin (four in CI), only one should
 # need the smoke run.
 FIRST = (
@@ -104,7 +103,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=on_gpu)
         items[:] = [item for item in items if item not in on_gpu]
     for item in items:
-        if isinstance(item, pytest.Function) and REAL_ENGINES.intersection(item.fixturenames):
+        if isinstance(item, pytest.Function) and SHARED.keys() & set(item.fixturenames):
             item.add_marker("thorough")
     if "check" in config.option.markexpr:  # to read all sources takes seconds
         for item in items:

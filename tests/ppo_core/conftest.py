@@ -15,7 +15,10 @@ from hypothesis import HealthCheck, settings
 from ppo_core.processes.ranks import open_meeting
 
 ROOT = Path(__file__).parents[2]
-TOGETHER = ("trained/spread", "skipped/skip", "adapted/sharded", "reward_model/fits", "dpo/fits", "vapo/updates")
+TOGETHER = (
+    *("trained/spread", "skipped/skip", "adapted/sharded", "reward_model/fits", "dpo/fits", "vapo/updates"),
+    *("scored/score", "device/where", "device/moved"),
+)
 ALONE = (
     *(
         f"trained/{name}"
@@ -36,6 +39,7 @@ ALONE = (
     *(f"reward_model/{name}" for name in ("fits", "learns", "weighed")),
     *(f"dpo/{name}" for name in ("fits", "learns", "weighed")),
     *(f"threaded/{name}" for name in ("trained", "shared", "adapted", "reward_model", "dpo")),
+    *(f"device/{name}" for name in ("passes", "resumed", "twice")),
 )
 TIMEOUT_S = 2400
 # A busy machine is slow to draw examples too.
@@ -104,6 +108,12 @@ def carried(programs: Path) -> Path:
 def shared(programs: Path) -> Path:
     """What a policy with a value head has left."""
     return programs / "shared"
+
+
+@pytest.fixture(scope="session")
+def scored(programs: Path) -> Path:
+    """What two ranks that share a reward model have left."""
+    return programs / "scored"
 
 
 @pytest.fixture(scope="session")

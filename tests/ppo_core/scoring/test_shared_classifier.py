@@ -11,18 +11,8 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from ppo_core.models.classifier import Classifier, passes
-from tests.once import once
-from tests.ppo_core.conftest import run_program
 from tests.ppo_core.scoring.shared_rewards_program import CASES, texts
 from tests.ppo_core.tiny_models import VOCABULARY, tiny_tokenizer
-
-
-@pytest.fixture(scope="session")
-def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two ranks have left."""
-    return (
-        once(tmp_path_factory, "scored", lambda folder: run_program(["scored/score"], folder, world_size=2)) / "scored"
-    )
 
 
 def facts(scored: Path, case: str) -> dict[str, Any]:
