@@ -8,7 +8,6 @@ seed, so tokens do not depend on batch order, batch size or which process answer
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import sys
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from ppo_core.engines.finished import FinishedResponses
 from ppo_core.engines.rollout_limits import check_room, check_stop_tokens, stored_dtype, weights_folder
 from ppo_core.engines.vllm_engine import start_vllm
 from ppo_core.processes.children import ChildWatch
-from ppo_core.processes.lean_imports import absent, leave_out_unused, without_collection
+from ppo_core.processes.lean_imports import absent, leave_out_unused, quick_imports
 from ppo_core.processes.permissions import Permissions, permissions_of
 from ppo_core.processes.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.processes.turns import TAKE_TURNS, SleepingModel, room_made
@@ -280,12 +279,11 @@ def _write(rollouts: list[RolloutRow], job: Job) -> dict[str, Any]:
 def main() -> None:
     """Serve rollout jobs on standard input and output."""
     replies = take_over_stdout()
-    with without_collection():
+    with quick_imports():
         leave_out_unused()
         # Seconds: better now, while the flow does other things, than in the first job. `import vllm` alone leaves half.
         with absent(*SPARED):
             from vllm import LLM, SamplingParams  # noqa: F401
-    gc.freeze()  # no later collection looks through what stays
 
     permissions = permissions_of([argument for argument in sys.argv[1:] if argument != TAKE_TURNS])
     engine = RolloutEngine(permissions, takes_turns=TAKE_TURNS in sys.argv)

@@ -37,7 +37,7 @@ from ppo_core.engines.selection import scores_beside, select_rollouts, signals
 from ppo_core.engines.start import example_completions, read_start, rows_of_splits, scan, sources_of
 from ppo_core.engines.user_code import as_loaded, describe_sources, require_same_code, require_same_models
 from ppo_core.models.weight_files import tensor_shapes
-from ppo_core.processes.lean_imports import leave_out_unused, seldom_collecting, without_collection
+from ppo_core.processes.lean_imports import leave_out_unused, quick_imports, seldom_collecting
 from ppo_core.processes.permissions import permissions_of
 from ppo_core.processes.protocol import EngineDefect, Job, serve, take_over_stdout
 from ppo_core.processes.turns import room_made
@@ -88,7 +88,7 @@ def check_run(job: Job) -> dict[str, Any]:
     found = read_start(job, spec.dataset, new=spec.new)
     if spec.new:
         check_stop_texts(spec.stop, found.tokenizer, model, spec.dataset.stop_token_ids)
-    with without_collection():
+    with quick_imports():
         leave_out_unused()
         from ppo_core.engines.model_checks import check_model  # torch: seconds
 
@@ -258,7 +258,7 @@ def _decoder(job: Job) -> Decode:
 
     @cache
     def tokenizer() -> Any:
-        with without_collection():
+        with quick_imports():
             from ppo_core.data.tokenization import load_tokenizer  # transformers: seconds
 
             return load_tokenizer(job.inputs["tokenizer"].path, trust_remote_code=job.permissions.trust_remote_code)

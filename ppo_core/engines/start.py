@@ -23,7 +23,7 @@ from ppo_core.data.rows import Columns, Row, Rows, check_question, read_rows, va
 from ppo_core.data.sieve import HALF, unpacked
 from ppo_core.data.tallies import left_out
 from ppo_core.engines.rollout_limits import check_stop_tokens
-from ppo_core.processes.lean_imports import without_collection
+from ppo_core.processes.lean_imports import quick_imports
 from ppo_core.processes.plugins import Sources
 from ppo_core.processes.protocol import Job
 from ppo_core.records import InputError, PrepareDatasetJob, PromptRow
@@ -113,7 +113,7 @@ def read_start(job: Job, spec: PrepareDatasetJob, *, new: bool = False) -> Start
         answered = any(found.answered for found in scanned.values())
         _check_columns(spec.dataset, rows["train"][0].columns.met, answered=answered)
     parts = rewards.score([Sample(row, text) for row, text in zip(tried, completions, strict=True)])
-    with without_collection():
+    with quick_imports():
         tokenizer, config, context = _read_model(job, spec)
     for number, text in enumerate(completions):
         if (seen := as_rewards_see(tokenizer, text)) != text:

@@ -8,7 +8,6 @@ broadcast and do their share. RANK, LOCAL_RANK and WORLD_SIZE must be set.
 from __future__ import annotations
 
 import argparse
-import gc
 
 from ppo_core.processes.permissions import Permissions
 from ppo_core.processes.protocol import serve, take_over_stdout
@@ -20,7 +19,7 @@ def main() -> None:
     num_ranks, rank, meeting = given.num_ranks, given.rank, given.meeting
     replies = take_over_stdout()
     # DeepSpeed prints while it is imported, so only now that the protocol's stream is safe.
-    from ppo_core.processes.lean_imports import leave_out_unused, without_collection
+    from ppo_core.processes.lean_imports import leave_out_unused, quick_imports
     from ppo_core.processes.ranks import Ranks, follow, leading, open_meeting, start_other_ranks
 
     options = ["--trust-remote-code"] if given.trust_remote_code else []
@@ -29,11 +28,10 @@ def main() -> None:
     if rank == 0 and num_ranks > 1:
         meeting = open_meeting()
         children = start_other_ranks("ppo_core.engines.training", num_ranks, meeting, *options)
-    with without_collection():
+    with quick_imports():
         leave_out_unused()
         from ppo_core.processes.threads import Threads
         from ppo_core.training.service import TrainingEngine
-    gc.freeze()  # no later collection looks through what stays
 
     ranks = Ranks(rank, num_ranks, children, meeting, Threads.of_machine())
     engine = TrainingEngine(ranks, trust_remote_code=given.trust_remote_code, offload_reference=given.offload_reference)

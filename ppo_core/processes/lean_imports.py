@@ -3,22 +3,54 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
+
+NAME = re.compile("^Name: *(.*)$", re.MULTILINE)
 
 
 @contextmanager
-def without_collection() -> Iterator[None]:
-    """Import inside: modules stay, and to look for garbage among the objects that they make, again and again, takes a
-    fifth of the time."""
-    enabled = gc.isenabled()
+def quick_imports() -> Iterator[None]:
+    """Import inside.
+
+    Modules stay, and to look for garbage among the objects that they make, again and again, takes a fifth of the time:
+    nobody does meanwhile, and after the first imports never among what there is then.
+    What transformers asks for when it is imported, which distribution has a package, takes Python 0.2 s.
+    """
+    enabled, slow = gc.isenabled(), metadata.packages_distributions
     gc.disable()
+    metadata.packages_distributions = distributions_by_package
     try:
         yield
     finally:
+        metadata.packages_distributions = slow
+        if not gc.get_freeze_count():  # later there may be models
+            gc.freeze()
         if enabled:
             gc.enable()
+
+
+def distributions_by_package() -> dict[str, list[str]]:
+    """As `importlib.metadata.packages_distributions`, in a tenth of its time: lines are cut, not parsed."""
+    found = defaultdict[str, list[str]](list)
+    for distribution in metadata.distributions():
+        named = NAME.search(distribution.read_text("METADATA") or "")
+        name = named[1] if named else distribution.metadata["Name"]
+        declared = (distribution.read_text("top_level.txt") or "").split()
+        for package in declared or _packages_of(distribution):
+            found[package].append(name)
+    return dict(found)
+
+
+def _packages_of(distribution: metadata.Distribution) -> set[str]:
+    """Folders and modules at the top of what it has installed."""
+    record = distribution.read_text("RECORD")
+    files = [line.partition(",")[0] for line in record.splitlines()] if record else map(str, distribution.files or [])
+    return {file.partition("/")[0].removesuffix(".py") for file in files if file.endswith(".py")}
 
 
 @contextmanager

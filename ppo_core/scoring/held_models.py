@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from ppo_core.processes.lean_imports import without_collection
+from ppo_core.processes.lean_imports import quick_imports
 from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, content_digest
 from ppo_core.spec.reward.kinds import ModelRewardSpec
@@ -139,7 +139,7 @@ def _loaded(folder: Path, spec: ModelRewardSpec, loading: Loading, *, trust_remo
         from ppo_core.scoring.ranked_model import RankedModel
 
         return RankedModel(folder, spec, trust_remote_code=trust_remote_code, loading=loading)
-    with without_collection():
+    with quick_imports():
         from ppo_core.models.classifier import Classifier  # torch: seconds
 
     return Classifier(folder, dtype=spec.dtype, device=spec.device, trust_remote_code=trust_remote_code)

@@ -105,7 +105,7 @@ def main() -> None:
     end_with_parent(given.parent)
     import torch
 
-    from ppo_core.processes.lean_imports import leave_out_unused, without_collection
+    from ppo_core.processes.lean_imports import leave_out_unused, quick_imports
     from ppo_core.processes.ranks import Ranks, follow, leading, open_meeting, start_other_ranks
     from ppo_core.processes.vector_math import prepare_vector_math
 
@@ -114,12 +114,11 @@ def main() -> None:
         meeting = open_meeting()
         options = [f"--parent={os.getpid()}", *(["--trust-remote-code"] if given.trust_remote_code else [])]
         children = start_other_ranks("ppo_core.scoring.reward_ranks", given.num_ranks, meeting, *options)
-    with without_collection():
+    with quick_imports():
         leave_out_unused()
         from transformers import AutoModelForSequenceClassification  # noqa: F401
 
         from ppo_core.models.shared_classifier import SharedClassifier  # noqa: F401
-    gc.freeze()  # no later collection looks through what stays
     torch.set_num_threads(max(1, torch.get_num_threads() // given.num_ranks))
     prepare_vector_math()
     engine = RewardRanks(

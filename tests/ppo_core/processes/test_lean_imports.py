@@ -6,10 +6,11 @@ import gc
 import importlib
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
-from ppo_core.processes.lean_imports import absent, seldom_collecting, without_collection
+from ppo_core.processes.lean_imports import absent, distributions_by_package, quick_imports, seldom_collecting
 
 PROGRAM = """
 import sys
@@ -33,14 +34,60 @@ def test_garbage_is_looked_for_after_the_imports_as_it_was_before(enabled):
     before = gc.isenabled()
     try:
         (gc.enable if enabled else gc.disable)()
-        with without_collection():
+        with quick_imports():
             assert not gc.isenabled()
         assert gc.isenabled() == enabled
-        with pytest.raises(ModuleNotFoundError), without_collection():
+        with pytest.raises(ModuleNotFoundError), quick_imports():
             importlib.import_module("no_such_module")
         assert gc.isenabled() == enabled
     finally:
         (gc.enable if before else gc.disable)()
+
+
+def test_only_what_is_there_after_the_first_imports_is_never_garbage():
+    program = """
+import gc
+from ppo_core.processes.lean_imports import quick_imports
+counts = [gc.get_freeze_count()]
+for _ in range(2):
+    with quick_imports():
+        made = [[] for _ in range(100)]
+    counts.append(gc.get_freeze_count())
+print(counts[0] == 0, counts[1] > 100, counts[2] <= counts[1])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True)
+    assert done.stdout.split() == ["True"] * 3
+
+
+def test_distributions_by_package_are_those_of_python():
+    assert distributions_by_package() == metadata.packages_distributions()
+    assert distributions_by_package()["yaml"] == ["PyYAML"]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"a.dist-info/METADATA": "Name: A", "a.dist-info/top_level.txt": "one\ntwo\n"}, {"one": ["A"], "two": ["A"]}),
+        (
+            {
+                "a.dist-info/METADATA": "X: y\nName: A-b\n\nName: c",
+                "a.dist-info/RECORD": "one/x.py,,\ntwo.py,,\n3.so,,",
+            },
+            {"one": ["A-b"], "two": ["A-b"]},
+        ),
+        (
+            {"a.egg-info/PKG-INFO": "Name: A", "a.egg-info/SOURCES.txt": "one/x.py\ntwo.py\nREADME.md"},
+            {"one": ["A"], "two": ["A"]},
+        ),
+        ({"a.dist-info/METADATA": "Name: A"}, {}),
+    ],
+)
+def test_so_are_those_of_each_kind(files, expected, tmp_path, monkeypatch):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert distributions_by_package() == metadata.packages_distributions() == expected
 
 
 def test_a_check_looks_for_garbage_seldom_and_leaves_it_as_it_was():
