@@ -83,10 +83,11 @@ def test_distributions_by_package_are_those_of_python():
     ],
 )
 def test_so_are_those_of_each_kind(files, expected, tmp_path, monkeypatch):
-    for name, text in files.items():
+    for name, text in {"one/x.py": "", "two.py": "", **files}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    importlib.invalidate_caches()  # the folder of a test that passed may have had the same name a moment ago
     assert distributions_by_package() == metadata.packages_distributions() == expected
 
 
