@@ -1,4 +1,4 @@
-# `make demo` and `make test` need Python 3.11, a C++ compiler and libnuma; everything else goes into .venv, once.
+# `make demo` and `make test` need Python 3.11 and libnuma (with a GPU a C++ compiler instead); everything else goes into .venv, once.
 #   PYTHON=...        another Python 3.11 than `python3.11`
 #   TORCH_INDEX=...   a package index for torch alone, for example PyTorch's own CPU index (saves 3 GB without a GPU)
 #   GPU=0 or GPU=1    instead of asking nvidia-smi, when .venv is made
@@ -159,8 +159,8 @@ $(STAMP): $(LOCK) pyproject.toml | same-device
 		echo "$(PYTHON) is not a Python 3.11: install Python 3.11 (with its venv module), or name yours: make PYTHON=/path/to/python3.11" >&2
 		exit 1
 	fi
-	if ! command -v c++ >/dev/null && ! command -v g++ >/dev/null; then
-		echo "no C++ compiler (c++ or g++) found: install one, for example your system's g++ package; DeepSpeed builds with it" >&2
+	if [ "$(GPU)" = 1 ] && ! command -v c++ >/dev/null && ! command -v g++ >/dev/null; then
+		echo "no C++ compiler (c++ or g++) found: install one, for example your system's g++ package; Triton and DeepSpeed build with it on a GPU" >&2
 		exit 1
 	fi
 	if [ "$(GPU)" != 1 ] && ! $(PYTHON) -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null; then
