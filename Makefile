@@ -160,7 +160,7 @@ $(STAMP): $(LOCK) pyproject.toml | same-device
 		exit 1
 	fi
 	if [ "$(GPU)" = 1 ] && ! command -v c++ >/dev/null && ! command -v g++ >/dev/null; then
-		echo "no C++ compiler (c++ or g++) found: install one, for example your system's g++ package; Triton and DeepSpeed build with it on a GPU" >&2
+		echo "no C++ compiler (c++ or g++) found: install one, for example your system's g++ package; Triton builds with it on a GPU" >&2
 		exit 1
 	fi
 	if [ "$(GPU)" != 1 ] && ! $(PYTHON) -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null; then

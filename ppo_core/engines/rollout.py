@@ -19,7 +19,7 @@ from ppo_core.data.tables import longest_prompt, read_rollouts, rollout_facts, w
 from ppo_core.engines.drawing import drawn, sampling_of
 from ppo_core.engines.finished import FinishedResponses
 from ppo_core.engines.rollout_limits import check_room, check_stop_tokens, stored_dtype, weights_folder
-from ppo_core.engines.vllm_engine import start_vllm
+from ppo_core.engines.vllm_engine import SPARED, start_vllm
 from ppo_core.processes.children import ChildWatch
 from ppo_core.processes.lean_imports import absent, leave_out_unused, quick_imports
 from ppo_core.processes.permissions import Permissions, permissions_of
@@ -32,8 +32,6 @@ from ppo_core.spec import ModelSpec
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "generation_config.json")
 UNTRAINED = "untrained"
 """In place of the digest of a policy."""
-SPARED = ("scipy.signal", "ray", "redis")
-"""What vLLM and torch can do without (audio, clusters, a cache of compiled kernels): a second of each start."""
 Keep = Callable[[int, Any], None]
 """Takes the number of a request, from 0, and vLLM's output for it."""
 

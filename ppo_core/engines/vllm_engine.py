@@ -7,8 +7,12 @@ from typing import Any
 
 from ppo_core.engines.rollout_limits import GIB, check_limits, engines_refusal, sampling_dtype
 from ppo_core.engines.vllm_worker import WeightSwap
+from ppo_core.processes.lean_imports import absent
 from ppo_core.processes.turns import SleepingModel
 from ppo_core.records import SamplingJob
+
+SPARED = ("scipy.signal", "ray")
+"""What vLLM can do without, for audio and for clusters of its own: a second of each start."""
 
 
 def start_vllm(
@@ -36,24 +40,25 @@ def start_vllm(
         free, total = torch.cuda.mem_get_info()
         options = {"gpu_memory_utilization": 0.8 * free / total, "enable_sleep_mode": takes_turns}
     try:
-        llm = LLM(
-            model=str(policy),
-            dtype=dtype,
-            load_format="safetensors",
-            max_model_len=context,
-            skip_tokenizer_init=not spec.stop,  # vLLM looks for these in the text
-            trust_remote_code=trust_remote_code,
-            enforce_eager=not on_gpu,
-            distributed_executor_backend="mp" if spec.tensor_parallel_size > 1 else "uni",
-            tensor_parallel_size=spec.tensor_parallel_size,
-            kv_cache_memory_bytes=int(spec.kv_cache_gib * GIB),
-            logprobs_mode="processed_logprobs",
-            worker_extension_cls=f"{WeightSwap.__module__}.{WeightSwap.__qualname__}",
-            generation_config="vllm",
-            disable_log_stats=True,
-            seed=0,
-            **options,
-        )
+        with absent(*SPARED):
+            llm = LLM(
+                model=str(policy),
+                dtype=dtype,
+                load_format="safetensors",
+                max_model_len=context,
+                skip_tokenizer_init=not spec.stop,  # vLLM looks for these in the text
+                trust_remote_code=trust_remote_code,
+                enforce_eager=not on_gpu,
+                distributed_executor_backend="mp" if spec.tensor_parallel_size > 1 else "uni",
+                tensor_parallel_size=spec.tensor_parallel_size,
+                kv_cache_memory_bytes=int(spec.kv_cache_gib * GIB),
+                logprobs_mode="processed_logprobs",
+                worker_extension_cls=f"{WeightSwap.__module__}.{WeightSwap.__qualname__}",
+                generation_config="vllm",
+                disable_log_stats=True,
+                seed=0,
+                **options,
+            )
     except ValueError as error:
         refusal = engines_refusal(str(error), kv_cache_gib=spec.kv_cache_gib, tokens=context)
         if refusal is None:

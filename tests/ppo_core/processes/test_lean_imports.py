@@ -80,6 +80,7 @@ def test_distributions_by_package_are_those_of_python():
             {"one": ["A"], "two": ["A"]},
         ),
         ({"a.dist-info/METADATA": "Name: A"}, {}),
+        ({"a.dist-info/METADATA": "Name: A", "empty.dist-info/INSTALLER": "pip"}, {}),
     ],
 )
 def test_so_are_those_of_each_kind(files, expected, tmp_path, monkeypatch):
