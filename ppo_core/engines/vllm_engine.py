@@ -7,12 +7,12 @@ from typing import Any
 
 from ppo_core.engines.rollout_limits import GIB, check_limits, engines_refusal, sampling_dtype
 from ppo_core.engines.vllm_worker import WeightSwap
-from ppo_core.processes.lean_imports import absent
+from ppo_core.processes.lean_imports import absent, only_for_gpus
 from ppo_core.processes.turns import SleepingModel
 from ppo_core.records import SamplingJob
 
-SPARED = ("scipy.signal", "ray")
-"""What vLLM can do without, for audio and for clusters of its own: a second of each start."""
+SPARED = ("scipy.signal", "ray", *only_for_gpus())
+"""What vLLM can do without: audio, its own clusters and, where torch has no GPUs, kernels; a second of each start."""
 
 
 def start_vllm(

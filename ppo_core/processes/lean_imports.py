@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 NAME = re.compile("^Name: *(.*)$", re.MULTILINE)
 
@@ -79,15 +81,38 @@ def absent(*libraries: str) -> Iterator[None]:
             del sys.modules[name]
 
 
+def only_for_gpus() -> list[str]:
+    """Libraries in which a torch that was built without GPUs finds nothing to use."""
+    return ["triton"] if metadata.version("torch").endswith("+cpu") else []
+
+
 def leave_out_unused() -> None:
     """Have transformers import neither scikit-learn (assisted generation) nor SciPy (losses of object detection).
 
     Where both are installed, as vLLM and MLflow need them, they and pandas cost 1.2 s of processor time each time that
-    transformers' automatic classes are imported; only what is imported after this call is spared them.
+    transformers' automatic classes are imported; only what is imported after this call is spared them. It is also
+    spared Triton, which torch's compiler looks for, and a second reading of two thousand files.
     """
     from transformers import utils
 
+    if utils.is_scipy_available is _not_wanted:
+        return
     utils.is_sklearn_available = utils.is_scipy_available = _not_wanted
+    _list_models_once(utils.import_utils)
+    if spared := only_for_gpus():
+        with absent(*spared):
+            import torch._dynamo  # noqa: F401  # the automatic classes import it
+
+
+def _list_models_once(import_utils: Any) -> None:
+    """transformers lists what is in the files of its models, for its own import and, as it asks for `__init__.py` then
+    and not for the folder, once more for that of `transformers.models`: 0.2 s."""
+    listed = import_utils.create_import_structure_from_path
+
+    def listed_once(path: str | Path) -> Any:
+        return listed(Path(path).parent if Path(path).name == "__init__.py" else Path(path))
+
+    import_utils.create_import_structure_from_path = listed_once
 
 
 def _not_wanted() -> bool:

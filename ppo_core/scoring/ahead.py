@@ -15,10 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ppo_core.records import InputError, PromptRow, content_digest
-from ppo_core.scoring.functions import FunctionReward
-from ppo_core.scoring.http import HttpReward
-from ppo_core.scoring.judge import JudgeReward
-from ppo_core.scoring.reward import NotScored, Reward, RewardFailed, Sample, Score, plain
+from ppo_core.scoring.reward import GoesOn, NotScored, Reward, RewardFailed, Sample, Score, plain
 
 MOST_SCORES = 2**17
 """Beyond that the oldest are forgotten; one takes about 200 bytes."""
@@ -110,11 +107,8 @@ class RememberedReward:
         """`answered` says how many it scored before; `scored` is one of them, if one is at hand."""
         if not samples:
             return []
-        if isinstance(self.reward, HttpReward | JudgeReward):
-            self.reward.endpoint.answered = answered
-            self.reward.endpoint.known = None if scored is None else self.reward.body_of([scored])
-        if isinstance(self.reward, FunctionReward):
-            self.reward.answered = answered
+        if isinstance(self.reward, GoesOn):
+            self.reward.go_on(answered, scored)
         return self.reward.score(samples)
 
     def _key(self, sample: Sample) -> str:

@@ -56,7 +56,7 @@ class _Raised(NamedTuple):
 
 
 class FunctionReward:
-    """A user's function with its options. `answered` counts samples that it scored before, in an earlier round."""
+    """A user's function with its options."""
 
     def __init__(
         self, spec: FunctionRewardSpec, sources: Sources, answer_column: str, progress: Progress = ignore_progress
@@ -121,6 +121,10 @@ class FunctionReward:
             scores = scores_in(self.name, self.form, returned)
         checked = checked_scores(self.name, scores, samples, one_by_one=self.form.one_by_one, others=self.answered > 0)
         return with_measures(checked, measures_in(self.name, self.form, returned, len(samples)))
+
+    def go_on(self, answered: int, scored: Sample | None) -> None:
+        """It has returned before, so where it raises on all of a few it may be for these."""
+        self.answered = answered
 
     def check_retries(self) -> None:
         """Raise InputError where retries are asked for that there are none of."""

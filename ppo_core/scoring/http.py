@@ -43,6 +43,11 @@ class HttpReward:
             self.endpoint.answered = before
         return scores
 
+    def go_on(self, answered: int, scored: Sample | None) -> None:
+        """Its server is known to answer."""
+        self.endpoint.answered = answered
+        self.endpoint.known = None if scored is None else self.body_of([scored])
+
     def _asked(self, samples: Sequence[Sample], size: int) -> list[Score]:
         """In batches of that size."""
         batches = [samples[start : start + size] for start in range(0, len(samples), size)]

@@ -33,6 +33,11 @@ class JudgeReward:
         """An answer without a score in its last line is asked for again, and in the end is none."""
         return self.endpoint.ask([self.body_of([one]) for one in samples], lambda _, answer: self._read(answer))
 
+    def go_on(self, answered: int, scored: Sample | None) -> None:
+        """Its server is known to answer."""
+        self.endpoint.answered = answered
+        self.endpoint.known = None if scored is None else self.body_of([scored])
+
     def body_of(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """The request for a sample alone."""
         (sample,) = samples

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ppo_core.records import InputError, PromptRow
 
@@ -113,6 +113,14 @@ class Reward(Protocol):
 
     def score(self, samples: Sequence[Sample]) -> Sequence[Score]:
         """One score per sample. Raises RewardFailed where another try may help, InputError where none does."""
+
+
+@runtime_checkable
+class GoesOn(Protocol):
+    """A reward to which it matters whether it gave any score before: if so, not all is wrong with it."""
+
+    def go_on(self, answered: int, scored: Sample | None) -> None:
+        """It gave so many scores before the next ones; `scored` is one of those samples, if one is at hand."""
 
 
 def pause_after(attempt: int) -> float:

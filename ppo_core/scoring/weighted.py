@@ -10,8 +10,6 @@ from ppo_core.processes.plugins import Sources
 from ppo_core.records import InputError, PromptRow, RolloutRow, ScoreRow, content_digest
 from ppo_core.scoring.ahead import RememberedReward, ScoresAhead
 from ppo_core.scoring.functions import FunctionReward
-from ppo_core.scoring.http import HttpReward
-from ppo_core.scoring.judge import JudgeReward
 from ppo_core.scoring.model import ModelReward
 from ppo_core.scoring.reward import (
     MeasuredScore,
@@ -88,8 +86,12 @@ def make_reward(spec: RewardKind, sources: Sources, answer_column: str, progress
         case UnitTestsSpec():
             return UnitTests(spec, sources, answer_column, progress)
         case HttpRewardSpec():
+            from ppo_core.scoring.http import HttpReward  # aiohttp: a tenth of a second
+
             return HttpReward(spec, progress)
         case JudgeSpec():
+            from ppo_core.scoring.judge import JudgeReward
+
             return JudgeReward(spec, answer_column, progress)
         case ModelRewardSpec():
             return ModelReward(spec, sources, progress)

@@ -10,23 +10,46 @@ from importlib import metadata
 
 import pytest
 
-from ppo_core.processes.lean_imports import absent, distributions_by_package, quick_imports, seldom_collecting
+from ppo_core.processes.lean_imports import (
+    absent,
+    distributions_by_package,
+    only_for_gpus,
+    quick_imports,
+    seldom_collecting,
+)
 
 PROGRAM = """
 import sys
+listed = []
+sys.addaudithook(lambda event, found: event == "os.scandir" and listed.append(str(found[0])))
 {before}
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, models
 from transformers.loss import loss_utils
-print(*sorted({{"sklearn", "scipy"}} & set(sys.modules)))
+print(sum(path.endswith("/models/zoedepth") for path in listed), len(dir(models)), end=" ")
+print(*sorted({{"sklearn", "scipy", "triton"}} & set(sys.modules)))
 """
 LEAVE_OUT = "from ppo_core.processes.lean_imports import leave_out_unused\nleave_out_unused()"
 
 
-@pytest.mark.parametrize(("before", "imported"), [(LEAVE_OUT, []), ("", ["scipy", "sklearn"])])
-def test_transformers_imports_what_it_is_not_told_to_leave_out(before, imported):
-    command = [sys.executable, "-c", PROGRAM.format(before=before)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
-    assert done.stdout.split() == imported
+def test_transformers_imports_what_it_is_not_told_to_leave_out_and_lists_its_models_once_less():
+    (once, models, *imported), (twice, all_models, *usual) = (
+        output_of(PROGRAM.format(before=before)).split() for before in (LEAVE_OUT, "")
+    )
+    assert int(once) == int(twice) - 1
+    assert models == all_models
+    assert imported == ([] if only_for_gpus() else ["triton"])
+    assert usual == ["scipy", "sklearn", "triton"]
+
+
+def test_servers_are_asked_by_a_library_that_other_rewards_do_not_wait_for():
+    program = "import sys, ppo_core.engines.scoring\nprint('aiohttp' in sys.modules)"
+    assert output_of(program).strip() == "False"
+
+
+def output_of(program: str) -> str:
+    """In a process of its own."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True)
+    return done.stdout
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -55,8 +78,7 @@ for _ in range(2):
     counts.append(gc.get_freeze_count())
 print(counts[0] == 0, counts[1] > 100, counts[2] <= counts[1])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True)
-    assert done.stdout.split() == ["True"] * 3
+    assert output_of(program).split() == ["True"] * 3
 
 
 def test_distributions_by_package_are_those_of_python():
