@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -84,15 +85,19 @@ def main(folder: Path | None = None) -> None:
     folder = folder or FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     names = {_name(package): make for package, make in PACKAGES.items()}
-    for name, make in names.items():
-        if not (folder / name).exists():
-            with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                new = Path(scratch) / name
-                make(new)
-                new.rename(folder / name)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda one: _make(folder / one[0], one[1]), names.items()))
     for old in folder.glob("*.db"):
         if old.name not in names:
             old.unlink()
+
+
+def _make(path: Path, make: Callable[[Path], None]) -> None:
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            new = Path(scratch) / path.name
+            make(new)
+            new.rename(path)
 
 
 def _name(package: str) -> str:
