@@ -18,7 +18,7 @@ PYTEST_ARGS ?=
 # Tests start hundreds of processes, each of which would compile our sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 # In each of them numpy's threads would spin for a tenth of a second before they sleep.
-export OPENBLAS_THREAD_TIMEOUT := 4
+export OPENBLAS_THREAD_TIMEOUT ?= 4
 
 VENV := .venv
 BIN := $(VENV)/bin

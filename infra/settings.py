@@ -13,7 +13,7 @@ from pydantic import AfterValidator, AliasChoices, Field, SecretStr, ValidationI
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from infra.addresses import absolute, escaped, has_scheme, names_a_host, sqlite_url
-from infra.engines.environment import around_proxies, permitted, way_out
+from infra.engines.environment import DEFAULTS, around_proxies, permitted, way_out
 from infra.engines.hardware import gpus_of, has_nvidia_gpu
 from infra.runs.folders import RunFolders
 
@@ -265,7 +265,7 @@ def child_environment(extra: Mapping[str, str], *, without: Sequence[str] = ()) 
 
 def engine_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """The environment for an engine: of ours what it needs and nothing secret, and `extra` on top."""
-    return {**permitted(os.environ), **extra}
+    return {**DEFAULTS, **permitted(os.environ), **extra}
 
 
 def visible_gpus() -> list[str]:

@@ -55,7 +55,7 @@ def fork(
         from tasks.runs.run_state import committed_at
 
         source, iteration = parse_place(place)
-        check_first(fork_spec(source, iteration, overrides or [], folder), new)
+        check_first(fork_spec(source, iteration, new, overrides or [], folder), new)
         spec = fork_run(source, iteration, new, overrides or [], folder)
         say(f"run {new} shares iterations 0 to {iteration} of {source}")
         given = committed_at(source, iteration)

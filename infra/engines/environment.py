@@ -34,6 +34,9 @@ NETWORK = frozenset(
     }
 )
 """How to get out of this machine: for reward functions that ask a judge."""
+DEFAULTS = {"OPENBLAS_THREAD_TIMEOUT": "4"}
+"""What an engine sees unless the user has set it. numpy's threads, which would spin for a tenth of a second when a
+process starts and after each product, sleep after 2^4 cycles: the least that OpenBLAS takes."""
 SECRET_WORDS = (
     *("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "AUTH", "AUTHORIZATION"),
     *("BEARER", "COOKIE", "HEADER", "JWT", "LOGIN", "SIGNATURE"),

@@ -82,7 +82,8 @@ def absent(*libraries: str) -> Iterator[None]:
 
 
 def only_for_gpus() -> list[str]:
-    """Libraries in which a torch that was built without GPUs finds nothing to use."""
+    """Libraries in which a torch that was built without GPUs finds nothing to use: Triton, as it is published, compiles
+    for GPUs alone."""
     return ["triton"] if metadata.version("torch").endswith("+cpu") else []
 
 
@@ -101,7 +102,7 @@ def leave_out_unused() -> None:
     _list_models_once(utils.import_utils)
     if spared := only_for_gpus():
         with absent(*spared):
-            import torch._dynamo  # noqa: F401  # the automatic classes import it
+            import torch._dynamo  # noqa: F401  # as the automatic classes do; it does not look for Triton again
 
 
 def _list_models_once(import_utils: Any) -> None:

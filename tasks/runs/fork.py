@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from infra.artifacts import open_store
-from infra.backend import collecting_paused, open_runs
+from infra.backend import collecting_paused, open_leases, open_runs
+from infra.runs.holder import require_free
+from infra.runs.owner import LeaseHeld
 from infra.runs.records import RecordExists
 from infra.settings import Settings
 from ppo_core.records import InputError
@@ -37,18 +39,27 @@ def parse_place(place: str) -> tuple[str, int]:
     return run, int(iteration)
 
 
-def fork_spec(source: str, iteration: int, overrides: list[str], folder: str | None = None) -> RunSpec:
-    """The spec of a run that goes on from there, its folder absolute from now on.
+def fork_spec(source: str, iteration: int, new: str, overrides: list[str], folder: str | None = None) -> RunSpec:
+    """The spec that `fork_run` would give run `new`. Raises InputError as it does, for a name also where it is held."""
+    spec, root = _spec_from(source, iteration, overrides, folder), open_store(Settings().store_root).root
+    try:
+        require_free(open_leases(root, new))
+    except LeaseHeld:
+        raise taken(new, root) from None
+    if new in open_runs(root).names():
+        raise taken(new, root)
+    return spec
 
-    Raises InputError as `fork_run` does, but for a name that is taken.
-    """
+
+def _spec_from(source: str, iteration: int, overrides: list[str], folder: str | None) -> RunSpec:
+    """The spec of a run that goes on from there, its folder absolute from now on."""
     before = spec_of_run(source, folder)
     asked = before.with_overrides(overrides)
     spec = with_commits(asked.model_copy(update={"folder": str(Path(asked.folder).absolute())}))
     fixed = [line for line in differing_keys(before.document(), spec.document()) if line.startswith(FIXED)]
     if fixed:
         raise InputError(f"a fork starts from the policy of {source}, so these keys cannot change: {'; '.join(fixed)}")
-    committed_at(source, iteration)
+    require_kept(committed_at(source, iteration))
     if spec.iterations <= iteration:
         raise InputError(
             f"iterations={spec.iterations} leaves nothing to do after {source}@{iteration}, where the fork begins: "
@@ -63,7 +74,7 @@ def fork_run(source: str, iteration: int, new: str, overrides: list[str], folder
     Raises InputError for an unknown run or iteration, a name that is taken, or settings that a fork cannot change.
     """
     root = open_store(Settings().store_root).root
-    before, spec = spec_of_run(source, folder), fork_spec(source, iteration, overrides, folder)
+    before, spec = spec_of_run(source, folder), _spec_from(source, iteration, overrides, folder)
     with collecting_paused(root):  # or what the new run shares could go before its records name it
         records = committed(source).records[: iteration + 1]
         require_kept(records[-1])

@@ -162,14 +162,12 @@ def _environment(plan: EnginePlan, settings: Settings) -> Mapping[str, str]:
 
 def quiet(settings: Settings, *, wait: str | None = "passive") -> dict[str, str]:
     """What every engine gets: no telemetry, no socket but on loopback (all processes of an engine are on one machine),
-    and threads that sleep while they wait: where engines overlap, spinning ones slow each other fivefold. numpy's would
-    spin for 2^26 cycles, a tenth of a second of a core, whenever a process starts."""
+    and threads that sleep while they wait: where engines overlap, spinning ones slow each other fivefold."""
     number = settings.engine_threads or (usable_cores() if quota_cores() else None)
     threads = {"OMP_NUM_THREADS": str(number)} if number else {}
     return {
         **ON_LOOPBACK,
         **({"OMP_WAIT_POLICY": wait} if wait else {}),
-        "OPENBLAS_THREAD_TIMEOUT": "4",  # the least: 2^4
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "DO_NOT_TRACK": "1",
         **threads,

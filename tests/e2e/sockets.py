@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -15,6 +16,8 @@ import psutil
 
 LOOK_EVERY_S = 0.05
 LOOK_AGAIN = 10
+TRIES = 3
+"""After so many looks for its owner a socket is another program's."""
 LISTENING = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}  # 07 of UDP: open to whoever sends
 ELSEWHERE = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0", "VLLM_HOST_IP": "192.0.2.7"}
 """The user's own choice of interfaces, which is for other programs: all processes of an engine are on one machine."""
@@ -47,6 +50,7 @@ class SocketWatch:
     looks: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
     known: set[str] = field(default_factory=set)
+    others: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.thread = threading.Thread(target=self._watch, daemon=True, name="socket-watch")
@@ -63,7 +67,7 @@ class SocketWatch:
             self.looks += 1
             if self.looks % LOOK_AGAIN == 0:  # who handed a socket on may have been seen with it, and not who got it
                 self.known.clear()
-            new = {inode: where for inode, where in listening() if inode not in self.known}
+            new = {inode: where for inode, where in listening() if self._is_new(inode)}
             if not new:
                 continue
             owners = dict(self._owners())
@@ -71,6 +75,11 @@ class SocketWatch:
                 if inode in owners:
                     self.seen.add(OpenSocket(kind, str(address), port, owners[inode]))
                     self.known.add(inode)
+                else:
+                    self.others[inode] += 1
+
+    def _is_new(self, inode: str) -> bool:
+        return inode not in self.known and self.others[inode] < TRIES
 
     def _owners(self) -> Iterator[tuple[str, str]]:
         """The inode of each socket that the tree has, with the command that has it."""

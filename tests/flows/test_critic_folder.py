@@ -67,7 +67,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bytes_and_can_be_verified(
     assert all(found.same for found in verify(broken, tmp_path / "scratch"))
     fork_run(broken.name, 2, "new", ["iterations=5"])
     with pytest.raises(InputError, match=r"model.critic: '.*rm' -> None"):
-        fork_spec(broken.name, 2, ["model.critic=null"])
+        fork_spec(broken.name, 2, "new", ["model.critic=null"])
     (folder / "model.safetensors").write_text("other scores")
     (differs,) = [found for found in verify(broken, tmp_path / "again", "0") if not found.same]
     assert differs.stage == "start_policy"

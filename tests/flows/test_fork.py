@@ -6,12 +6,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from flows.cli import app
 from flows.recovery import last_resumable_record
 from infra.runs.local_lease import acquire_lease
 from infra.runs.records import InvalidRunName
 from ppo_core.records import InputError
-from tasks.runs.fork import fork_run, parse_place
+from tasks.runs.fork import fork_run, fork_spec, parse_place
 from tasks.runs.inspect import read_run
 from tasks.runs.run_state import spec_of_run, spec_to_go_on
 from tests.tasks.toy_runs import ToyRun, digests, finished, flip_a_bit, lose_it, snapshot
@@ -136,6 +138,20 @@ def test_a_name_of_a_run_that_was_ended_before_its_first_record_is_told_from_one
         forked(source, 2)
     shutil.rmtree(source.home / "store/runs/new")
     assert len(forked(source, 2).records()) == 3
+
+
+def test_a_taken_name_is_refused_before_anything_is_checked(source: ToyRun) -> None:
+    assert fork_spec("toy", 2, "new", ["seed=5"]).seed == 5
+    with pytest.raises(InputError, match="run toy exists already: choose another name"):
+        fork_spec("toy", 2, "toy", [])
+    lease = acquire_lease(source.home / "store", "new")
+    with pytest.raises(InputError, match=r"run new has no record, but its name is taken: .* is starting now"):
+        fork_spec("toy", 2, "new", [])
+    told = CliRunner().invoke(app, ["fork", "toy@2", "new"])
+    lease.release()
+    assert told.exit_code == 2
+    assert "run new has no record, but its name is taken" in told.stderr
+    assert "checking" not in told.output
 
 
 def test_a_name_that_leaves_the_store_is_refused(source: ToyRun) -> None:

@@ -125,6 +125,13 @@ def test_the_owner_names_what_reward_functions_see(monkeypatch: pytest.MonkeyPat
     assert engine_environment({"PATH": "ours"})["PATH"] == "ours"
 
 
+def test_threads_of_an_engine_soon_sleep_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("OPENBLAS_THREAD_TIMEOUT", raising=False)
+    assert engine_environment({})["OPENBLAS_THREAD_TIMEOUT"] == "4"
+    monkeypatch.setenv("OPENBLAS_THREAD_TIMEOUT", "20")
+    assert engine_environment({})["OPENBLAS_THREAD_TIMEOUT"] == "20"
+
+
 def test_export_leaves_what_the_user_has_set(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PPOFLOW_TEST_SET", "user")
     monkeypatch.setenv("PPOFLOW_TEST_NEW", "to be removed afterwards")
