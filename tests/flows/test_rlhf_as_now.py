@@ -16,7 +16,7 @@ from tests.flows.test_rlhf import HELPFUL, SMALL, spec
 from tests.tasks.toy_engines import ToyEngines, better_each_time
 from tests.tasks.toy_runs import Killed, ToyRun, killed
 
-pytestmark = pytest.mark.usefixtures("prefect_server")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("prefect_server")]
 SHORT = ("promote=false", "evaluate=false")
 
 

@@ -13,7 +13,7 @@ from tasks.runs.errors import RegistryError
 from tests.flows.test_rlhf import spec
 from tests.tasks.toy_engines import ToyEngines
 
-pytestmark = pytest.mark.usefixtures("prefect_server")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("prefect_server")]
 SHORT = ("promote=false", "evaluate=false")
 
 

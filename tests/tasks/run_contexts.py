@@ -14,7 +14,7 @@ from infra.storage.filesystem import FileSystem, LocalFiles
 from ppo_core.spec import RunSpec
 from tasks.stages.context import RunContext
 from tasks.stages.engines import Engines
-from tests.infra.runs.leases import somebody
+from tests.infra.runs.leases import dead_here
 from tests.tasks.toy_engines import ToyEngines
 from tests.tasks.toy_tracker import ToyTracker
 
@@ -55,7 +55,7 @@ def run_context(
     files = files or QuickFiles()
     store = LocalStore(Path(settings.store_root), files=files)
     if taking_over:
-        lease = acquire_lease(store.root, run, files=files, identity=somebody(), alive=lambda _: False)
+        lease = acquire_lease(store.root, run, files=files, identity=dead_here(), alive=lambda _: False)
     else:
         lease = acquire_lease(store.root, run)
     return RunContext(

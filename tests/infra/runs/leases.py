@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from infra.process_identity import ProcessIdentity
+from infra.process_identity import ProcessIdentity, this_process
 from infra.runs.lease import Lease, LeaseLost
 from infra.runs.lease_expiry import Clock
 from infra.runs.local_lease import LocalLease, acquire_lease
@@ -17,11 +17,17 @@ from tests.infra.storage.faulty_files import FaultyFiles
 
 T = TypeVar("T")
 PIDS = itertools.count(1000)
+PIDS_OF_LINUX = 2**22
 
 
 def somebody(host: str = "here") -> ProcessIdentity:
     """A process that never was."""
     return ProcessIdentity(host=host, boot="b007", namespace="4026531836", pid=next(PIDS), started=7)
+
+
+def dead_here() -> ProcessIdentity:
+    """A process of this machine that never was: nobody waits for it."""
+    return this_process().model_copy(update={"host": "here", "pid": PIDS_OF_LINUX + next(PIDS)})
 
 
 def holds(lease: Lease) -> bool:

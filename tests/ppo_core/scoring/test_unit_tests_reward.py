@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import threading
 import time
 from dataclasses import replace
@@ -105,13 +106,12 @@ HANGS = [
 ]
 
 
-@pytest.mark.parametrize("hang", HANGS)
-def test_code_that_hangs_is_ended_and_fails_what_is_left(hang: str) -> None:
-    started = time.monotonic()
-    inside = "".join(f"    {line}\n" for line in hang.splitlines())
-    response = f"def later():\n{inside}\nx = 1"
-    assert score(response, ["assert x", "later()", "assert x", "assert x"], timeout_s=6) == 0.25
-    assert time.monotonic() - started < 60
+def test_code_that_hangs_is_ended_and_fails_what_is_left() -> None:
+    started, tests = time.monotonic(), row(["assert x", "later()", "assert x", "assert x"])
+    codes = [f"def later():\n{textwrap.indent(hang, ' ')}\nx = 1" for hang in HANGS]
+    scored = rewards(timeout_s=6).score([Sample(tests, code) for code in codes])
+    assert [one.scores["unit_tests"] for one in scored] == [0.25] * len(HANGS)
+    assert time.monotonic() - started < 60 * len(HANGS)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,11 @@ WITH_ROWS_OF_A_FUNCTION = [*WITHOUT_CODE, "dataset={train: rows.py:train}"]
 
 @pytest.mark.parametrize(
     ("changes", "taken"),
-    [(WITHOUT_CODE, True), (WITH_A_MODEL, False), (WITH_A_FUNCTION, False), (WITH_ROWS_OF_A_FUNCTION, False)],
+    [
+        *[(WITHOUT_CODE, True), (WITH_A_FUNCTION, False)],
+        pytest.param(WITH_A_MODEL, False, marks=pytest.mark.thorough),
+        pytest.param(WITH_ROWS_OF_A_FUNCTION, False, marks=pytest.mark.thorough),
+    ],
 )
 def test_the_scoring_engine_of_a_check_goes_on_as_theirs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: list[str], *, taken: bool
