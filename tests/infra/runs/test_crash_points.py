@@ -24,10 +24,16 @@ NewPlace = Callable[[], Place]
 NOTHING: tuple[object, ...] = (None, [], [], *NO_NOTES)
 RECORD = {"iteration": 3, "metrics": {"kl": 0.1, "score": float("inf")}, "refs": ["ä", None, True]}
 X, Y = ("scores", "x"), ("scores", "y")
+ALIKE = ("ENOSPC once", "ENOSPC from then on", "dies before", "fails before")
+"""A full disk is much like a broken one, and a death before a call like one after the call before it."""
 
 pytestmark = pytest.mark.parametrize(
     ("new_place", "fault"),
-    [(kind, fault) for kind in (Folder, Bucket) for fault in kind.faults],
+    [
+        pytest.param(kind, fault, marks=[pytest.mark.thorough] if fault in ALIKE else [])
+        for kind in (Folder, Bucket)
+        for fault in kind.faults
+    ],
     indirect=["new_place"],
     ids=lambda value: value if isinstance(value, str) else value.__name__.lower(),
 )

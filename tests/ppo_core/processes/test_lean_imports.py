@@ -32,6 +32,7 @@ print(*sorted({{"sklearn", "scipy", "triton"}} & set(sys.modules)))
 LEAVE_OUT = "from ppo_core.processes.lean_imports import leave_out_unused\nleave_out_unused()"
 
 
+@pytest.mark.thorough
 def test_transformers_imports_what_it_is_not_told_to_leave_out_and_lists_its_models_once_less():
     (once, models, *imported), (twice, all_models, *usual) = (
         output_of(PROGRAM.format(before=before)).split() for before in (LEAVE_OUT, "")
