@@ -16,9 +16,10 @@ import pytest
 from infra.artifacts import ArtifactCorrupted, ArtifactRef
 from infra.artifacts.local_store import LocalStore
 from tests.infra.artifacts.artifact_folders import CONTENT, fill, read
-from tests.infra.storage.faulty_files import FAULTS, Died, FaultyFiles
+from tests.infra.storage.faulty_files import ALIKE, FAULTS, Died, FaultyFiles
 
 OTHER = {"a.txt": b"somebody was faster"}
+EACH = [pytest.param(fault, marks=[pytest.mark.thorough] if fault in ALIKE else []) for fault in FAULTS]
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def put(scene: Scene, files: FaultyFiles) -> ArtifactRef:
     return quick(scene.store, files).put(scene.folder, "scores", "k")
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", EACH)
 @pytest.mark.parametrize("make_scene", SCENES)
 def test_put_is_all_or_nothing_at_every_operation(tmp_path: Path, make_scene: Callable[[Path], Scene], fault: str):
     scene = make_scene(tmp_path / "count")
@@ -112,7 +113,7 @@ def test_put_is_all_or_nothing_at_every_operation(tmp_path: Path, make_scene: Ca
         assert not scene.folder.exists()
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", EACH)
 def test_set_aside_keeps_the_damaged_one_at_every_operation(tmp_path: Path, fault: str):
     for number in itertools.count(1):
         scene = put_over_a_damaged_one(tmp_path / str(number))

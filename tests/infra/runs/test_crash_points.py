@@ -18,19 +18,17 @@ from infra.runs.local_lease import LocalLease
 from infra.runs.records import RecordExists, RunRecords
 from tests.infra.places import NO_NOTES, Bucket, Folder, Place
 from tests.infra.runs.leases import somebody
-from tests.infra.storage.faulty_files import Died
+from tests.infra.storage.faulty_files import ALIKE, Died
 
 NewPlace = Callable[[], Place]
 NOTHING: tuple[object, ...] = (None, [], [], *NO_NOTES)
 RECORD = {"iteration": 3, "metrics": {"kl": 0.1, "score": float("inf")}, "refs": ["ä", None, True]}
 X, Y = ("scores", "x"), ("scores", "y")
-ALIKE = ("ENOSPC once", "ENOSPC from then on", "dies before", "fails before")
-"""A full disk is much like a broken one, and a death before a call like one after the call before it."""
 
 pytestmark = pytest.mark.parametrize(
     ("new_place", "fault"),
     [
-        pytest.param(kind, fault, marks=[pytest.mark.thorough] if fault in ALIKE else [])
+        pytest.param(kind, fault, marks=[pytest.mark.thorough] if fault in (*ALIKE, "fails before") else [])
         for kind in (Folder, Bucket)
         for fault in kind.faults
     ],

@@ -84,6 +84,7 @@ while sys.stdin.readline():
 """
 
 
+@pytest.mark.thorough
 def test_a_stopped_holder_that_goes_on_never_commits(tmp_path: Path):
     """200 times: stopped at a random moment, silent past its lease, taken over, and continued."""
     dice, rounds = random.Random(4), 200

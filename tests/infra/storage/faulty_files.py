@@ -25,6 +25,8 @@ FAULTS = (
     "dies half-way",
     "dies after",
 )
+ALIKE = ("ENOSPC once", "ENOSPC from then on", "dies before")
+"""A full disk is much like a broken one, and a death before a call like one after the call before it."""
 T = TypeVar("T")
 
 

@@ -25,7 +25,7 @@ def said() -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [80, pytest.param(90, marks=pytest.mark.thorough)])
 def test_they_compile_for_gpus(capability: int, tmp_path: Path) -> None:
     """Which the interpreter does not show: what it runs as Python need not be what the compiler takes."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}

@@ -89,6 +89,7 @@ def leaked(seen: dict[str, str]) -> list[str]:
     return sorted(name for name, value in seen.items() if CANARY in value or name in SECRETS)
 
 
+@pytest.mark.thorough
 def test_a_reward_function_sees_none_of_the_teams_keys(reward: Path, tmp_path: Path) -> None:
     seen = scored(reward, Settings(home=tmp_path, plugins=(str(tmp_path), ".")))
     assert leaked(seen) == []
