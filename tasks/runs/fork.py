@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.artifacts import open_store
-from infra.backend import collecting_paused, open_leases, open_runs
+from infra.backend import collecting_paused, open_leases, open_records, open_runs
 from infra.runs.holder import require_free
 from infra.runs.owner import LeaseHeld
 from infra.runs.records import RecordExists
@@ -40,14 +40,15 @@ def parse_place(place: str) -> tuple[str, int]:
 
 
 def fork_spec(source: str, iteration: int, new: str, overrides: list[str], folder: str | None = None) -> RunSpec:
-    """The spec that `fork_run` would give run `new`. Raises InputError as it does, for a name also where it is held."""
+    """The spec that `fork_run` would give run `new`. Raises InputError as it does, but for a name that has only a lease
+    and is not held here."""
     spec, root = _spec_from(source, iteration, overrides, folder), open_store(Settings().store_root).root
+    if open_records(root, new).read_spec() is not None:
+        raise taken(new, root)
     try:
         require_free(open_leases(root, new))
-    except LeaseHeld:
-        raise taken(new, root) from None
-    if new in open_runs(root).names():
-        raise taken(new, root)
+    except LeaseHeld as held:
+        raise InputError(f"{held}; or choose another name") from None
     return spec
 
 

@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -17,7 +18,7 @@ import psutil
 LOOK_EVERY_S = 0.05
 LOOK_AGAIN = 10
 TRIES = 3
-"""After so many looks for its owner a socket is another program's."""
+"""After so many looks for its owner a socket is another program's, until all is looked at again."""
 LISTENING = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}  # 07 of UDP: open to whoever sends
 ELSEWHERE = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0", "VLLM_HOST_IP": "192.0.2.7"}
 """The user's own choice of interfaces, which is for other programs: all processes of an engine are on one machine."""
@@ -67,6 +68,7 @@ class SocketWatch:
             self.looks += 1
             if self.looks % LOOK_AGAIN == 0:  # who handed a socket on may have been seen with it, and not who got it
                 self.known.clear()
+                self.others.clear()
             new = {inode: where for inode, where in listening() if self._is_new(inode)}
             if not new:
                 continue
@@ -91,11 +93,13 @@ class SocketWatch:
         for one in tree:
             try:
                 command = " ".join(one.cmdline())
-                for descriptor in Path(f"/proc/{one.pid}/fd").iterdir():
-                    if found := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(descriptor)):
-                        yield found[1], command
+                descriptors = list(Path(f"/proc/{one.pid}/fd").iterdir())
             except (OSError, psutil.Error):
                 continue
+            for descriptor in descriptors:
+                with suppress(OSError):  # it is closed meanwhile
+                    if found := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(descriptor)):
+                        yield found[1], command
 
 
 def listening() -> Iterator[tuple[str, tuple[str, Address, int]]]:

@@ -145,12 +145,12 @@ def test_a_taken_name_is_refused_before_anything_is_checked(source: ToyRun) -> N
     with pytest.raises(InputError, match="run toy exists already: choose another name"):
         fork_spec("toy", 2, "toy", [])
     lease = acquire_lease(source.home / "store", "new")
-    with pytest.raises(InputError, match=r"run new has no record, but its name is taken: .* is starting now"):
+    with pytest.raises(InputError, match=r"run new: process \d+ .* has it, .*; or choose another name"):
         fork_spec("toy", 2, "new", [])
     told = CliRunner().invoke(app, ["fork", "toy@2", "new"])
     lease.release()
     assert told.exit_code == 2
-    assert "run new has no record, but its name is taken" in told.stderr
+    assert "or choose another name" in told.stderr
     assert "checking" not in told.output
 
 

@@ -28,7 +28,7 @@ X, Y = ("scores", "x"), ("scores", "y")
 pytestmark = pytest.mark.parametrize(
     ("new_place", "fault"),
     [
-        pytest.param(kind, fault, marks=[pytest.mark.thorough] if fault in (*ALIKE, "fails before") else [])
+        pytest.param(kind, fault, marks=[pytest.mark.thorough] if fault in ALIKE else [])
         for kind in (Folder, Bucket)
         for fault in kind.faults
     ],

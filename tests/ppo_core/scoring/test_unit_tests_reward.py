@@ -111,7 +111,7 @@ def test_code_that_hangs_is_ended_and_fails_what_is_left() -> None:
     codes = [f"def later():\n{textwrap.indent(hang, ' ')}\nx = 1" for hang in HANGS]
     scored = rewards(timeout_s=6).score([Sample(tests, code) for code in codes])
     assert [one.scores["unit_tests"] for one in scored] == [0.25] * len(HANGS)
-    assert time.monotonic() - started < 60 * len(HANGS)
+    assert time.monotonic() - started < 60
 
 
 @pytest.mark.parametrize(
