@@ -204,7 +204,7 @@ def test_a_flow_run_of_a_deployment_that_crashed_goes_on_as_the_same_one(home: P
     assert toys.count("train_reward_model") == 1
 
 
-@pytest.mark.parametrize("flow", [RLHF, REWARD_MODEL])
+@pytest.mark.parametrize("flow", [RLHF, pytest.param(REWARD_MODEL, marks=pytest.mark.thorough)])
 def test_the_page_of_a_process_that_died_says_so(home: Path, toys: ToyEngines, flow: str) -> None:
     with get_client(sync_client=True) as client:
         died = client.create_flow_run(ppo_training, parameters={}, name="died", state=Pending()).id

@@ -106,6 +106,7 @@ HANGS = [
 ]
 
 
+@pytest.mark.thorough
 def test_code_that_hangs_is_ended_and_fails_what_is_left() -> None:
     started, tests = time.monotonic(), row(["assert x", "later()", "assert x", "assert x"])
     codes = [f"def later():\n{textwrap.indent(hang, ' ')}\nx = 1" for hang in HANGS]
