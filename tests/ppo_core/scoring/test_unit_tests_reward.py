@@ -92,10 +92,9 @@ def test_a_pattern_cuts_the_code_out() -> None:
 
 
 def test_the_answer_column_can_have_the_tests() -> None:
-    found = rewards(column="answer")
-    sample = Sample(PromptRow("a", "Write it.", [1], TESTS, {}), ADD)
-    found.check_rows([sample.row])
-    assert found.score([sample])[0].scores == {"unit_tests": 1.0}
+    found, row = rewards(column="answer"), PromptRow("a", "Write it.", [1], TESTS, {})
+    found.check_rows([row])
+    assert found.score([Sample(row, ADD)])[0].scores == {"unit_tests": 1.0}
 
 
 HANGS = [
