@@ -123,7 +123,7 @@ class FunctionReward:
         return with_measures(checked, measures_in(self.name, self.form, returned, len(samples)))
 
     def go_on(self, answered: int, scored: Sample | None) -> None:
-        """It has returned before, so where it raises on all of a few it may be for these."""
+        """Where it gave scores before, samples on which it raises have no score, also if these are all of a round."""
         self.answered = answered
 
     def check_retries(self) -> None:

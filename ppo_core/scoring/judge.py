@@ -34,7 +34,7 @@ class JudgeReward:
         return self.endpoint.ask([self.body_of([one]) for one in samples], lambda _, answer: self._read(answer))
 
     def go_on(self, answered: int, scored: Sample | None) -> None:
-        """Its server is known to answer."""
+        """Where it gave scores before, a few samples without an answer do not mean that the server is down."""
         self.endpoint.answered = answered
         self.endpoint.known = None if scored is None else self.body_of([scored])
 

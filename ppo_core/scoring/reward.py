@@ -117,7 +117,7 @@ class Reward(Protocol):
 
 @runtime_checkable
 class GoesOn(Protocol):
-    """A reward to which it matters whether it gave any score before: if so, not all is wrong with it."""
+    """A reward that is asked in rounds: one that gave scores in earlier rounds does not fail over a few samples."""
 
     def go_on(self, answered: int, scored: Sample | None) -> None:
         """It gave so many scores before the next ones; `scored` is one of those samples, if one is at hand."""
