@@ -79,12 +79,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
     return Groups(config, log)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """What is started in the background may ignore Ctrl-C, and would hand that on to what tests interrupt.
 
     Tests run side by side, where threads that spin cost each other their cores. What they import stays, and nobody
-    looks for garbage among it.
+    looks for garbage among it, nor do the searches with which pytest ends. After them it is freed, or libraries would
+    complain of what they take for leaks.
     """
+    config.add_cleanup(gc.unfreeze)
     gc.disable()
     gc.set_threshold(50_000, 20, 50)
     os.environ.setdefault("PPOFLOW_ENGINE_WAIT_POLICY", "passive")
@@ -123,11 +125,6 @@ def pytest_collection_finish() -> None:
     """All is imported; see `pytest_configure`."""
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    """Else libraries complain at the end of what they take for leaks."""
-    gc.unfreeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -77,7 +77,11 @@ def encode(name: str, document: Mapping[str, Any]) -> bytes:
     if CHECKSUM in document:
         raise ValueError(f"a record cannot have a key {CHECKSUM!r} of its own: the store adds it")
     plain = json.loads(json.dumps(dict(document)))
-    stamp = {"format": RECORD_FORMAT, "sha256": sha256_of({"name": name, "record": plain})}
+    return _spelled(plain, sha256_of({"name": name, "record": plain}))
+
+
+def _spelled(plain: dict[str, Any], checksum: str) -> bytes:
+    stamp = {"format": RECORD_FORMAT, "sha256": checksum}
     return (json.dumps({**plain, CHECKSUM: stamp}, indent=1) + "\n").encode()
 
 
@@ -108,13 +112,13 @@ def decode(place: Path | str, name: str, content: bytes, *, remedy: str) -> dict
     try:
         document = json.loads(content)
         stamp = document.pop(CHECKSUM, None) if isinstance(document, dict) else None
-        as_written = stamp is not None and encode(name, document) == content
+        if not isinstance(stamp, dict):
+            raise corrupted("carries no checksum")
+        checksum = sha256_of({"name": name, "record": document})
+        as_written = _spelled(document, checksum) == content
     except (ValueError, RecursionError) as error:
         raise corrupted(f"is no JSON ({error})") from error
-    if not isinstance(stamp, dict):
-        raise corrupted("carries no checksum")
-    stated = stamp.get("format")
-    holds = stamp.get("sha256") == sha256_of({"name": name, "record": document})
+    stated, holds = stamp.get("format"), stamp.get("sha256") == checksum
     if isinstance(stated, int) and stated > RECORD_FORMAT and holds:
         raise RecordFormatTooNew(
             f"{place} has record format {stated}, this version reads up to format {RECORD_FORMAT}: "

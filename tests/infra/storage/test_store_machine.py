@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from infra.artifacts import ArtifactMissing
@@ -33,18 +33,23 @@ def test_writers_a_collector_crashes_and_power_cuts(machine: type[StoreMachine],
     run_state_machine_as_test(machine, settings=settings(FIXED, max_examples=examples))
 
 
+# With these seeds it is found among the first examples; with any it is found, if that takes ten seconds.
+@seed(4)
 class LooksBeforeItPins(DiskMachine):
     pins_first = False
 
 
+@seed(8)
 class UnpinsBeforeItCommits(DiskMachine):
     keeps_pins = False
 
 
+@seed(5)
 class LooksBeforeItPinsInABucket(BucketMachine):
     pins_first = False
 
 
+@seed(3)
 class UnpinsBeforeItCommitsInABucket(BucketMachine):
     keeps_pins = False
 
