@@ -33,7 +33,7 @@ def check_architecture(model: Any) -> None:
 def architectures() -> frozenset[str]:
     """The names of the causal LMs that it has; none at all where they are not found."""
     names = set[str]()
-    for node in ast.walk(_parsed(*REGISTRY)):
+    for node in _parsed(*REGISTRY).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             targets = {target.id for target in node.targets if isinstance(target, ast.Name)}
             if targets.intersection(GENERATING):

@@ -67,7 +67,7 @@ def hook_of(folder: Path) -> Callable[[str], FileFinder]:
 
 def _is_code_of(folder: Path, entry: str) -> bool:
     path = Path(entry)
+    if not path.is_relative_to(folder):  # as nearly all are: each package that anybody imports is asked about
+        return False
     others = [Path(place) for place in sys.path if place and Path(place) != folder]
-    return path.is_relative_to(folder) and not any(
-        other.is_relative_to(folder) and path.is_relative_to(other) for other in others
-    )
+    return not any(other.is_relative_to(folder) and path.is_relative_to(other) for other in others)

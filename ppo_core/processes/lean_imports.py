@@ -8,6 +8,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,17 @@ def quick_imports() -> Iterator[None]:
         yield
     finally:
         metadata.packages_distributions = slow
-        if not gc.get_freeze_count():  # later there may be models
-            gc.freeze()
+        _spare_what_is_there()
         if enabled:
             gc.enable()
+
+
+@cache
+def _spare_what_is_there() -> None:
+    """From now on nobody looks for garbage among it; later there may be models. Once: to count what is spared takes
+    longer than many an import."""
+    if not gc.get_freeze_count():
+        gc.freeze()
 
 
 def distributions_by_package() -> dict[str, list[str]]:
