@@ -177,7 +177,7 @@ class LocalStore:
     def _place(self, kind: str, key: str) -> Path:
         validate_name("kind", kind)
         validate_name("key", key)
-        return self._root / kind / key
+        return self._root.joinpath(kind, key)
 
     def _reference(self, manifest: Manifest) -> ArtifactRef:
         place = self._place(manifest.kind, manifest.key)

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePosixPath
 from typing import Any
@@ -159,6 +159,7 @@ def parse_checked(content: bytes, kind: str, key: str) -> tuple[dict[str, Any], 
     return document, document.get("checksum") == sha256_of(body)
 
 
+@lru_cache(maxsize=256)  # an artifact that is made and used is read ten times
 def parse_manifest(content: bytes, kind: str, key: str) -> Manifest:
     """The manifest of artifact `kind`/`key`, or the error that says what is wrong with these bytes."""
     document, sound = parse_checked(content, kind, key)

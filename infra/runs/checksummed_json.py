@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,15 @@ def encode(name: str, document: Mapping[str, Any]) -> bytes:
     return _spelled(plain, sha256_of({"name": name, "record": plain}))
 
 
+@lru_cache(maxsize=1024)  # a run reads its records again and again
+def _checked(name: str, content: bytes) -> tuple[str, bool]:
+    """The checksum of a document under its name, and whether these bytes are its one spelling."""
+    document = json.loads(content)
+    del document[CHECKSUM]
+    checksum = sha256_of({"name": name, "record": document})
+    return checksum, _spelled(document, checksum) == content
+
+
 def _spelled(plain: dict[str, Any], checksum: str) -> bytes:
     stamp = {"format": RECORD_FORMAT, "sha256": checksum}
     return (json.dumps({**plain, CHECKSUM: stamp}, indent=1) + "\n").encode()
@@ -114,8 +124,7 @@ def decode(place: Path | str, name: str, content: bytes, *, remedy: str) -> dict
         stamp = document.pop(CHECKSUM, None) if isinstance(document, dict) else None
         if not isinstance(stamp, dict):
             raise corrupted("carries no checksum")
-        checksum = sha256_of({"name": name, "record": document})
-        as_written = _spelled(document, checksum) == content
+        checksum, as_written = _checked(name, content)
     except (ValueError, RecursionError) as error:
         raise corrupted(f"is no JSON ({error})") from error
     stated, holds = stamp.get("format"), stamp.get("sha256") == checksum

@@ -272,11 +272,11 @@ def tree(files: FileSystem, folder: Path) -> dict[str, Status]:
     """Everything below a folder that is not itself a folder, by relative name with slashes, in sorted order."""
     found: dict[str, Status] = {}
     for name in files.names(folder):
-        status = files.status(folder / name)
+        status = files.status(path := folder / name)
         if status is None:
             continue
         if status.kind == "folder":
-            found.update({f"{name}/{below}": entry for below, entry in tree(files, folder / name).items()})
+            found.update({f"{name}/{below}": entry for below, entry in tree(files, path).items()})
         else:
             found[name] = status
     return found

@@ -18,6 +18,7 @@ Weight = Annotated[float, Field(ge=0.0, le=100.0)]
 PositiveWeight = Annotated[float, Field(gt=0.0, le=100.0)]
 
 CoefficientSchedule = Literal["constant", "linear", "cosine"]
+MAY_HOLD_TRUTHS = (bool, list, tuple, Mapping)
 
 
 def in_order(schema: dict[str, Any]) -> None:
@@ -38,7 +39,8 @@ class Section(BaseModel):
     def _no_truth_is_a_number(cls, values: Any) -> Any:
         """pydantic would take true for 1."""
         fields = cls.model_fields.items() if isinstance(values, Mapping) else ()
-        if wrong := [one for name, field in fields for one in _truths(name, values.get(name), field)]:
+        given = [(name, values[name], field) for name, field in fields if name in values]
+        if wrong := [one for part in given if isinstance(part[1], MAY_HOLD_TRUTHS) for one in _truths(*part)]:
             raise ValidationError.from_exception_data(cls.__name__, wrong)
         return values
 
