@@ -159,9 +159,12 @@ def parse_checked(content: bytes, kind: str, key: str) -> tuple[dict[str, Any], 
     return document, document.get("checksum") == sha256_of(body)
 
 
-@lru_cache(maxsize=256)  # an artifact that is made and used is read ten times
+@lru_cache(maxsize=256)
 def parse_manifest(content: bytes, kind: str, key: str) -> Manifest:
-    """The manifest of artifact `kind`/`key`, or the error that says what is wrong with these bytes."""
+    """The manifest of artifact `kind`/`key`, or the error that says what is wrong with these bytes.
+
+    An artifact that is made and used is read ten times; all get the same object, which nobody may change.
+    """
     document, sound = parse_checked(content, kind, key)
     stated = document.get("format")
     if isinstance(stated, int) and stated > MANIFEST_FORMAT:

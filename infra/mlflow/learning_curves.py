@@ -61,8 +61,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
         steps = [step for step, _ in points]
         values = [value if math.isfinite(value) else math.nan for _, value in points]
         axes.plot(steps, values, label=label, marker=".", markersize=4, linewidth=1.4)
-    # Titles and labels that have a place are not moved out of the way of ticks, of which few are enough: a quarter less
-    # time.
+    # Few ticks are enough, and titles and labels that have a place are not moved out of their way: a quarter less time.
     axes.set_title(panel.title, fontsize="medium", y=1.0)
     axes.set_xlabel(panel.x, fontsize="small")
     axes.xaxis.set_label_coords(0.5, -0.17)

@@ -18,6 +18,9 @@ from infra.storage.filesystem import FileSystem, read_whole
 RECORD_FORMAT = 1  # any later one, too, has a sha256 over name and record: so it cannot be taken for a damaged one
 CHECKSUM = "seal"
 """The key of a document's checksum."""
+REMEMBERED_BYTES = 16384
+"""A run reads its records again and again: up to this size, what was found right in the same bytes is not looked for
+again. The one document that grows with a run, its head on S3, is another after each change."""
 NO_FILE_ERRORS = frozenset({errno.EISDIR, errno.ELOOP})
 """What lies in the place of a document is none, however often it is read."""
 
@@ -81,13 +84,17 @@ def encode(name: str, document: Mapping[str, Any]) -> bytes:
     return _spelled(plain, sha256_of({"name": name, "record": plain}))
 
 
-@lru_cache(maxsize=1024)  # a run reads its records again and again
 def _checked(name: str, content: bytes) -> tuple[str, bool]:
     """The checksum of a document under its name, and whether these bytes are its one spelling."""
     document = json.loads(content)
     del document[CHECKSUM]
     checksum = sha256_of({"name": name, "record": document})
     return checksum, _spelled(document, checksum) == content
+
+
+@lru_cache(maxsize=1024)
+def _checked_once(name: str, content: bytes) -> tuple[str, bool]:
+    return _checked(name, content)
 
 
 def _spelled(plain: dict[str, Any], checksum: str) -> bytes:
@@ -124,7 +131,7 @@ def decode(place: Path | str, name: str, content: bytes, *, remedy: str) -> dict
         stamp = document.pop(CHECKSUM, None) if isinstance(document, dict) else None
         if not isinstance(stamp, dict):
             raise corrupted("carries no checksum")
-        checksum, as_written = _checked(name, content)
+        checksum, as_written = (_checked_once if len(content) <= REMEMBERED_BYTES else _checked)(name, content)
     except (ValueError, RecursionError) as error:
         raise corrupted(f"is no JSON ({error})") from error
     stated, holds = stamp.get("format"), stamp.get("sha256") == checksum
