@@ -83,8 +83,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """What is started in the background may ignore Ctrl-C, and would hand that on to what tests interrupt.
 
     Tests run side by side, where threads that spin cost each other their cores. What they import stays, and nobody
-    looks for garbage among it, nor do the searches with which pytest ends. After them it is freed, or libraries would
-    complain of what they take for leaks.
+    looks for garbage among it, nor do the searches with which pytest ends. After them it is unfrozen, or libraries
+    would complain of what they take for leaks.
     """
     config.add_cleanup(gc.unfreeze)
     gc.disable()

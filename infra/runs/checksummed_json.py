@@ -19,8 +19,8 @@ RECORD_FORMAT = 1  # any later one, too, has a sha256 over name and record: so i
 CHECKSUM = "seal"
 """The key of a document's checksum."""
 REMEMBERED_BYTES = 16384
-"""A run reads its records again and again: up to this size, what was found right in the same bytes is not looked for
-again. The one document that grows with a run, its head on S3, is another after each change."""
+"""A run reads its records again and again: the checksums of documents up to this size are kept, by name and content.
+The one document that grows with a run, its head on S3, is another after each change; copies of it would fill memory."""
 NO_FILE_ERRORS = frozenset({errno.EISDIR, errno.ELOOP})
 """What lies in the place of a document is none, however often it is read."""
 

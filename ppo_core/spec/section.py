@@ -18,7 +18,6 @@ Weight = Annotated[float, Field(ge=0.0, le=100.0)]
 PositiveWeight = Annotated[float, Field(gt=0.0, le=100.0)]
 
 CoefficientSchedule = Literal["constant", "linear", "cosine"]
-MAY_HOLD_TRUTHS = (bool, list, tuple, Mapping)
 
 
 def in_order(schema: dict[str, Any]) -> None:
@@ -39,14 +38,15 @@ class Section(BaseModel):
     def _no_truth_is_a_number(cls, values: Any) -> Any:
         """pydantic would take true for 1."""
         fields = cls.model_fields.items() if isinstance(values, Mapping) else ()
-        given = [(name, values[name], field) for name, field in fields if name in values]
-        if wrong := [one for part in given if isinstance(part[1], MAY_HOLD_TRUTHS) for one in _truths(*part)]:
+        if wrong := [one for name, field in fields for one in _truths(name, values.get(name), field)]:
             raise ValidationError.from_exception_data(cls.__name__, wrong)
         return values
 
 
 def _truths(name: str, value: Any, field: FieldInfo) -> list[InitErrorDetails]:
     """Where a field of numbers has true or false, also in a list or as a key's value."""
+    if not isinstance(value, bool | list | tuple | Mapping):  # as most are
+        return []
     inside = dict(enumerate(value)) if isinstance(value, list | tuple) else value
     places = {(name, key): one for key, one in inside.items()} if isinstance(inside, Mapping) else {(name,): value}
     truths = {place: one for place, one in places.items() if isinstance(one, bool)}
